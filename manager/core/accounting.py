@@ -27,12 +27,14 @@ def account(
     if not count:
         return 0
     context, cost, mean = library.context, group.cost, seconds / count
-    cost.run_s += (mean - cost.run_s) * max(_NEW_WEIGHT, count / (cost.runs + count))
     cost.runs += count
+    weight = count / cost.runs
+    cost.run_s += (mean - cost.run_s) * (weight if weight > _NEW_WEIGHT else _NEW_WEIGHT)
     if mean < cost.least_s:
         cost.least_s = mean
-    context.run_s += (mean - context.run_s) * max(_NEW_WEIGHT, count / (context.runs + count))
     context.runs += count
+    weight = count / context.runs
+    context.run_s += (mean - context.run_s) * (weight if weight > _NEW_WEIGHT else _NEW_WEIGHT)
     context.run_total_s += seconds
     kind = cost.by_kind.setdefault(library.devices[0].facts.kind, [0.0, 0.0, 0.0])
     kind[0] += count
@@ -57,7 +59,7 @@ def advise(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
     for advice in by_kind.values():
         if not context.run_s:
             context.run_s = advice.run_s
-    sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.known)
+    sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.measured)
     if sizes:  # of several kinds the slowest counts: nobody knows where a call will run
         slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
         meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.manager.core import holding, indexing
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.stuck import LINGERS, STUCK_S, full_since
+from stoker.manager.core.stuck import LINGERS, STUCK_S, TIMER, full_since
 
 
 def due(manager: Manager) -> None:
@@ -13,15 +13,13 @@ def due(manager: Manager) -> None:
     looked = False
     for context in state.contexts.values():
         for library in tuple(context.index.least_loaded()):
-            if library.load == library.slots and not indexing.has_room(manager, library):
-                continue
             looked = True
             full = full_since(library)
             if full is None or state.now - full < max(STUCK_S, LINGERS * context.run_s):
                 continue
-            indexing.gets_stuck(library)
+            indexing.gets_stuck(manager, library)
             waiting = library.load - library.taking - library.slots
             if waiting > 0:
                 holding.ask_back(manager, library, waiting)
-    if looked:
-        indexing.look_soon(manager)
+    if looked and TIMER not in state.timers:
+        indexing.schedule_backlog_check(manager)

@@ -118,6 +118,6 @@ def session_over(manager: Manager) -> None:
     for block in manager.state.blocks.values():
         losses.settle_all(manager, block)
     for pilot in manager.state.pilots.values():
-        losses.left(manager, pilot)
+        losses.record_departure(manager, pilot)
     for name in manager.state.sources:
         manager.out.append(RecordPilots(name, 0))

@@ -20,7 +20,7 @@ from stoker.manager.core.state import State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
 from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.to_manager import BlockNews
+from stoker.manager.protocol.to_manager import BlockUpdate
 
 YOUNG_S = 60.0
 """A pilot that died before was of no use, unless something had been loaded on it."""
@@ -100,7 +100,7 @@ def abandon(block: Block) -> None:
     block.abandoned = True
 
 
-def said(manager: Manager, block: Block, message: BlockNews) -> None:
+def said(manager: Manager, block: Block, message: BlockUpdate) -> None:
     """The batch system has said how a block is."""
     now = manager.state.now
     block.job = message.job or block.job
@@ -114,7 +114,7 @@ def said(manager: Manager, block: Block, message: BlockNews) -> None:
     block.reason = message.reason
 
 
-def held(block: Block, message: BlockNews) -> bool:
+def held(block: Block, message: BlockUpdate) -> bool:
     """The batch system holds a block, for a cause that it names. True if it held the block before for the same: no more
     blocks are asked of the source then."""
     source = block.source
@@ -154,16 +154,16 @@ def back(manager: Manager, block: Block, pilot: Pilot) -> None:
 def relist(block: Block) -> None:
     """List a block that has changed where its source keeps it: that is asked for often, and blocks change seldom."""
     source = block.source
-    for books, belongs in (
+    for listed, belongs in (
         (source.abandoned, block.abandoned),
         (source.staying, block.staying),
         (source.coming, block.coming),
         (source.filling, block.filling),
     ):
         if belongs:
-            books[block.id] = None
+            listed[block.id] = None
         else:
-            books.pop(block.id, None)
+            listed.pop(block.id, None)
 
 
 def cancel(manager: Manager, block: Block) -> None:
@@ -256,7 +256,7 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
     if loss is not None:
         losses.lost(manager, pilot, loss)
     elif not manager.state.ending:
-        losses.left(manager, pilot)
+        losses.record_departure(manager, pilot)
     if block is None:
         return
     count_pilots(manager, block.source)

@@ -33,15 +33,17 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
     group: Group | None = None
     good: list[CallEnd] = []
     others, seconds, total = 0, 0.0, 0
-    rest = iter(ends)
-    while True:
+    rest, place = iter(ends), 0
+    while place < len(ends):
         if plain:
-            outcome, call, group, seconds = holding.end_good(manager, library, rest, group, good, seconds)
+            count, call, group, seconds = holding.end_good(manager, library, rest, group, seconds)
+            good += ends[place : place + count]
+            place += count
+            if place == len(ends):
+                break
         else:
-            outcome = next(rest, None)
-            call = holding.take_out(library, outcome.call) if outcome is not None else None
-        if outcome is None:
-            break
+            call = holding.take_out(library, ends[place].call)
+        outcome, place = ends[place], place + 1
         if call is None or call.holder is not library:
             total += _odd_end(manager, library, call, outcome)
             continue

@@ -18,7 +18,7 @@ from stoker.manager.protocol.to_client import Calls
 
 MOST = 1000
 """So many calls of each state are listed at most."""
-_LOOKS = 10_000
+_MOST_EXAMINED = 10_000
 """Entries of a queue that are looked at for them."""
 
 FAILED = ("raised an exception in your code", "ended without a result")
@@ -56,7 +56,9 @@ def _held(state: State, limit: int) -> Iterator[tuple[Library, int, Call]]:
 
 def _waiting(state: State, limit: int) -> Iterator[ListedCall]:
     """The next of each context, by priority and then as they came, as if one device served all contexts in turn."""
-    heads = [context.queue.first(limit, looks=_LOOKS) for context in state.contexts.values() if context.queue.count]
+    heads = [
+        context.queue.first(limit, looks=_MOST_EXAMINED) for context in state.contexts.values() if context.queue.count
+    ]
     for call in heapq.merge(*heads, key=lambda call: call.group.context.queue.rank(call)):
         yield _listed(state, call, ListedState.WAITING, state.now - call.submitted_at)
 
@@ -64,7 +66,7 @@ def _waiting(state: State, limit: int) -> Iterator[ListedCall]:
 def _failed(state: State, limit: int) -> Iterator[ListedCall]:
     del limit  # few are kept
     for call in reversed(state.failed.values()):
-        at, how = next(((at, text) for at, text in reversed(call.notes or ()) if text.startswith(FAILED)), (0.0, ""))
+        at, how = next(((at, text) for at, text in reversed(call.notes) if text.startswith(FAILED)), (0.0, ""))
         if how and not how.startswith(_CANCELLED):
             yield _listed(state, call, ListedState.FAILED, state.now - at, error=_first_words(how))
 

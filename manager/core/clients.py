@@ -8,8 +8,8 @@ from typing import assert_never
 import msgspec
 
 from stoker.manager.core import (
-    block_news,
     block_orders,
+    block_updates,
     call_list,
     departures,
     ending,
@@ -37,7 +37,7 @@ from stoker.manager.protocol.to_manager import (
     AskCalls,
     AskStatus,
     AskStory,
-    BlockNews,
+    BlockUpdate,
     Cancel,
     ClientHello,
     DefineFunction,
@@ -118,7 +118,7 @@ def _message(manager: Manager, client: Client, message: to_manager.FromClient) -
                 if pilot.state is PilotState.CUT:
                     pilot_states.lost(manager, pilot.id, f"its block {pilot.block} has ended")
             manager.supply_changed |= bool(state.hungry)
-        case BlockNews() | SourceTrouble():
+        case BlockUpdate() | SourceTrouble():
             _from_factory(manager, client, message)
         case DefineManifest(object=name, manifest=manifest):
             objects.define_manifest(manager, name, manifest)
@@ -136,13 +136,13 @@ def _message(manager: Manager, client: Client, message: to_manager.FromClient) -
             assert_never(message)
 
 
-def _from_factory(manager: Manager, client: Client, message: BlockNews | SourceTrouble) -> None:
+def _from_factory(manager: Manager, client: Client, message: BlockUpdate | SourceTrouble) -> None:
     if not client.factory:
-        manager.state.refuse("news of blocks from a client that is not the factory")
-    elif isinstance(message, BlockNews):
-        block_news.news(manager, message)
+        manager.state.refuse("update of blocks from a client that is not the factory")
+    elif isinstance(message, BlockUpdate):
+        block_updates.record_block_update(manager, message)
     else:
-        block_news.trouble(manager, message)
+        block_updates.trouble(manager, message)
 
 
 # ---- coming and going
@@ -217,8 +217,11 @@ def _had(manager: Manager, client: Client, received: int, *, is_new: bool) -> bo
 def _received(client: Client, total: int) -> None:
     unacked = client.unacked
     count = min(total - client.first_unacked, len(unacked))
-    for _ in range(count):
-        unacked.popleft()
+    if count == len(unacked):
+        unacked.clear()
+    else:
+        for _ in range(count):
+            unacked.popleft()
     client.first_unacked += max(0, count)
 
 

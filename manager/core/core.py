@@ -186,7 +186,8 @@ class Core:
         if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
             self._ask()
         object_plan.settle(manager)
-        sending.drops(manager)
+        if manager.drops:
+            sending.drops(manager)
         if manager.forecasts:
             forecasts.send(manager)
         if manager.sends:

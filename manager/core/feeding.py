@@ -8,20 +8,13 @@ holds such a suspect is given nothing else. One that may have killed its pilot h
 
 from __future__ import annotations
 
-from itertools import islice
-
 from stoker.manager.core import actions, deadlines, holding, indexing, libraries, queues, suspects
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.phases import LibraryState, PilotState
 
 ASK_PAUSE_S = 0.05
-"""A library that falls idle is news for contexts without any; they are not asked about more often than this."""
-
-SATED = 4
-"""When so many of the least loaded libraries take nothing of a backlog, no other is asked."""
-
-_LOOKED_AT = 16
+"""Contexts without a library are asked about when a library falls idle, no more often than this."""
 
 
 def pull(manager: Manager, library: Library) -> None:
@@ -30,7 +23,11 @@ def pull(manager: Manager, library: Library) -> None:
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         return
-    indexing.relist(manager, library)
+    # A library that is filled up again is listed once, afterwards. Until then the index shows it as it was, so a policy
+    # that gives it nothing is asked again with the library listed.
+    listed = library.stuck or not queue.count or queue.gangs or queue.apart
+    if listed:
+        indexing.relist(manager, library)
     if queue.timed:
         deadlines.settle(manager, context)
     if queue.apart and library.id in context.index.free:
@@ -38,6 +35,9 @@ def pull(manager: Manager, library: Library) -> None:
     has_room = library.suspect is None and library.pilot.reserved is None
     while has_room and queue.count:
         answer = dispatch.pull(state, library)
+        if not listed and not (isinstance(answer, int) and answer > 0):
+            indexing.relist(manager, library)
+            listed, answer = True, dispatch.pull(state, library)
         if not isinstance(answer, int):
             actions.carry_out(manager, answer, seam="dispatch")
             break
@@ -46,7 +46,9 @@ def pull(manager: Manager, library: Library) -> None:
             answer = min(answer, library.slots - library.load)
         if answer <= 0 or head is None or not _give(manager, library, head, answer):
             break
-        has_room = indexing.relist(manager, library)
+        listed, has_room = True, indexing.relist(manager, library)
+    if not listed:
+        indexing.relist(manager, library)
     queues.fed(manager, context)
     if library.held or library.zombies or queue.single() is not None:
         return
@@ -77,23 +79,10 @@ def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
 
 
 def serve(manager: Manager, context: Context) -> None:
-    """Calls came to the queue: give them to libraries that have room, the one that was given some just now first, then
-    the hottest that are free. Those that work already take their share of a backlog, the least loaded first; when some
-    in a row have had it, so have the others."""
-    queue, index, burst = context.queue, context.index, context.index.burst
-    if burst is not None and burst.at == manager.state.now:
-        pull(manager, burst.library)
-    for some in (_LOOKED_AT, len(index.free)):  # nearly always the first few take it all
-        for library in tuple(islice(index.hottest(), some)) if queue.count else ():
-            if not queue.count:
-                return
-            pull(manager, library)
-            if queue.single() is None:  # gangs may still wait: what the first library did for them, others would too
-                return
-    while queue.count:
-        before = queue.count
-        for library in tuple(islice(index.least_loaded(), SATED)):  # those that take some stand elsewhere then
-            if indexing.has_room(manager, library):
-                pull(manager, library)
-        if queue.count == before:
+    """Calls came to the queue: offer it to the context's libraries with room, in the order of the policy."""
+    queue = context.queue
+    for library in manager.policies.dispatch.serve_order(manager.state, context):
+        if not queue.count:
             return
+        if indexing.has_room(manager, library):
+            pull(manager, library)

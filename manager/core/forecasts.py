@@ -1,9 +1,10 @@
 """What policies expect of calls with deadlines, and when their clients are told.
 
 A policy may think anew in every round; a person wants to hear that a job will be late as soon as that is known, and
-then only what has changed: whether it is in time, or its end by more than it can be known to (`known_to_s`: a tenth of
-the time until then, a second at least). Of an end that is behind the deadline by less nobody can say that it is late:
-such a call counts as one that is in time. And while nothing like a call has been measured nothing is said of it.
+then only what has changed: whether it is in time, or its end by more than the forecast can be trusted for
+(`forecast_tolerance_s`: a tenth of the time until then, a second at least). An end that is behind the deadline by less
+is not provably late: such a call counts as one that is in time. While nothing like a call has been measured, nothing is
+said of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Forecast, PolicyError
 from stoker.manager.protocol.calls import CallForecast
 from stoker.manager.protocol.to_client import Forecasts
-from stoker.units import known_to_s
+from stoker.units import forecast_tolerance_s
 
 
 def note(manager: Manager, action: Forecast) -> None:
@@ -27,28 +28,28 @@ def note(manager: Manager, action: Forecast) -> None:
         return
     due_at = call.group.options.objective.deadline_at
     in_time = action.in_time or bool(due_at and is_in_time(action.ends_at, due_at=due_at, now=state.now))
-    if not is_news(state.forecasts.get(call.id), action.ends_at, in_time=in_time, now=state.now):
+    if not has_changed(state.forecasts.get(call.id), action.ends_at, in_time=in_time, now=state.now):
         return
     call_records.forecast(manager, call, action.ends_at, in_time=in_time)
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
-    """Whether nobody can say that a call is late whose end is expected then. `due_at`: 0 = it has no deadline."""
-    return not due_at or ends_at - due_at < known_to_s(ends_at - now)
+    """True unless a call that is expected to end then is provably late. `due_at`: 0 = it has no deadline."""
+    return not due_at or ends_at - due_at < forecast_tolerance_s(ends_at - now)
 
 
-def is_news(before: CallForecast | None, ends_at: float, *, in_time: bool, now: float) -> bool:
-    """Whether what is expected has changed by more than it can be known to since it was told."""
+def has_changed(before: CallForecast | None, ends_at: float, *, in_time: bool, now: float) -> bool:
+    """True if a forecast differs from the one that was told by more than its tolerance."""
     if before is None or before.in_time != in_time:
         return True
-    return abs(ends_at - before.ends_at) > known_to_s(before.ends_at - now)
+    return abs(ends_at - before.ends_at) > forecast_tolerance_s(before.ends_at - now)
 
 
 def _is_known(call: Call) -> bool:
-    """Whether anybody can know how long a call takes. A policy that counts on none may still name an end."""
+    """True if something like this call was measured. A policy may name an end without that."""
     context = call.group.context
     of_others = context.recipe.loader and context.run_s  # all functions' that want no context are in one
-    return bool(context.paces.known or call.group.cost.run_s or of_others)
+    return bool(context.paces.measured or call.group.cost.run_s or of_others)
 
 
 def send(manager: Manager) -> None:

@@ -110,7 +110,7 @@ def _account(manager: Manager, call: Call, gang: Gang) -> None:
         _learn(call, gang, items=items, seconds=first.run_s - _starts_in_s(call, gang))
     if first.ok and gang.report is not None:
         accounting.did_items(call, gang.report[1])
-    known = call.group.context.paces.known.get(len(gang.members))
+    known = call.group.context.paces.measured.get(len(gang.members))
     if known is not None:
         kind = gang.members[0].devices[0].facts.kind
         manager.out.append(RecordPace(RecipeKey(call.group.context.recipe.key), kind, len(gang.members), known[0]))

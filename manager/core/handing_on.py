@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stoker.manager.core import walltime
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.peers import Object, Peer
 from stoker.manager.protocol import to_pilot
 
 MOST_S = 120.0
 """A leaving pilot stays no longer than this for its objects."""
-_LAST_S = 4.0
-"""What is left of its walltime then is for its own end."""
 _TRIES = 3
 """Pilots that are told to get an object, one after the other, should they fail."""
 
@@ -25,7 +24,7 @@ _TRIES = 3
 def begin(manager: Manager, peer: Peer) -> float:
     """A pilot drains: see to it that nothing that is needed leaves with it. For how many seconds it should stay."""
     pilot = manager.state.pilots[peer.id]
-    left_s = pilot.ends_at - manager.state.now - _LAST_S if pilot.ends_at else MOST_S
+    left_s = walltime.time_to_hand_on_s(pilot, manager.state.now)
     if not peer.serving or left_s <= 0:
         return 0.0
     needed = frozenset(_needed(manager))
@@ -40,8 +39,8 @@ def begin(manager: Manager, peer: Peer) -> float:
     return min(MOST_S, left_s)
 
 
-def look(manager: Manager) -> None:
-    """Something has happened: whoever has nothing left to hand on may go."""
+def release_leaving_pilots(manager: Manager) -> None:
+    """Hand on further objects of the pilots that leave; let those go that have none left to hand on."""
     leaving = manager.state.transfers.leaving
     for peer in list(leaving.values()):
         _go_on(manager, peer)
@@ -90,8 +89,7 @@ def _heir(manager: Manager, object: Object) -> Peer | None:
 
 def _ends_soon(manager: Manager, peer: Peer) -> float:
     """Whoever has no end is best; then who has most time left."""
-    pilot = manager.state.pilots[peer.id]
-    return -pilot.ends_at if pilot.ends_at else float("-inf")
+    return -walltime.left_s(manager.state.pilots[peer.id], manager.state.now)
 
 
 def _needed(manager: Manager) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""Heartbeats, and which of them are news.
+"""Heartbeats, and which of them tell something new.
 
-A pilot is alive with each heartbeat; most say nothing else. The shell journals a heartbeat only if it is news: the core
-then takes it as any event. No other heartbeat reaches the core, so a replay decides as the manager did. Memory is news
-when it has moved by a sixteenth, so that a page more or less is none.
+A pilot is alive with each heartbeat; most say nothing else. The shell journals a heartbeat only if it tells something
+new: the core then takes it as any event. No other heartbeat reaches the core, so a replay decides as the manager did.
+Memory counts as new when it has moved by a sixteenth, so that a page more or less changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stoker.manager.core.state import State
 from stoker.manager.protocol.to_manager import Heartbeat
 
 _PART = 16
-"""Memory is news when it has moved by one part of so many,"""
+"""Memory counts as new when it has moved by this fraction (one part in so many) of what was known,"""
 _LEAST_BYTES = 16 << 20
 """and by this at least."""
 RECORD_S = 5.0
@@ -27,7 +27,7 @@ def is_heartbeat(event: FromPilot) -> bool:
     return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is Heartbeat
 
 
-def is_news(state: State, event: FromPilot, now: float) -> bool:
+def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
     """True if a heartbeat (see `is_heartbeat`) changes what the core knows, or runs are to be recorded with it."""
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
     if pilot is None or type(message) is not Heartbeat:
@@ -50,7 +50,7 @@ def _moved(before: int, after: int) -> bool:
 
 
 def take(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
-    """A heartbeat with news: what a pilot has measured."""
+    """A heartbeat that tells something new: what a pilot has measured."""
     pilot.cache_bytes = message.cache_bytes
     pilot.refused_frames = message.refused_frames
     for use in message.libraries:

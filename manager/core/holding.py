@@ -116,28 +116,27 @@ def end_good(
     library: Library,
     ends: Iterator[CallEnd],
     group: Group | None,
-    good: list[CallEnd],
     seconds: float,
-) -> tuple[CallEnd | None, Call | None, Group | None, float]:
-    """End calls of one group that a library alone held and that have ended well, and put their ends into `good`: the
-    hot path. `group` is that of the first, if it is None. Returns the first other end and its call, which is taken out
-    (None, None: there is none), the group, and `seconds` with the run time of these added."""
+) -> tuple[int, Call | None, Group | None, float]:
+    """End calls of one group that a library alone held and that have ended well: the hot path. `group` is that of the
+    first, if it is None. Returns how many of `ends` these were; the call of the next end, which is taken out (None: the
+    library does not hold it, or there is no other end); the group; and `seconds` with their run time added."""
     held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
+    before = len(held)
     for outcome in ends:
         id = outcome.call
         call = held.pop(id, None)
-        if call is None or call.holder is not library or not outcome.ok:
-            return outcome, call, group, seconds
-        if call.group is not group:
-            if group is not None:
-                return outcome, call, group, seconds
+        if call is None:
+            return before - len(held), None, group, seconds
+        if call.group is not group or call.holder is not library or not outcome.ok:
+            if group is not None or call.holder is not library or not outcome.ok:
+                return before - len(held) - 1, call, group, seconds
             group = call.group
         call.state = has_ended
         call.holder = None
         del open_calls[id]
         seconds += outcome.run_s
-        good.append(outcome)
-    return None, None, group, seconds
+    return before - len(held), None, group, seconds
 
 
 def end_one(manager: Manager, call: Call) -> None:

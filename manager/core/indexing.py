@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core.load_index import FREE
+from stoker.manager.core.load_index import CLOSED, FREE, FULL
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Library
 from stoker.manager.core.phases import LibraryState, PilotState
@@ -38,10 +38,14 @@ def relist(manager: Manager, library: Library) -> bool:
         library.stuck = False
         index.put(library, FREE)
         return True
-    index.put(library, load - library.slots)
     room = not library.stuck and load < manager.policies.dispatch.window(manager.state, library)
-    if (room or load > library.slots) and TIMER not in manager.state.timers:
-        look_soon(manager)
+    waiting = load - library.slots
+    if waiting == FULL and not room:
+        index.put(library, CLOSED)
+        return False
+    index.put(library, waiting)
+    if TIMER not in manager.state.timers:
+        schedule_backlog_check(manager)
     return room
 
 
@@ -50,14 +54,15 @@ def gave(library: Library, count: int, now: float) -> None:
     library.context.index.gave(library, count, now)
 
 
-def look_soon(manager: Manager) -> None:
+def schedule_backlog_check(manager: Manager) -> None:
     """See after a while whether libraries get on with what they hold (`backlogs`)."""
     manager.set_timer(TIMER, manager.state.now + STUCK_S)
 
 
-def gets_stuck(library: Library) -> None:
+def gets_stuck(manager: Manager, library: Library) -> None:
     """The calls of a library run for so long that none is to wait behind them."""
     library.stuck = True
+    relist(manager, library)
 
 
 def gets_on(library: Library) -> None:

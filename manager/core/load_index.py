@@ -4,6 +4,9 @@ Libraries that serve calls stand in *levels*: all that have a free slot in one, 
 many calls wait in them for a slot. Within a level the one that was listed last is last: with a free slot that is the
 *hottest*, the one that ended a call last, so that libraries which are not needed cool down; else the one that was given
 a call last. A level is kept while somebody stands there, and there are as many as calls wait in one library at most.
+
+A library is *closed* if its slots are all taken and no call was to wait behind those that it runs when it was listed:
+they may run for hours. It stays so until it is listed anew, whatever the calls of others take meanwhile.
 """
 
 from __future__ import annotations
@@ -15,17 +18,18 @@ from typing import Generic, Protocol, TypeVar
 
 from stoker.manager.protocol.ids import LibraryId
 
+CLOSED = -2
 FREE = -1
 FULL = 0
 
 
-class Listed(Protocol):
+class IndexedLibrary(Protocol):
     """What the index needs of a library."""
 
     id: LibraryId
 
 
-L = TypeVar("L", bound=Listed)
+L = TypeVar("L", bound=IndexedLibrary)
 
 
 class Burst(Generic[L]):
@@ -47,7 +51,7 @@ class LoadIndex(Generic[L]):
     def __init__(self) -> None:
         # Ordered, because plain dicts find their ends in O(n).
         self.free: OrderedDict[LibraryId, L] = OrderedDict()
-        self._levels: dict[int, OrderedDict[LibraryId, L]] = {FREE: self.free}
+        self._levels: dict[int, OrderedDict[LibraryId, L]] = {CLOSED: OrderedDict(), FREE: self.free}
         self._order: list[int] = []
         """The levels from `FULL` on, in order."""
         self._level_of: dict[LibraryId, int] = {}
@@ -57,13 +61,13 @@ class LoadIndex(Generic[L]):
         return len(self._level_of)
 
     def level_of(self, library: L) -> int | None:
-        """`FREE`, or how many calls wait in a library for a slot; None if it is not listed."""
+        """`FREE`, `CLOSED`, or how many calls wait in a library for a slot; None if it is not listed."""
         return self._level_of.get(library.id)
 
     # ---- changes
 
     def put(self, library: L, level: int) -> None:
-        """List a library as the last of a level: `FREE`, or the number of calls that wait in it for a slot."""
+        """List a library as the last of a level: `FREE`, `CLOSED`, or how many calls wait in it for a slot."""
         id, levels = library.id, self._levels
         before = self._level_of.get(id)
         if before == level:
@@ -112,7 +116,7 @@ class LoadIndex(Generic[L]):
         return reversed(self.free.values())
 
     def least_loaded(self) -> Iterator[L]:
-        """Libraries whose slots are all taken, those with the fewest waiting calls first."""
+        """Libraries whose slots are all taken and that are not closed, those with the fewest waiting calls first."""
         for level in self._order:
             yield from self._levels[level].values()
 

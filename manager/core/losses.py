@@ -80,16 +80,16 @@ def settle_all(manager: Manager, block: Block) -> None:
         _settle(manager, pilot, block.loss or pilot.loss)
 
 
-def left(manager: Manager, pilot: Pilot) -> None:
+def record_departure(manager: Manager, pilot: Pilot) -> None:
     """Remember the stay of a pilot that was let go, or left by itself."""
-    end = PilotEnd.WALLTIME if walltime.near_end(pilot, manager.state.now) else PilotEnd.LET_GO
+    end = PilotEnd.WALLTIME if walltime.is_near_its_end(pilot, manager.state.now) else PilotEnd.LET_GO
     _record(manager, pilot, manager.state.now, end, None)
 
 
 def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
     """The reason of a loss will not change any more."""
     state = manager.state
-    if loss.is_vague and walltime.near_end(pilot, pilot.lost_at):
+    if loss.is_vague and walltime.is_near_its_end(pilot, pilot.lost_at):
         loss = LossReason.WALLTIME
     if loss is not pilot.loss:
         assert pilot.loss is not None

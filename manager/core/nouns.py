@@ -51,6 +51,18 @@ class Group:
         self.open_calls = 0
 
 
+class CallPast:
+    """What happened to a call out of the ordinary: apart, because there may be a million calls."""
+
+    __slots__ = ("cuts_beside", "kills", "notes")
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+        self.kills = 0
+        self.cuts_beside = 0
+        """How often its library was ended for the sake of another call while it ran there."""
+
+
 class Call(msgspec.Struct, gc=False, eq=False):
     """One invocation of a function, from its acceptance to its end.
 
@@ -65,24 +77,37 @@ class Call(msgspec.Struct, gc=False, eq=False):
     state: CallState = CallState.WAITING
     holder: Library | Gang | None = None
     sent_at: float = 0.0
-    kills: int = 0
     ticket: int = 0
     offered: bool = False
-    notes: list[Note] | None = None
     late: bool = False
     """True once it can no longer be in time: its deadline does not count any more."""
-    cuts_beside: int = 0
-    """How often its library was ended for the sake of another call while it ran there."""
     by_itself: bool = False
     """Whether it is to have a library for itself: it may end others there, or is ended there again and again."""
+    past: CallPast | None = None
+    """What happened to it out of the ordinary; None for nearly every call."""
+
+    @property
+    def notes(self) -> list[Note]:
+        """What its story tells beside the ordinary steps, which are told from its fields."""
+        return self.past.notes if self.past is not None else []
+
+    @property
+    def kills(self) -> int:
+        """How many libraries died while it ran in them."""
+        return self.past.kills if self.past is not None else 0
 
     def note(self, now: float, text: str) -> None:
-        """Remember something for the call's story. Ordinary steps are told from its fields and cost nothing."""
-        if self.notes is None:
-            self.notes = []
-        self.notes.append((now, text))
-        if len(self.notes) > KEPT_CALL_NOTES:
-            del self.notes[KEPT_CALL_NOTES // 2]
+        """Remember something for the call's story."""
+        past = self.remember()
+        past.notes.append((now, text))
+        if len(past.notes) > KEPT_CALL_NOTES:
+            del past.notes[KEPT_CALL_NOTES // 2]
+
+    def remember(self) -> CallPast:
+        """The record of what happens to it out of the ordinary."""
+        if self.past is None:
+            self.past = CallPast()
+        return self.past
 
 
 class Gang:

@@ -26,7 +26,7 @@ def say(manager: Manager) -> None:
         manifest = object.manifest if before is None else b""
         if before is None:
             object_report.note(manager.state, pilot, fetch)
-        peers = tuple(to_pilot.Peer(source.id, source.address) for source in sources)
+        peers = tuple(to_pilot.ServingPeer(source.id, source.address) for source in sources)
         manager.say(pilot, to_pilot.FetchObject(object.ref, peers, origin, manifest, fetch.kept))
 
 

@@ -47,14 +47,14 @@ from stoker.manager.core.transfers import Transfers
 from stoker.manager.protocol import to_pilot
 
 # Of those that wait, so many are looked at for one that a peer can serve.
-_LOOKED_AT = 16
+_MOST_EXAMINED = 16
 
 
 def settle(manager: Manager) -> None:
     """Plan what the event has changed, and tell the pilots that it concerns."""
     transfers = manager.state.transfers
     if transfers.leaving:
-        handing_on.look(manager)
+        handing_on.release_leaving_pilots(manager)
     while transfers.unsettled or transfers.freed:
         if transfers.unsettled:
             batch, transfers.unsettled = transfers.unsettled, {}
@@ -122,7 +122,7 @@ def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
         return False
     if object.reader is not None and object.reader.peer.id not in fetch.failed:
         return False
-    earlier = (x for x in islice(object.fetches.values(), _LOOKED_AT) if x.number < fetch.number and x.peer.serving)
+    earlier = (x for x in islice(object.fetches.values(), _MOST_EXAMINED) if x.number < fetch.number and x.peer.serving)
     return all(x.peer.id in fetch.failed for x in earlier)
 
 
@@ -166,19 +166,19 @@ def last_resort(transfers: Transfers, peer: Peer) -> None:
     """A peer that is about to leave serves only where nobody else does: those that wait see whether that is so."""
     reads = (fetch.object for fetch in peer.fetches.values() if fetch.way is Way.READER)
     for object in chain(peer.has.values(), reads):
-        transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _LOOKED_AT)))
+        transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _MOST_EXAMINED)))
 
 
 def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:
     """Whom a peer with a place free should serve next: of those that wait for a sure source, or of the others."""
     if not urgent:
         most = transfers.wants(object)  # it may have sunk since they were listed
-        hungry = (x for x in islice(object.hungry.values(), _LOOKED_AT) if len(x.sources) < most)
+        hungry = (x for x in islice(object.hungry.values(), _MOST_EXAMINED) if len(x.sources) < most)
         return next((x for x in hungry if x.may_come_from(peer)), None)
     waiting: Iterable[Fetch] = object.waiting.values()
     if transfers.peer_bytes:  # else peers may never reach each other, and whoever is stranded waits for the origin
         waiting = chain(waiting, object.stranded.values())
-    for fetch in islice(waiting, _LOOKED_AT):
+    for fetch in islice(waiting, _MOST_EXAMINED):
         if fetch.may_come_from(peer) and fetch.is_rooted_in(peer):
             return fetch
     return None

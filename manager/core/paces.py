@@ -84,7 +84,7 @@ class Paces:
                 del self._ends[oldest]
                 self.parts.pop(oldest, None)
 
-    def left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
+    def share_left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
         """The part of its items that a call has still to do at most, when it has done this part. `learn`: at most as
         the last of its kind that did as much; all of them while too few have ended."""
         most = 1.0
@@ -101,7 +101,7 @@ class Paces:
         return self._predict(size, work, caution=_CAUTION)
 
     @property
-    def known(self) -> Mapping[int, tuple[float, float, int]]:
+    def measured(self) -> Mapping[int, tuple[float, float, int]]:
         """By size: seconds for a unit, their mean absolute deviation, and how often that was measured."""
         return self._known
 

@@ -8,7 +8,7 @@ from typing import assert_never
 from stoker.manager.core import (
     block_orders,
     call_ends,
-    call_news,
+    call_updates,
     draining,
     gangs,
     heartbeats,
@@ -40,15 +40,15 @@ from stoker.manager.protocol.to_manager import (
     GangMeets,
     Heartbeat,
     LibraryGone,
-    LibraryNews,
     LibraryReady,
     LibraryResized,
+    LibraryUpdate,
     ObjectsGone,
     ObjectsHere,
     PilotHello,
     PilotLeaving,
     SnapshotHere,
-    WalltimeNews,
+    WalltimeUpdate,
     WantObjects,
 )
 from stoker.manager.protocol.wire import why_not
@@ -115,7 +115,7 @@ def _message(manager: Manager, pilot: Pilot, message: to_manager.FromPilot) -> N
             manager.state.refuse("hello in the middle of a frame")
         case DeviceFault(device=device, reason=reason):
             _fault(manager, pilot, device, reason)
-        case WalltimeNews(ends_in_s=ends_in_s):
+        case WalltimeUpdate(ends_in_s=ends_in_s):
             draining.note(manager, pilot, ends_in_s)
             pilot_states.supply_changed(manager, pilot)
         case WantObjects() | ObjectsHere() | ObjectsGone() | FetchFailed() | SnapshotHere():
@@ -154,7 +154,7 @@ _FromLibrary = (
     | CallsProgress
     | CallEvicted
     | GangMeets
-    | LibraryNews
+    | LibraryUpdate
     | LibraryReady
     | LibraryGone
     | LibraryResized
@@ -166,14 +166,14 @@ def _of_library(manager: Manager, library: Library, message: _FromLibrary) -> No
         case CallsEnded(ends=ends):
             call_ends.ended(manager, library, ends)
         case CallsReturned():
-            call_news.returned(manager, library, message)
+            call_updates.returned(manager, library, message)
         case CallsProgress():
-            call_news.progress(manager, library, message)
+            call_updates.progress(manager, library, message)
         case CallEvicted():
-            call_news.evicted(manager, library, message.progress)
+            call_updates.evicted(manager, library, message.progress)
         case GangMeets(call=call, address=address):
             gangs.met(manager, library, call, address)
-        case LibraryNews(phase=phase, line=line):
+        case LibraryUpdate(phase=phase, line=line):
             if phase is not library.phase or not line:
                 library.note(manager.state.now, phase.value)
             library.phase, library.line = phase, line
@@ -254,7 +254,7 @@ def _hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot | None:
 
 def _is_stale(pilot: Pilot, message: PilotHello) -> bool:
     """True if a hello speaks of the time before frames that were taken, because their acknowledgement has not reached
-    the pilot. It is older than the manager's books then: a library that has ended would seem to live, and a call that
+    the pilot. It is older than the manager's records then: a library that has ended would seem to live, and a call that
     was given back to run. The frames are not taken twice, so nothing would put that right."""
     return pilot.hellos_asked < MOST_HELLOS and not pilot.inbox.has_hole and message.acknowledged < pilot.inbox.last
 

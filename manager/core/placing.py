@@ -8,10 +8,6 @@ from stoker.manager.core.nouns import Call, Context, Group
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.protocol.calls import CallSpec
 
-# So many calls that arrive together are placed one by one; more are pulled from the queue by libraries with room,
-# which costs less a call and comes to the same.
-ONE_BY_ONE = 4
-
 
 def arrive(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
     """Accept calls of one group: each goes to a library with room, or waits."""
@@ -40,11 +36,9 @@ def arrive(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
 
 def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
     """New calls of one group go to libraries with room, or wait."""
-    if manager.policies.dispatch.asks_every_call:
-        for call in fresh:
-            place(manager, call)
-        return
-    if len(fresh) <= ONE_BY_ONE and not context.queue.count:
+    dispatch = manager.policies.dispatch
+    few = len(fresh) <= dispatch.places_one_by_one_up_to and not context.queue.count
+    if few or dispatch.asks_every_call:
         for call in fresh:
             place(manager, call)
         return

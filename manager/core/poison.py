@@ -30,17 +30,18 @@ def killed_its_library(manager: Manager, library: Library, call: Call, failure: 
         if outside and at_work:
             call.note(manager.state.now, f"{text} while other libraries of {library.pilot.id} were at work")
             return False
-    call.kills += 1
+    past = call.remember()
+    past.kills += 1
     call.by_itself = True
     if not alone:
-        call.kills = min(call.kills, POISON_KILLS - 1)
+        past.kills = min(past.kills, POISON_KILLS - 1)
         call.note(manager.state.now, f"{text} while it ran other calls too; it is tried again by itself")
         return False
-    call.note(manager.state.now, f"{text}, {call.kills} of {POISON_KILLS} before it is given up")
-    if call.kills < POISON_KILLS:
+    call.note(manager.state.now, f"{text}, {past.kills} of {POISON_KILLS} before it is given up")
+    if past.kills < POISON_KILLS:
         return False
     kind = FailureKind.MEMORY if failure.kind is FailureKind.MEMORY else FailureKind.POISON
-    text = f"it ended its library {call.kills} times; the last time: {failure.message}"
+    text = f"it ended its library {past.kills} times; the last time: {failure.message}"
     evidence = Failure(
         kind, text, failure.pilot, failure.library, failure.signal, failure.exit_code, failure.tail, failure.log
     )
@@ -51,7 +52,8 @@ def killed_its_library(manager: Manager, library: Library, call: Call, failure: 
 def cut_beside(manager: Manager, library: Library, call: Call, failure: Failure) -> None:
     """A library was ended for another call's sake while it ran this one. That may happen again and again beside calls
     that run into their time limits, so the call soon has a library for itself."""
-    call.cuts_beside += 1
-    call.by_itself |= call.cuts_beside >= CUTS_BESIDE
+    past = call.remember()
+    past.cuts_beside += 1
+    call.by_itself |= past.cuts_beside >= CUTS_BESIDE
     more = "; it has a library for itself from now on" if call.by_itself else ""
     call.note(manager.state.now, f"lib-{library.id} was ended while it ran there ({failure.message}){more}")

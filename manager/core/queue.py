@@ -29,7 +29,7 @@ from stoker.manager.protocol.calls import CallOptions
 from stoker.manager.protocol.ids import CallId
 
 
-class Options(Protocol):
+class QueueOptions(Protocol):
     """What a queue needs of the calls of one group."""
 
     @property
@@ -52,7 +52,7 @@ class Queued(Protocol):
         """When it came."""
 
     @property
-    def group(self) -> Options:
+    def group(self) -> QueueOptions:
         """What it shares with others."""
 
 
@@ -64,7 +64,7 @@ _Entry = tuple[float, float, int, int, C]
 # The ticket of a call that has left. Every new call has ticket 0; those that come back get a number.
 NOT_QUEUED = -1
 _SWEEP_AT = 1000
-_LOOKS = 64
+_MOST_EXAMINED = 64
 
 
 class _Level(Generic[C]):
@@ -202,7 +202,7 @@ class Queue(Generic[C]):
 
     def gang(self, *, most: int = 0) -> C | None:
         """The next call that wants several libraries, or None; with `most`, the next that can do with so many. It is
-        looked for among the first `_LOOKS` of each priority."""
+        looked for among the first `_MOST_EXAMINED` of each priority."""
         if not self.gangs:
             return None
         for priority in reversed(self._order):
@@ -212,7 +212,7 @@ class Queue(Generic[C]):
                 if first is not None:
                     return first
                 continue
-            for entry in islice(_ascending(level.gangs), _LOOKS):
+            for entry in islice(_ascending(level.gangs), _MOST_EXAMINED):
                 if _holds(entry) and entry[4].group.options.gang[0] <= most:
                     return entry[4]
         return None
@@ -239,7 +239,7 @@ class Queue(Generic[C]):
         """A call's place: the smallest comes first."""
         return (-call.group.options.priority, *self._key(call))
 
-    def take(self, group: Options, limit: int) -> list[C]:
+    def take(self, group: QueueOptions, limit: int) -> list[C]:
         """Take up to `limit` calls of one group from the head of the calls for one library (`single`), which is of that
         group."""
         level = self._levels[group.options.priority]
@@ -249,7 +249,6 @@ class Queue(Generic[C]):
             if call is None or call.group is not group:
                 break
             self._drop_first(level, call)
-            call.ticket = NOT_QUEUED
             taken.append(call)
         if not level.back:
             fresh = level.fresh
@@ -259,7 +258,6 @@ class Queue(Generic[C]):
                     if call.ticket:
                         self._ghosts -= 1
                     elif call.group is group:
-                        call.ticket = NOT_QUEUED
                         taken.append(call)
                     else:
                         fresh.appendleft(call)

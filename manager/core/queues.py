@@ -61,7 +61,7 @@ def hungry(manager: Manager, context: Context) -> None:
 
 
 def fed(manager: Manager, context: Context) -> None:
-    """Calls have left a context's queue: it may be empty now, or so short that its growing again is news."""
+    """Calls have left a context's queue: it may be empty now, or so short that its growth is to be noticed again."""
     count = context.queue.count
     if not count:
         context.ask_at = 1

@@ -10,7 +10,7 @@ less than it has acknowledged, and its peers do not keep what was acknowledged. 
 - A *pilot*'s hello lists its libraries with their recipes and calls. A library that the manager does not know is
   adopted. A call that it does not know is an *orphan*: it keeps its place in the library, and goes on there when its
   client submits it again. If it ends before that, its end is kept for the client.
-- The *factory* tells of blocks that the manager does not know (`blocks.news`).
+- The *factory* tells of blocks that the manager does not know (`block_updates`).
 
 Numbers that the lost part had given away must not be given again, so a manager that came back leaves a gap before the
 next one (`leave_gaps`).

@@ -1,4 +1,4 @@
-"""The four questions that policies answer, and the actions they may answer with.
+"""Three questions that policies answer, a fourth that the pilot answers, and the actions that policies answer with.
 
 A policy is asked through one of these Protocols, over a read-only view, and answers with actions; it never sends and
 never changes anything. The hot path is asked one call, or one library, at a time and must answer in O(1); a policy that
@@ -14,7 +14,7 @@ thinks in rounds declares `period_s` and is told what changed since its last rou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -252,6 +252,11 @@ class Dispatch(Rounds, Protocol):
     def asks_every_call(self) -> bool:
         """Whether `place` wants to see calls that arrive while no library of their context has room."""
 
+    @property
+    def places_one_by_one_up_to(self) -> int:
+        """`place` is asked about each of so many calls that arrive together while nothing of their context waits. More
+        of them enter the queue, which is offered to libraries in `serve_order`: that costs less a call."""
+
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         """Where a call that has just arrived, or was refused, goes: a ready library with room, an action, or None to
         let it wait. O(1)."""
@@ -259,6 +264,11 @@ class Dispatch(Rounds, Protocol):
     def pull(self, view: View, library: Library) -> int | Sequence[Action]:
         """What a library with room takes: so many calls from the head of its context's queue (those for one library,
         `queue.single()`, of the head's group alone; it is asked again), or actions. O(1)."""
+
+    def serve_order(self, view: View, context: Context) -> Iterable[Library]:
+        """Calls came to a context's queue, or came back: the libraries that are offered it, in this order. Each with
+        room is asked (`pull`) before the next one is taken from the answer, until nothing waits. A generator sees what
+        the libraries before have taken, and may end early; it is to cost O(1) for each library that takes calls."""
 
     def dry(self, view: View, library: Library) -> Sequence[Action]:
         """A library has nothing to do and its queue is empty."""

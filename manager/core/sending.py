@@ -8,6 +8,7 @@ from operator import attrgetter
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Group, Library
 from stoker.manager.protocol import to_client
+from stoker.manager.protocol.calls import CallSpec
 from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls
 
 _GROUP = attrgetter("group")
@@ -17,10 +18,20 @@ def calls(manager: Manager) -> None:
     """Send libraries the calls that they were given, one message for those of one group."""
     sends, manager.sends = manager.sends, {}
     for library, given in sends.items():
-        for group, some in groupby(given, _GROUP):  # the hot path
-            specs = [call.spec for call in some]
-            blob = blob_for(library, group)
-            manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
+        if not given:
+            continue
+        group = given[0].group
+        specs = [call.spec for call in given if call.group is group]  # the hot path: nearly always all of them
+        if len(specs) == len(given):
+            _send(manager, library, group, specs)
+        else:
+            for group, some in groupby(given, _GROUP):
+                _send(manager, library, group, [call.spec for call in some])
+
+
+def _send(manager: Manager, library: Library, group: Group, specs: list[CallSpec]) -> None:
+    blob = blob_for(library, group)
+    manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
 
 
 def blob_for(library: Library, group: Group) -> FunctionBlob | None:

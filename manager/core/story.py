@@ -108,7 +108,7 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
     group, context = call.group, call.group.context
     what = f"{group.function.name}  wants {context.recipe.title}"
     notes: list[Note] = [(call.submitted_at, "submitted")]
-    notes += call.notes or []
+    notes += call.notes
     expected = _expected(state, call) if call.state is not CallState.ENDED else ""
     if expected:
         notes.append((state.now, expected))

@@ -10,8 +10,8 @@ fails as poison, with its evidence. Calls that only were beside it end there.
 A death of the library alone is better evidence (`poison.killed_its_library`), unless the process was killed from
 outside while others ran on the node: then the system may have chosen it although another one took the memory.
 
-A call that is cut off by the end of the walltime is tried on a pilot that has more time left than it ran. It fails when
-it was cut off twice although it had most of a walltime each time.
+A call that is cut off by the end of the walltime is tried on a pilot that has more time left than it ran
+(`walltime.trial_fits`). It fails when it was cut off twice although it had most of a walltime each time.
 
 What a call has saved in between (`stoker.progress(state=...)`) wipes out what was counted: it gets on.
 
@@ -23,25 +23,17 @@ A context whose load takes the pilot along `loads.LOADS` times in a row, with no
 
 from __future__ import annotations
 
-import math
-
 from stoker.manager.core import ending, holding, judging, libraries, loads, queues, reservations, walltime
 from stoker.manager.core.judging import ALONE_AFTER, MOST_LOSSES
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library, Pilot
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import State
-from stoker.manager.core.trials import Cut, Loss, Trial
-from stoker.manager.core.walltime import CAUTION, has_time
+from stoker.manager.core.trials import Loss, Trial
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import show_library
 from stoker.units import show_seconds
-
-_FRESH = 0.9
-"""A pilot that has this part of the longest walltime left is as good as any."""
-_WHOLE = 0.6
-"""A cut counts if the call had this part of its pilot's whole time."""
 
 # ---- what happens
 
@@ -50,7 +42,7 @@ def pilot_lost(manager: Manager, pilot: Pilot) -> None:
     """A pilot is gone with what it held: note whom that may tell of. To be called before its calls go elsewhere."""
     if pilot.reserved is not None:
         reservations.free(manager, manager.state.trials[pilot.reserved.id])
-    cut = pilot.loss is LossReason.WALLTIME or walltime.near_end(pilot, manager.state.now)
+    cut = pilot.loss is LossReason.WALLTIME or walltime.is_near_its_end(pilot, manager.state.now)
     if not cut and (pilot.loss is None or pilot.loss.explained):
         return
     ran = {call: library for library in pilot.libraries.values() for call in _may_run(manager, library)}
@@ -75,7 +67,7 @@ def library_killed(manager: Manager, library: Library, call: Call, failure: Fail
 
 def cut_off(manager: Manager, library: Library, running: list[Call]) -> None:
     """A library was ended with its pilot while these calls ran; if that was for the walltime, note it."""
-    if walltime.near_end(library.pilot, manager.state.now):
+    if walltime.is_near_its_end(library.pilot, manager.state.now):
         for call in running:
             _note_cut(manager, library, call)
 
@@ -113,7 +105,7 @@ def offer(manager: Manager, library: Library) -> None:
             or judging.verdict(manager.state, call, trial)
         ):
             continue
-        if _has_time(manager, library, call, trial):
+        if walltime.trial_fits(manager.state, library, call, trial):
             _give(manager, library, call)
             return
 
@@ -142,7 +134,7 @@ def settle(manager: Manager) -> None:
                 _send_in_time(manager, call, trial)
 
 
-# ---- the books
+# ---- records
 
 
 def _may_run(manager: Manager, library: Library) -> list[Call]:
@@ -155,7 +147,7 @@ def _may_run(manager: Manager, library: Library) -> list[Call]:
 
 
 def _trial(manager: Manager, call: Call) -> Trial:
-    """The books of a call; empty again if it has saved something since they were written."""
+    """The record of a call's trials; empty again if it has saved something since they were written."""
     trial = reservations.trial_of(manager, call)
     if call.spec.progress != trial.saved:
         trial.saved = call.spec.progress
@@ -178,15 +170,9 @@ def _note(manager: Manager, library: Library, call: Call, *, alone: bool, failur
 
 
 def _note_cut(manager: Manager, library: Library, call: Call) -> None:
-    pilot, now = library.pilot, manager.state.now
-    source = manager.state.sources.get(pilot.source)
-    walltime_s = source.source.walltime_s if source is not None and source.source.walltime_s else pilot.lasts_s
-    ran_s = min(now - max(call.sent_at, library.ready_at), pilot.lasts_s or math.inf)
-    log = f"{pilot.folder}/lib-{library.id}.log" if pilot.folder else ""
-    whole = ran_s >= _WHOLE * pilot.lasts_s
-    trial = _trial(manager, call)
-    trial.cuts.append(Cut(ran_s, walltime_s, whole, pilot.id, library.id, log))
-    call.note(now, f"ran {show_seconds(ran_s)} and was cut off by the walltime of {pilot.id}")
+    cut = walltime.cut_of(manager.state, library, call)
+    _trial(manager, call).cuts.append(cut)
+    call.note(manager.state.now, f"ran {show_seconds(cut.ran_s)} and was cut off by the walltime of {cut.pilot}")
 
 
 def _judge_loads(manager: Manager, context: Context) -> None:
@@ -219,7 +205,7 @@ def _send_alone(manager: Manager, call: Call, trial: Trial) -> None:
         here = [each for each in manager.state.pilots.values() if each.state is PilotState.HERE]
         if sum(each.reserved is not None for each in here) >= max(1, len(here) // 2):
             return
-        free = [x for x in able if x.pilot.reserved is None and _has_time(manager, x, call, trial)]
+        free = [x for x in able if x.pilot.reserved is None and walltime.trial_fits(manager.state, x, call, trial)]
         if not free:
             return
         pilot = min(free, key=lambda x: (_load(x.pilot), x.id)).pilot
@@ -234,25 +220,12 @@ def _load(pilot: Pilot) -> int:
 
 def _send_in_time(manager: Manager, call: Call, trial: Trial) -> None:
     """Send a call that was cut off to a library with a free slot, on a pilot that has more time left than it had."""
-    able = [library for library in _candidates(call) if _has_time(manager, library, call, trial)]
+    able = [x for x in _candidates(call) if walltime.trial_fits(manager.state, x, call, trial)]
     free = [library for library in able if library.load < library.slots and library.admits(call)]
     if free:
         _give(manager, free[0], call)
     elif not able:
         call.group.context.apart_lacks = True
-
-
-def _has_time(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
-    """True if a pilot has more time left than a call ran when it was cut off, or about as much as any pilot has."""
-    state, pilot = manager.state, library.pilot
-    if not has_time(state.now, library, max(call.group.cost.run_s, trial.longest_s)):
-        return False
-    if not trial.cuts or not pilot.ends_at:
-        return True
-    left_s = pilot.ends_at - state.now
-    lasts_s = [source.source.walltime_s for source in state.sources.values()]
-    lasts_s += [each.lasts_s for each in state.pilots.values()]
-    return left_s > CAUTION * trial.longest_s or left_s > _FRESH * max(lasts_s)
 
 
 def _give(manager: Manager, library: Library, call: Call) -> None:

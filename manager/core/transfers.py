@@ -81,7 +81,7 @@ class Transfers:
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
-        self._look_elsewhere(peer, object)
+        self._replace_source(peer, object)
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
@@ -198,7 +198,7 @@ class Transfers:
             else:
                 fetch.leader = fetches[0]
 
-    def _look_elsewhere(self, peer: Peer, object: Object) -> None:
+    def _replace_source(self, peer: Peer, object: Object) -> None:
         """Those that were told to find an object in this pilot's cache, and have not yet, may not find it any more."""
         for fetch in self._into(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core.load_index import FREE
+from stoker.manager.core.load_index import CLOSED, FREE, FULL
 from stoker.manager.core.nouns import Call, Context, Gang, Library
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.state import State
@@ -20,7 +20,7 @@ def validate(state: State) -> None:
                 f"{device.id}: promised {device.promised_bytes}, libraries {promised}",
             )
             _hold(promised >= 0 <= device.budget_bytes, f"{device.id}: promised twice")
-        _hold((pilot.id in state.reserved) is (pilot.reserved is not None), f"{pilot.id} is in the wrong books")
+        _hold((pilot.id in state.reserved) is (pilot.reserved is not None), f"{pilot.id} is reserved in one place only")
         if pilot.reserved is not None:
             trial = state.trials.get(pilot.reserved.id)
             _hold(
@@ -35,9 +35,9 @@ def validate(state: State) -> None:
         _hold(not block.phase.over, f"block {block.id} is over and listed")
         _hold(block.source.blocks.get(block.id) is block, f"block {block.id} is not its source's")
         source = block.source
-        books = tuple(block.id in book for book in (source.staying, source.coming, source.filling))
+        lists = tuple(block.id in one for one in (source.staying, source.coming, source.filling))
         _hold(
-            books == (block.staying, block.coming, block.filling), f"block {block.id} is in wrong books of its source"
+            lists == (block.staying, block.coming, block.filling), f"block {block.id} is in wrong lists of its source"
         )
         _hold(all(id in state.pilots for id in block.pilots), f"block {block.id} lists a pilot that is gone")
     for library in state.libraries.values():
@@ -96,7 +96,9 @@ def _library(state: State, library: Library) -> None:
     _hold(not suspects or library.load == 1, f"{name}: a suspect runs with others")
     _hold((library.id in context.idle) == free, f"{name}: idle set is wrong")
     level = (FREE if free else library.load - library.slots) if usable else None
-    _hold(context.index.level_of(library) == level, f"{name}: its level in the load index is wrong")
+    listed = context.index.level_of(library)
+    _hold(listed == level or (listed, level) == (CLOSED, FULL), f"{name}: its level in the load index is wrong")
+    _hold(not library.stuck or listed != FULL, f"{name} is stuck, and calls may wait in it")
     _hold(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
     for id, call in library.held.items():
         _hold(state.calls.get(id) is call, f"{name} holds call {id}, which is not open")

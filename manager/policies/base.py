@@ -1,11 +1,13 @@
-"""What a policy that does not think in rounds, sets no timers and takes no advice says to all that."""
+"""What a policy that does not think in rounds, sets no timers and takes no advice says to all that; and what a dispatch
+policy need not think about: few calls are placed one by one, and a queue is offered to the hottest library first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from stoker.manager.core.nouns import Context
+from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.seams import Action, Changes, View
+from stoker.manager.policies.serve_order import hottest_first
 
 
 class Quiet:
@@ -14,6 +16,11 @@ class Quiet:
     period_s: float = 0.0
     by_deadline = False
     honours: frozenset[str] = frozenset()
+    places_one_by_one_up_to = 4
+
+    def serve_order(self, view: View, context: Context) -> Iterable[Library]:
+        """The hottest free library first, then the least loaded."""
+        return hottest_first(view, context)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:  # noqa: ARG002
         """Nothing."""

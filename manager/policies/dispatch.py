@@ -1,13 +1,13 @@
 """Dispatch, as in Pervasive Context Management (§3): a call goes to a library that already holds its context.
 
-Among free libraries the hottest (last used) comes first, so that those which are not needed cool down and can be
-evicted least recently used first. A library is given a small backlog beyond its slots when calls are shorter than a
-round trip to the manager: as many as take `prefetch_s` to run. Nobody takes more than its share of what is queued, and
-a library that runs dry takes back what another has not begun. One that is stuck in a long call has no backlog
-(`stoker.manager.core.stuck`). Of calls that come together the very short ones go to one library until a frame to the
-next is worth its price: with thousands of libraries a frame for each call would cost more than the calls; and the more
-of them end in a second, the scarcer the manager is, and the fuller frames get. A call whose function has not run yet,
-or runs long, is never prefetched.
+Among free libraries the hottest (last used) comes first (`serve_order`), so that those which are not needed cool down
+and can be evicted least recently used first. A library is given a small backlog beyond its slots when calls are shorter
+than a round trip to the manager: as many as take `prefetch_s` to run. Nobody takes more than its share of what is
+queued, and a library that runs dry takes back what another has not begun. One that is stuck in a long call has no
+backlog (`stoker.manager.core.stuck`). Of calls that come together the very short ones go to one library until a frame
+to the next is worth its price: with thousands of libraries a frame for each call would cost more than the calls; and
+the more of them end in a second, the scarcer the manager is, and the fuller frames get. A call whose function has not
+run yet, or runs long, is never prefetched.
 
 A call that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.walltime`).
 
@@ -27,12 +27,12 @@ from stoker.manager.core.load_index import Burst
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, SendGang, TakeBack, View
-from stoker.manager.core.walltime import has_time
+from stoker.manager.core.walltime import call_fits
 from stoker.manager.policies.base import Quiet
 from stoker.manager.protocol.ids import LibraryId
 
 # Of libraries that might do, so many are looked at.
-_LOOKED_AT = 8
+_MOST_COMPARED = 8
 
 
 class HottestFirst(Quiet):
@@ -77,10 +77,10 @@ class HottestFirst(Quiet):
         if burst is not None and group.cost.runs and self._joins(view, burst, call):
             return burst.library.id
         for library in context.index.hottest():
-            if library.load < self.window(view, library) and library.admits(call) and _in_time(view, library, call):
+            if library.load < self.window(view, library) and library.admits(call) and call_fits(view, library, call):
                 return library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
-            for library in islice(context.index.least_loaded(), _LOOKED_AT):
+            for library in islice(context.index.least_loaded(), _MOST_COMPARED):
                 if not library.stuck:  # those behind it have no more room
                     has_room = library.load < self.window(view, library) and library.admits(call)
                     return library.id if has_room else None
@@ -99,7 +99,7 @@ class HottestFirst(Quiet):
         if head is None:
             return 0
         group = head.group
-        if library.pilot.ends_at and not _in_time(view, library, head):
+        if not call_fits(view, library, head):
             return 0
         if room <= free:
             return room
@@ -112,7 +112,7 @@ class HottestFirst(Quiet):
     def dry(self, view: View, library: Library) -> Sequence[Action]:
         """Take back half of what another library of the context holds and has not begun, if that saves time."""
         context = library.context
-        most = list(islice(context.index.most_backlogged(), _LOOKED_AT))
+        most = list(islice(context.index.most_backlogged(), _MOST_COMPARED))
         if not most or _next_gang(context) is not None:
             return ()
         victim = max(most, key=lambda other: other.load - other.taking)
@@ -133,7 +133,7 @@ class HottestFirst(Quiet):
         if burst.at != view.now or burst.calls * call.group.cost.run_s >= self._frame_s(view):
             return False
         room = library.load < self.window(view, library) and library.admits(call)
-        return room and _in_time(view, library, call)
+        return room and call_fits(view, library, call)
 
     def _gang(self, context: Context, call: Call) -> SendGang | None:
         """A gang on as many free libraries as it likes, once there are enough. Gangs of one context start one at a
@@ -154,8 +154,3 @@ def _next_gang(context: Context) -> Call | None:
         return None
     ready = sum(x.state is LibraryState.READY and x.usable for x in context.libraries.values())
     return context.queue.gang(most=ready) if ready else None
-
-
-def _in_time(view: View, library: Library, call: Call) -> bool:
-    """Whether the call is expected to be done before the pilot's walltime is over."""
-    return not library.pilot.ends_at or has_time(view.now, library, call.group.cost.run_s or library.context.run_s)

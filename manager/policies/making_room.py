@@ -11,14 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from stoker.manager.core.fitness import unfit
 from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, Unload, View
 from stoker.manager.policies.sizes import suits
-
-GIVE_UP_ON_PILOT = 2
-"""A pilot on which a context failed to load so often is left alone while others hold the context or could."""
+from stoker.manager.policies.where_to_load import may_load
 
 Minimum = Callable[[Context, Device], int]
 """The free bytes without which a context is not tried on a device."""
@@ -26,7 +23,7 @@ Minimum = Callable[[Context, Device], int]
 MayLeave = Callable[[View, Library, Context], bool]
 
 
-class Keeper(Protocol):
+class IdleKeeper(Protocol):
     """Keeps libraries that are idle for those that will want them."""
 
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
@@ -81,11 +78,10 @@ def _libraries_to_end(view: View, context: Context, minimum: Minimum, *, may_go:
     None of them when room is on its way (which ranks before all), or cannot be made."""
     best: tuple[tuple[float, ...], list[Library]] | None = None
     for pilot in view.pilots.values():
-        if pilot.state is not PilotState.HERE or context.failed_on.get(pilot.id, 0) >= GIVE_UP_ON_PILOT:
+        if pilot.state is not PilotState.HERE:
             continue
-        if unfit(pilot, context.recipe.key, view.now):
-            continue
-        ways = [_way(context, device, minimum, may_go, rank) for device in pilot.devices.values()]
+        able = (device for device in pilot.devices.values() if may_load(view, context, device))
+        ways = [_way(context, device, minimum, may_go, rank) for device in able]
         open_ways = sorted((way for way in ways if way is not None), key=lambda way: way[0])
         open_ways = open_ways[: context.recipe.needs.devices]
         if len(open_ways) < context.recipe.needs.devices:

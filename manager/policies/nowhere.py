@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 
 from stoker.manager.core.fitness import is_lasting, unfit
-from stoker.manager.core.nouns import Context, Device, Pilot
+from stoker.manager.core.nouns import Context, Pilot
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
-from stoker.manager.policies import durations
+from stoker.manager.core.walltime import load_fits, load_fits_source
 from stoker.manager.policies.making_room import Minimum
 from stoker.manager.policies.sizes import is_of_kind, known_bytes, suits
 from stoker.manager.protocol.calls import Failure, FailureKind
@@ -136,20 +136,22 @@ def _most_of(context: Context, devices: Iterable[DeviceFacts]) -> int:
 def _too_short(view: View, context: Context) -> Failure | None:
     """Why no pilot of the session can ever live long enough for the context, if that is so."""
     sources = [source.source for source in view.sources.values()]
-    if not sources or any(durations.fits(context, source) for source in sources):
+    if not sources or any(load_fits_source(context, source) for source in sources):
         return None
-    if any(in_time(view, context, device) for pilot in view.pilots.values() for device in pilot.devices.values()):
+    if any(load_fits(view, context, device) for pilot in view.pilots.values() for device in pilot.devices.values()):
         return None
     have = ", ".join(f"{source.name} {show_seconds(source.walltime_s)}" for source in sources)
     return Failure(
         FailureKind.NO_DEVICE,
-        f"context {context.recipe.name} {durations.in_words(context)}, longer than a pilot may live (walltime: {have}; "
+        f"context {context.recipe.name} {_how_long(context)}, longer than a pilot may live (walltime: {have}; "
         "a part of it is kept to end in good order); ask for more in the site file ([provider] walltime)",
     )
 
 
-def in_time(view: View, context: Context, device: Device) -> bool:
-    """Whether the context would be loaded, and a call done, before the walltime of the device's pilot is over."""
-    pilot, kind = device.pilot, device.facts.kind
-    left_s = pilot.ends_at - view.now
-    return not pilot.ends_at or durations.has_time(context, kind, left_s=left_s, lasts_s=pilot.lasts_s)
+def _how_long(context: Context) -> str:
+    """How long a context takes to load, as far as anybody knows."""
+    if context.load_s:
+        calls = f" and its calls {show_seconds(context.run_s)}" if context.run_s else ""
+        return f"takes {show_seconds(context.load_s)} to load{calls}"
+    cut = f"was still loading after {show_seconds(context.cut_after_s)}"
+    return f"{cut} when its pilot's walltime was over ({context.cut_loads} times)"

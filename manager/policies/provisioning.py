@@ -31,7 +31,7 @@ from stoker.manager.core.nouns import Context, Pilot
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.policies import durations
+from stoker.manager.core.walltime import load_fits_source
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.sizes import is_of_kind, known_bytes
 from stoker.manager.protocol.blocks import BlockPhase, Rule
@@ -40,8 +40,8 @@ from stoker.manager.protocol.ids import RecipeKey
 
 WITHDRAW_S = 20.0
 """Blocks that wait in the queue and that no call has needed for so long are withdrawn."""
-_SURPLUS_LOOK_S = 5.0
-"""While blocks wait, calls are held against them this often: that the last call has been given out is no news."""
+_SURPLUS_CHECK_S = 5.0
+"""While blocks wait, calls are held against them this often: nothing says so when the last call has been given out."""
 _REPLACED = "its blocks are over, and none is replaced"
 UNKNOWN_RUN_S = 30.0
 """How long a call is taken to run before one has."""
@@ -165,7 +165,7 @@ class KeepBlocks(Quiet):
     def _could(self, source: SourceState, context: Context) -> bool:
         """Whether pilots of this source could hold a context, as far as anybody knows."""
         needs = context.recipe.needs
-        if source.stopped or not durations.fits(context, source.source):
+        if source.stopped or not load_fits_source(context, source.source):
             return False
         if not source.devices:
             return not source.source.kind or not needs.kinds or source.source.kind in needs.kinds
@@ -235,7 +235,7 @@ class KeepBlocks(Quiet):
                 self._surplus[rule.name] = since, least
         else:
             self._surplus.pop(rule.name, None)
-        yield Timer(view.now + _SURPLUS_LOOK_S, f"surplus/{rule.name}")
+        yield Timer(view.now + _SURPLUS_CHECK_S, f"surplus/{rule.name}")
 
     def _floor(self, source: SourceState) -> int:
         rule = source.source

@@ -14,9 +14,9 @@ idle either, a context that has no library at all and has waited for `patience_s
 holds most of them: without this a long queue of one context would starve all others, a case on which the paper is
 silent.
 
-Loads that fail are probed, one at a time, on pilots where they have not failed twice; the core gives up when two in a
-row have failed and nothing holds the context. Libraries of a pilot that is cut off count for `cut_s` more: it may be a
-blip. A pilot whose disk does not take a context is left alone (`stoker.manager.core.fitness`).
+Loads that fail are probed, one at a time, on pilots where they have not failed twice (`where_to_load`); the core gives
+up when two in a row have failed and nothing holds the context. Libraries of a pilot that is cut off count for `cut_s`
+more: it may be a blip.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from stoker.manager.core.fitness import unfit
 from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
 from stoker.manager.core.stuck import lingers
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.making_room import GIVE_UP_ON_PILOT, Keeper, anyone, holds, idle_to_end, room_by_turns
-from stoker.manager.policies.nowhere import hopeless_gangs, in_time, why_nowhere
+from stoker.manager.policies.making_room import IdleKeeper, anyone, holds, idle_to_end, room_by_turns
+from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.sizes import bare_bytes, declared_bytes, known_bytes, suits, takes_one_process
+from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.ids import RecipeKey
 
@@ -52,7 +52,7 @@ class LoadWhereWanted(Quiet):
         ask_again_s: float = 1.0,
         cut_s: float = 3.0,
         provisioning: Provisioning | None = None,
-        keeper: Keeper | None = None,
+        keeper: IdleKeeper | None = None,
     ) -> None:
         self.patience_s = patience_s
         self.ask_again_s = ask_again_s
@@ -111,8 +111,8 @@ class LoadWhereWanted(Quiet):
         loading = sum(x.state is LibraryState.LOADING for x in alive)
         least = gang - len(alive) if gang > 1 or not alive else 0
         most = max(-(-(waiting - loading * slots) // slots), least)
-        if context.load_failures:
-            return 0 if loading else min(most, 1)
+        if is_probed(context):
+            return min(most, probes(alive))
         run_s = context.run_s
         if head is not None and not context.recipe.loader:  # all functions' that want no context: only its own counts
             run_s = head.group.cost.run_s
@@ -130,17 +130,15 @@ class LoadWhereWanted(Quiet):
     def open_places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
         """Device sets with room for the context and without it, in order of preference. Those of pilots where it failed
         to load twice are left out, unless `desperate`."""
-        needs, failed_on = context.recipe.needs, context.failed_on
+        needs = context.recipe.needs
         open_devices = [
             d
             for d in view.devices()
             if not holds(d, context)  # first, for it is quick: with thousands of pilots nearly all of them do
             and self.fits(context, d)
-            and in_time(view, context, d)
-            and not unfit(d.pilot, context.recipe.key, view.now)
-            and (desperate or failed_on.get(d.pilot.id, 0) < GIVE_UP_ON_PILOT)
+            and may_load(view, context, d, desperate=desperate)
         ]
-        open_devices.sort(key=lambda d: (failed_on.get(d.pilot.id, 0), *self.preference(context, d), d.pilot.id, d.id))
+        open_devices.sort(key=lambda d: (failures(context, d.pilot), *self.preference(context, d), d.pilot.id, d.id))
         if needs.devices == 1:
             for device in open_devices:
                 yield (device,)

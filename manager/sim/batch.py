@@ -17,7 +17,7 @@ from stoker.chance import Stream
 from stoker.manager.core.events import PilotCut, PilotLost
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, LossReason, Source
 from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.to_manager import BlockNews
+from stoker.manager.protocol.to_manager import BlockUpdate
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.pilot import SimPilot
@@ -25,13 +25,13 @@ from stoker.manager.sim.surroundings import Surroundings
 from stoker.manager.sim.world import Preempt, SourceModel
 
 
-class Cluster(Surroundings, Protocol):
+class BatchSurroundings(Surroundings, Protocol):
     """A simulation that batch systems are part of."""
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
         """A pilot of a block that has started."""
 
-    def factory_says(self, news: BlockNews) -> None:
+    def factory_says(self, update: BlockUpdate) -> None:
         """What the batch system did comes to the manager."""
 
 
@@ -54,7 +54,7 @@ class _Job:
 class BatchSystem:
     """One source of pilots."""
 
-    def __init__(self, sim: Cluster, model: SourceModel, *, number: int, seed: int) -> None:
+    def __init__(self, sim: BatchSurroundings, model: SourceModel, *, number: int, seed: int) -> None:
         self.model = model
         self._sim = sim
         self._number = number
@@ -165,8 +165,8 @@ class BatchSystem:
 
     def _news(self, job: _Job, phase: BlockPhase, reason: str) -> None:
         late_s = self._sim.world.delays.poll_s
-        news = BlockNews(job.id, phase, f"job-{job.id}", reason, loss=_LOSSES.get(reason))
-        self._sim.agenda.after(late_s, self._sim.factory_says, news)
+        update = BlockUpdate(job.id, phase, f"job-{job.id}", reason, loss=_LOSSES.get(reason))
+        self._sim.agenda.after(late_s, self._sim.factory_says, update)
 
     def _note(self, what: Happened, job: _Job) -> None:
         self._sim.log.note(self._sim.agenda.now, what, block=int(job.id[1:]))

@@ -53,7 +53,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol.ids import make_call_id
 from stoker.manager.sim import supply
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.costs import Place, places_of
+from stoker.manager.sim.costs import Placement, places_of
 from stoker.manager.sim.supply import Supply
 from stoker.manager.sim.world import SourceModel, World
 
@@ -80,7 +80,7 @@ class Bound(msgspec.Struct, frozen=True):
     limit: Limit
 
 
-class _Call(msgspec.Struct, frozen=True, gc=False):
+class _BoundCall(msgspec.Struct, frozen=True, gc=False):
     """What the clairvoyant knows of a call: how much longer than the mean it takes (`factor`)."""
 
     at_s: float
@@ -93,7 +93,7 @@ class _Call(msgspec.Struct, frozen=True, gc=False):
 
 def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> Bound:
     """When a run of this world with these calls can be over, at the earliest, under this seed."""
-    calls = list(_known(world, arrivals, Stream(seed, "calls")))
+    calls = list(_bound_calls(world, arrivals, Stream(seed, "calls")))
     if not calls:
         return Bound(0.0, Limit.CALL)
     if world.delays.progress_s or any(call.gang for call in calls):
@@ -113,15 +113,15 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
     return Bound(math.inf, Limit.NEVER) if largest.ends_at == math.inf else largest
 
 
-def _known(world: World, arrivals: Iterable[Arrival], chance: Stream) -> Iterator[_Call]:
+def _bound_calls(world: World, arrivals: Iterable[Arrival], chance: Stream) -> Iterator[_BoundCall]:
     for number, arrival in enumerate(arrivals):
         cv = world.contexts[arrival.context].item_cv
         factor = chance.factor(make_call_id(client=0, sequence=number), cv=cv)
         items, gang = arrival.items_done or arrival.items, arrival.gang != (1, 1)
-        yield _Call(arrival.at_s, arrival.context, items, factor, arrival.fixed_s, gang)
+        yield _BoundCall(arrival.at_s, arrival.context, items, factor, arrival.fixed_s, gang)
 
 
-def _one_call(calls: list[_Call], places: list[Place]) -> float:
+def _one_call(calls: list[_BoundCall], places: list[Placement]) -> float:
     """The end of the call that ends last, had it everything to itself."""
     of = _by_context(places)
     return max(
@@ -129,7 +129,7 @@ def _one_call(calls: list[_Call], places: list[Place]) -> float:
     )
 
 
-def _storage(world: World, calls: list[_Call], places: list[Place]) -> float:
+def _storage(world: World, calls: list[_BoundCall], places: list[Placement]) -> float:
     """When the files that are read again for each call can all have been read."""
     sizes, operations = 0.0, 0.0
     for call in calls:
@@ -141,50 +141,54 @@ def _storage(world: World, calls: list[_Call], places: list[Place]) -> float:
     return min(place.pilot_at for place in places) + max(sizes / world.links.shared, operations / most)
 
 
-def _run_s(place: Place, call: _Call) -> float:
+def _run_s(place: Placement, call: _BoundCall) -> float:
     return place.run_s(call.items, call.factor, call.fixed_s)
 
 
 # ---- all calls
 
 
-def _devices(world: World, calls: list[_Call], places: list[Place]) -> Iterator[float]:
+def _devices(world: World, calls: list[_BoundCall], places: list[Placement]) -> Iterator[float]:
     """When all devices together can have done it all: one bound for each way of looking at them."""
     loads_again = any(place.again_s for place in places)
     lasting = any(source.walltime_s for source in world.sources)
     for prices in _prices(calls, places):
-        computing = _priced(places, prices, {place: _Part(1 / place.slots, 0.0) for place in places})
+        computing = _priced(places, prices, {place: _DeviceShare(1 / place.slots, 0.0) for place in places})
         yield _runs(world, calls, places, computing, prices)
         if lasting:
             yield _runs_and_loads(world, calls, places, computing, prices)
         for k in sorted({0, *map(_at_once, places)}) if loads_again else ():
             holding = {
-                place: _Part(_dual_feasible(place, k) / place.at_once, _dual_feasible(place, k)) for place in places
+                place: _DeviceShare(_dual_feasible(place, k) / place.at_once, _dual_feasible(place, k))
+                for place in places
             }
             yield _runs_and_loads(world, calls, places, _priced(places, prices, holding), prices)
 
 
-class _Part(NamedTuple):
+class _DeviceShare(NamedTuple):
     """What part of a device a call takes up, and the load before it, so that what is there at once is at most one."""
 
     run: float
     load: float
 
 
-_Priced = dict[str, list[tuple[Place, _Part]]]
+_Priced = dict[str, list[tuple[Placement, _DeviceShare]]]
 """Where each context may be, and what a second of a call and of a load costs there."""
 
 
-def _priced(places: list[Place], prices: dict[int, float], parts: dict[Place, _Part]) -> _Priced:
+def _priced(places: list[Placement], prices: dict[int, float], parts: dict[Placement, _DeviceShare]) -> _Priced:
     return {
         name: [
-            (place, _Part(*(prices[place.source] * place.devices * part for part in parts[place]))) for place in mine
+            (place, _DeviceShare(*(prices[place.source] * place.devices * part for part in parts[place])))
+            for place in mine
         ]
         for name, mine in _by_context(places).items()
     }
 
 
-def _runs(world: World, calls: list[_Call], places: list[Place], of: _Priced, prices: dict[int, float]) -> float:
+def _runs(
+    world: World, calls: list[_BoundCall], places: list[Placement], of: _Priced, prices: dict[int, float]
+) -> float:
     """Calls alone, against devices on which something has been loaded. What comes from a time on is done after it."""
     parts = []
     for number, source, mine in _sources(world, places):
@@ -202,7 +206,7 @@ def _runs(world: World, calls: list[_Call], places: list[Place], of: _Priced, pr
 
 
 def _runs_and_loads(
-    world: World, calls: list[_Call], places: list[Place], of: _Priced, prices: dict[int, float]
+    world: World, calls: list[_BoundCall], places: list[Placement], of: _Priced, prices: dict[int, float]
 ) -> float:
     """Calls, with the loads that each of them needs, against devices whose blocks end at their walltime."""
     parts = []
@@ -222,7 +226,7 @@ def _runs_and_loads(
     return Supply(parts).when(needed)
 
 
-def _sources(world: World, places: list[Place]) -> Iterator[tuple[int, SourceModel, list[Place]]]:
+def _sources(world: World, places: list[Placement]) -> Iterator[tuple[int, SourceModel, list[Placement]]]:
     """Sources that are of use, by number, and the contexts that may be there."""
     for number, source in enumerate(world.sources):
         mine = [place for place in places if place.source == number]
@@ -230,19 +234,19 @@ def _sources(world: World, places: list[Place]) -> Iterator[tuple[int, SourceMod
             yield number, source, mine
 
 
-def _at_once(place: Place) -> int:
+def _at_once(place: Placement) -> int:
     """How many libraries of the context a device holds at the same time; 0: any number."""
     return place.device_bytes // place.memory_bytes if place.memory_bytes else 0
 
 
-def _dual_feasible(place: Place, k: int) -> float:
+def _dual_feasible(place: Placement, k: int) -> float:
     """u(k) of Fekete and Schepers, of the part of the device's memory that the context takes: parts that sum up to one
     at most are given numbers that do so too. k = 0: the parts themselves."""
     whole, rest = divmod((k + 1) * place.memory_bytes, place.device_bytes or 1)
     return whole / k if k and rest else place.memory_bytes / (place.device_bytes or 1)
 
 
-def _prices(calls: list[_Call], places: list[Place]) -> Iterator[dict[int, float]]:
+def _prices(calls: list[_BoundCall], places: list[Placement]) -> Iterator[dict[int, float]]:
     """What device time of each source is worth, in a few ways; none twice."""
     of = _by_context(places)
     tried = {_scaled({place.source: place.speed for place in places}): None}
@@ -263,8 +267,8 @@ def _scaled(prices: dict[int, float]) -> tuple[tuple[int, float], ...]:
     return tuple((source, worth / highest) for source, worth in prices.items())
 
 
-def _by_context(places: list[Place]) -> dict[str, list[Place]]:
-    found: dict[str, list[Place]] = {}
+def _by_context(places: list[Placement]) -> dict[str, list[Placement]]:
+    found: dict[str, list[Placement]] = {}
     for place in places:
         found.setdefault(place.context, []).append(place)
     return found

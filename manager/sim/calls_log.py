@@ -13,7 +13,7 @@ from collections import Counter
 from typing import NamedTuple, Protocol
 
 from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.log import EventLog, Happened
 
 EVERY_S = 1.0
 """Counts are written so often; they are exact at these moments."""
@@ -24,7 +24,7 @@ _SHORTEST_S = 1e-6
 _AT_ONCE = 50_000
 
 
-class Where(NamedTuple):
+class LibraryPlace(NamedTuple):
     """A library and its pilot, by number, and how many devices it has."""
 
     library: int
@@ -39,13 +39,13 @@ class CallsLog(Protocol):
     def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
         """A program has it. `due_at`: its deadline, 0 = none."""
 
-    def began(self, at_s: float, spec: CallSpec, where: Where, *, rank: int) -> None:
+    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:
         """It runs."""
 
-    def ended(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, items: int) -> None:
+    def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
         """It has run to its end, which came after so many items."""
 
-    def left(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, kept_s: float) -> None:
+    def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
         """It ran, and does not any more. So many seconds of the run were not for nothing."""
 
     def failed(self, at_s: float, call: int, *, items: int) -> None:
@@ -58,7 +58,7 @@ class CallsLog(Protocol):
 class EachCall:
     """A row for everything that happens to a call."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: EventLog) -> None:
         self._log = log
 
     def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
@@ -67,17 +67,17 @@ class EachCall:
         if due_at:
             self._log.note(at_s, Happened.CALL_DUE, call=call, value=due_at)
 
-    def began(self, at_s: float, spec: CallSpec, where: Where, *, rank: int) -> None:
+    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:
         """It runs."""
         what, value = (Happened.PART_BEGAN, rank) if rank else (Happened.CALL_BEGAN, items_of(spec))
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
 
-    def ended(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, items: int) -> None:
+    def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
         """It has run to its end."""
         what, value = (Happened.PART_ENDED, rank) if rank else (Happened.CALL_ENDED, items)
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
 
-    def left(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, kept_s: float) -> None:
+    def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
         """It ran, and does not any more."""
         what = Happened.PART_LEFT if rank else Happened.CALL_LEFT
         self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=kept_s)
@@ -93,7 +93,7 @@ class EachCall:
 class CountedCalls:
     """Sums, written every second of virtual time, and classes of times at the end."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: EventLog) -> None:
         self._log = log
         self._open: dict[int, float] = {}
         """Calls that have not ended, and when they came."""
@@ -120,7 +120,7 @@ class CountedCalls:
             self._first = False
             self._write(at_s)
 
-    def began(self, at_s: float, spec: CallSpec, where: Where, *, rank: int) -> None:  # noqa: ARG002 (CallsLog)
+    def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:  # noqa: ARG002 (CallsLog)
         """It runs."""
         call = spec.call
         if rank:
@@ -133,7 +133,7 @@ class CountedCalls:
         if call in self._open:
             self._add(at_s, Happened.CALLS_BEGAN)
 
-    def ended(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, items: int) -> None:
+    def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
         """It has run to its end; what ran before was for nothing if it had ended already."""
         call = spec.call
         if rank:
@@ -150,7 +150,7 @@ class CountedCalls:
         self._add(at_s, Happened.CALLS_ENDED, items)
         self._ends += 1
 
-    def left(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, kept_s: float) -> None:
+    def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
         """It waits again, if its program has not heard of its end."""
         call = spec.call
         began_at = self._parts.pop((call, rank)) if rank else self._running.pop(call, at_s - kept_s)

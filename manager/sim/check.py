@@ -19,7 +19,7 @@ from stoker.manager.sim.world import ContextModel, DeviceKind, SourceModel, Worl
 from stoker.units import show_bytes, show_seconds
 
 
-class Impossible(NamedTuple):
+class ImpossibleSetting(NamedTuple):
     """What cannot be. `at` is the path of a setting of the world, as its file has it; `problem` begins with its last
     part. `named`: the same path with sources by name."""
 
@@ -35,22 +35,22 @@ def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: floa
         raise ConfigError(f"an impossible world: {f'[{table}] ' if table else ''}{problem}", key=at[-1])
 
 
-def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> Iterator[Impossible]:
+def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> Iterator[ImpossibleSetting]:
     """What cannot be in a world. `wanted`: contexts of its calls. `until_s`: when a run is cut off; 0 = never, and then
     a run must be able to end."""
     for at, problem, _ in _impossible(world, wanted, until_s):
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
-        yield Impossible(at, problem, named)
+        yield ImpossibleSetting(at, problem, named)
 
 
-def _impossible(world: World, wanted: Iterable[str], until_s: float) -> Iterator[Impossible]:
+def _impossible(world: World, wanted: Iterable[str], until_s: float) -> Iterator[ImpossibleSetting]:
     yield from _nothing_there(world)
     yield from _unknown_names(world)
     yield from _sources(world)
     yield from _numbers(world)
     for name in wanted:
         if name not in world.contexts:
-            yield Impossible(("contexts",), f"contexts: calls want {name}, {nearest(name, world.contexts)}")
+            yield ImpossibleSetting(("contexts",), f"contexts: calls want {name}, {nearest(name, world.contexts)}")
             return
         yield from _never_held(world, name)
         yield from _never_done(world, name, until_s=until_s)
@@ -137,30 +137,34 @@ def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
 # ---- parts that do not fit together
 
 
-def _nothing_there(world: World) -> Iterator[Impossible]:
+def _nothing_there(world: World) -> Iterator[ImpossibleSetting]:
     if not world.sources:
-        yield Impossible(("sources",), "sources: there are none, so no pilot can ever come; write [[world.sources]]")
+        yield ImpossibleSetting(
+            ("sources",), "sources: there are none, so no pilot can ever come; write [[world.sources]]"
+        )
     if not world.contexts:
-        yield Impossible(("contexts",), "contexts: there are none, so no call can be; write [world.contexts.NAME]")
+        yield ImpossibleSetting(
+            ("contexts",), "contexts: there are none, so no call can be; write [world.contexts.NAME]"
+        )
 
 
-def _unknown_names(world: World) -> Iterator[Impossible]:
+def _unknown_names(world: World) -> Iterator[ImpossibleSetting]:
     devices = world.devices
     for number, source in enumerate(world.sources):
         if source.kind not in devices:
             problem = f"kind = {source.kind!r} is no device of this world; {nearest(source.kind, devices)}"
-            yield Impossible(("sources", str(number), "kind"), problem)
+            yield ImpossibleSetting(("sources", str(number), "kind"), problem)
     words = {name.partition(" ")[0] for name in devices}
     for name, model in world.contexts.items():
         for kind in model.kinds:
             if kind not in devices and kind not in words:
                 problem = f"kinds has {kind!r}, which is no device of this world; {nearest(kind, devices)}"
-                yield Impossible(("contexts", name, "kinds"), problem)
+                yield ImpossibleSetting(("contexts", name, "kinds"), problem)
         for setting, times in (("load", model.load_s), ("call", model.call_s), ("item", model.item_s)):
             for kind in times:
                 if kind and kind not in devices:
                     problem = f"{setting} has a time for {kind!r}, which is no device; {nearest(kind, devices)}"
-                    yield Impossible(("contexts", name, setting), problem)
+                    yield ImpossibleSetting(("contexts", name, setting), problem)
     sizes: dict[str, int] = {}
     for name, model in world.contexts.items():
         for files in model.files:
@@ -169,35 +173,35 @@ def _unknown_names(world: World) -> Iterator[Impossible]:
                     f"files: {files.name} is {show_bytes(files.size_bytes)} here and "
                     f"{show_bytes(sizes[files.name])} elsewhere; files of one name are the same files"
                 )
-                yield Impossible(("contexts", name, "files"), problem)
+                yield ImpossibleSetting(("contexts", name, "files"), problem)
 
 
-def _sources(world: World) -> Iterator[Impossible]:
+def _sources(world: World) -> Iterator[ImpossibleSetting]:
     names: set[str] = set()
     for number, source in enumerate(world.sources):
         at = ("sources", str(number))
         if source.name in names:
-            yield Impossible((*at, "name"), f"name = {source.name!r}: another source is called so too")
+            yield ImpossibleSetting((*at, "name"), f"name = {source.name!r}: another source is called so too")
         names.add(source.name)
         for setting in ("min_blocks", "init_blocks"):
             value = getattr(source, setting)
             if value > source.max_blocks:
                 problem = f"{setting} = {value} is more than max_blocks = {source.max_blocks}"
-                yield Impossible((*at, setting), problem)
+                yield ImpossibleSetting((*at, setting), problem)
 
 
-def _numbers(world: World) -> Iterator[Impossible]:
+def _numbers(world: World) -> Iterator[ImpossibleSetting]:
     """Numbers that have no bounds in their types."""
     operations = world.links.shared_operations
     if not 0 <= operations < math.inf:
         problem = f"shared_operations = {operations:g} a second cannot be; 0 means that there is no limit"
-        yield Impossible(("links", "shared_operations"), problem)
+        yield ImpossibleSetting(("links", "shared_operations"), problem)
 
 
 # ---- calls that could never run
 
 
-def _never_held(world: World, name: str) -> Iterator[Impossible]:
+def _never_held(world: World, name: str) -> Iterator[ImpossibleSetting]:
     model = world.contexts[name]
     at = ("contexts", name, "device_memory")
     usable = [source for source in world.sources if source.kind in world.devices]
@@ -212,23 +216,23 @@ def _never_held(world: World, name: str) -> Iterator[Impossible]:
         problem = (
             f"devices = {wanted}: {name} needs {wanted} of one node, and of the nodes that suit none has over {most}"
         )
-        yield Impossible((*at[:-1], "devices"), problem)
+        yield ImpossibleSetting((*at[:-1], "devices"), problem)
         return
     kinds = dict.fromkeys(source.kind for source in usable)
     seen = ", ".join(f"{kind} {show_bytes(world.devices[kind].memory_bytes)}" for kind in kinds)
     if not any(_may_be_on(model, kind) for kind in kinds):
         problem = f"kinds: no source has a device that {name} may be on ({', '.join(model.kinds)}); there are {seen}"
-        yield Impossible((*at[:-1], "kinds"), problem)
+        yield ImpossibleSetting((*at[:-1], "kinds"), problem)
     else:
         on = f" on {' or '.join(model.kinds)}" if model.kinds else ""
         problem = (
             f"device_memory: no device can hold {name}: it needs {show_bytes(model.device_memory_bytes)}{on}; "
             f"devices: {seen}"
         )
-        yield Impossible(at, problem)
+        yield ImpossibleSetting(at, problem)
 
 
-def _never_done(world: World, name: str, *, until_s: float) -> Iterator[Impossible]:
+def _never_done(world: World, name: str, *, until_s: float) -> Iterator[ImpossibleSetting]:
     model = world.contexts[name]
     of_use = list(_of_use(world, model))
     if not of_use:
@@ -236,7 +240,7 @@ def _never_done(world: World, name: str, *, until_s: float) -> Iterator[Impossib
     number = str(world.sources.index(of_use[0]))
     if not any(blocks for source in of_use for _, blocks in source.steps):
         problem = f"capacity: no source that could serve {name} ever has any; nothing would ever run"
-        yield Impossible(("sources", number, "capacity"), problem)
+        yield ImpossibleSetting(("sources", number, "capacity"), problem)
         return
     if not until_s and not any(source.steps[-1][1] for source in of_use):
         gone = max(source.steps[-1][0] for source in of_use)
@@ -244,14 +248,14 @@ def _never_done(world: World, name: str, *, until_s: float) -> Iterator[Impossib
             f"capacity: from {gone:g} s on no source that could serve {name} has any; a run that is not done by then "
             'would never end: write until = "…" at the top of the file'
         )
-        yield Impossible(("sources", number, "capacity"), problem)
+        yield ImpossibleSetting(("sources", number, "capacity"), problem)
     if all(source.walltime_s and _load_s(world, model, source) >= source.walltime_s for source in of_use):
         source = max(of_use, key=lambda each: each.walltime_s - _load_s(world, model, each))
         problem = (
             f"walltime: a block lasts {show_seconds(source.walltime_s)}, and {name} takes "
             f"{show_seconds(_load_s(world, model, source))} until it is loaded there; no call could ever run"
         )
-        yield Impossible(("sources", str(world.sources.index(source)), "walltime"), problem)
+        yield ImpossibleSetting(("sources", str(world.sources.index(source)), "walltime"), problem)
 
 
 def _of_use(world: World, model: ContextModel) -> Iterator[SourceModel]:

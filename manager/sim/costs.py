@@ -21,7 +21,7 @@ _STEPS = 10
 """Steps from the order to load until a context is hot, at the most."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class Placement(msgspec.Struct, frozen=True):
     """A context on the devices of one source; see `stoker.manager.sim.library` for what a load consists of.
 
     `source`: its number. `starts_at`, `pilot_at`: the earliest start of a block, and when its pilot can be there.
@@ -68,7 +68,7 @@ class _Way(msgspec.Struct, frozen=True):
     afresh_s: float
 
 
-def places_of(world: World, first_at: Mapping[str, float]) -> list[Place]:
+def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
     """Where each of these contexts may be. `first_at`: when the first call of each comes."""
     pilots_at = {number: at for number, source in enumerate(world.sources) if (at := _pilot_at(source)) < math.inf}
     return [
@@ -81,7 +81,7 @@ def places_of(world: World, first_at: Mapping[str, float]) -> list[Place]:
 
 def _place(
     world: World, name: str, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
-) -> Iterator[Place]:
+) -> Iterator[Placement]:
     source, model = world.sources[number], world.contexts[name]
     device = world.devices[source.kind]
     if model.device_memory_bytes > device.memory_bytes or not _may_be_on(model, source.kind):
@@ -102,7 +102,7 @@ def _place(
     if source.walltime_s and boot_s + first_s >= source.walltime_s:
         return
     stays = model.awareness is Awareness.FULL
-    yield Place(
+    yield Placement(
         context=name, source=number, speed=device.speed, slots=model.slots, at_once=model.slots if stays else 1,
         device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes, starts_at=_starts_at(source),
         pilot_at=pilots_at[number], known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,

@@ -25,7 +25,7 @@ _ALL = 1.0 + 1e-9
 """What a device can compute; a little more is rounding."""
 
 
-class Work:
+class RunningWork:
     """One call that runs. `seconds`: how long it takes at full speed; `began_at`: when it began."""
 
     __slots__ = (
@@ -34,7 +34,7 @@ class Work:
     )  # fmt: skip
 
     def __init__(
-        self, devices: Sequence[Device], seconds: float, part: float, now: float, act: Callable[..., None],
+        self, devices: Sequence[SimulatedDevice], seconds: float, part: float, now: float, act: Callable[..., None],
         args: tuple[Any, ...],
     ) -> None:  # fmt: skip
         self.seconds = seconds
@@ -49,22 +49,22 @@ class Work:
         self._act, self._args = act, args
 
 
-class Device:
+class SimulatedDevice:
     """One device of a simulated pilot."""
 
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
-        self._works: dict[Work, None] = {}
+        self._works: dict[RunningWork, None] = {}
         self._wanted = 0.0
         """Of what it can compute; more than all of it where calls wait for each other."""
         self._busy_s = self._busy_since = 0.0
         self._holders = 0
         self._held_s = self._held_since = 0.0
 
-    def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> Work:
+    def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> RunningWork:
         """Run something that takes so long if it gets the part of the device that it wants. `then` is called when it
         has ended, and says so with `done`."""
-        work = Work((self,), seconds, part, self._agenda.now, then, args)
+        work = RunningWork((self,), seconds, part, self._agenda.now, then, args)
         self._enter(work)
         if self._wanted <= _ALL:
             work._entry = self._agenda.after(seconds, then, *args)
@@ -72,7 +72,7 @@ class Device:
             self._share()
         return work
 
-    def stop(self, work: Work) -> float:
+    def stop(self, work: RunningWork) -> float:
         """It goes no further, here and wherever it runs in step. Gives back how much of it was done, from 0 to 1."""
         left_s = self._left_s(work)
         if work._entry is not None:
@@ -81,11 +81,11 @@ class Device:
             device._leave(work)
         return 1.0 - left_s / work.seconds if work.seconds else 1.0
 
-    def reached(self, work: Work) -> float:
+    def reached(self, work: RunningWork) -> float:
         """How much of it is done, in seconds at full speed."""
         return work.seconds - self._left_s(work)
 
-    def done(self, work: Work) -> float:
+    def done(self, work: RunningWork) -> float:
         """It has ended. Gives back how long it has run, in seconds by the clock."""
         for device in work._devices:
             device._leave(work)
@@ -111,13 +111,13 @@ class Device:
         if not self._holders:
             self._held_s += self._agenda.now - self._held_since
 
-    def _enter(self, work: Work) -> None:
+    def _enter(self, work: RunningWork) -> None:
         if not self._works:
             self._busy_since = self._agenda.now
         self._works[work] = None
         self._wanted += work._part
 
-    def _leave(self, work: Work) -> None:
+    def _leave(self, work: RunningWork) -> None:
         before = self._wanted
         del self._works[work]
         if not self._works:
@@ -138,19 +138,19 @@ class Device:
                 cancel(work._entry)
             work._entry = self._agenda.after(work._left_s * work._pace, work._act, *work._args)
 
-    def _left_s(self, work: Work) -> float:
+    def _left_s(self, work: RunningWork) -> float:
         """What is left of it, in seconds at full speed."""
         return max(0.0, work._left_s - (self._agenda.now - work._since) / work._pace)
 
 
 def begin_together(
-    devices: Sequence[Device], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
-) -> Work:
+    devices: Sequence[SimulatedDevice], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
+) -> RunningWork:
     """Run something on several devices in step. Any of them stops it, or hears that it is done, for all."""
     if len(devices) == 1:
         return devices[0].begin(seconds, part=part, then=then, args=args)
     agenda = devices[0]._agenda
-    work = Work(devices, seconds, part, agenda.now, then, args)
+    work = RunningWork(devices, seconds, part, agenda.now, then, args)
     for device in devices:
         device._enter(work)
     crowded = [device for device in devices if device._wanted > _ALL]

@@ -34,7 +34,7 @@ def best_speedup(gang: tuple[int, int], *, efficiency: float) -> float:
     return max(speedup(size, efficiency=efficiency) for size in gang)
 
 
-class Done(NamedTuple):
+class WorkDone(NamedTuple):
     """What of a call is done: the share of its head, and items."""
 
     head: float = 0.0
@@ -45,37 +45,37 @@ class Done(NamedTuple):
         return f"{self.head!r} {self.items!r}".encode()
 
 
-NOTHING = Done()
+NOTHING = WorkDone()
 
 
-def done_of(spec: CallSpec) -> Done:
+def done_of(spec: CallSpec) -> WorkDone:
     """What was done before a call came here."""
-    return Done(*map(float, spec.progress.split())) if spec.progress else NOTHING
+    return WorkDone(*map(float, spec.progress.split())) if spec.progress else NOTHING
 
 
-class Course(msgspec.Struct, frozen=True, gc=False):
+class RunCourse(msgspec.Struct, frozen=True, gc=False):
     """How a run of a call goes: what was done `before`, `first_s` until its next item is begun (of which `meet_s` until
     the members have met), and `whole_s` until all `items` are done. Seconds at the full speed of its devices."""
 
-    before: Done
+    before: WorkDone
     items: int
     meet_s: float
     first_s: float
     whole_s: float
 
-    def after(self, seconds: float) -> Done:
+    def after(self, seconds: float) -> WorkDone:
         """What is done so many seconds after its beginning."""
         if seconds < self.first_s:
             head = max(0.0, seconds - self.meet_s) / (self.first_s - self.meet_s) if self.first_s > self.meet_s else 1.0
-            return Done(self.before.head + (1.0 - self.before.head) * head, self.before.items)
+            return WorkDone(self.before.head + (1.0 - self.before.head) * head, self.before.items)
         items_s = self.whole_s - self.first_s
         share = min(1.0, (seconds - self.first_s) / items_s) if items_s else 1.0
-        return Done(1.0, self.before.items + (self.items - self.before.items) * share)
+        return WorkDone(1.0, self.before.items + (self.items - self.before.items) * share)
 
 
 def course(
     model: ContextModel, spec: CallSpec, *, call_s: float, item_s: float, items: int, factor: float, size: int = 1
-) -> Course:
+) -> RunCourse:
     """How a run on a gang of so many libraries goes. `call_s` and `item_s`: of the slowest member's device; `items`:
     those that it really has; `factor`: how much longer than the mean this call takes."""
     before = done_of(spec)
@@ -84,7 +84,7 @@ def course(
     first_s = meet_s + (1.0 - before.head) * (factor * call_s + fixed_s)
     left = max(0.0, items - before.items)
     items_s = factor * left * item_s / speedup(size, efficiency=model.gang_efficiency)
-    return Course(before, items, meet_s, first_s, first_s + items_s)
+    return RunCourse(before, items, meet_s, first_s, first_s + items_s)
 
 
 def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[int, int]) -> float:

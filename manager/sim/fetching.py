@@ -14,14 +14,14 @@ from typing import Protocol
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol.ids import PilotId
 from stoker.manager.protocol.to_pilot import FetchObject
-from stoker.manager.sim.flows import Link, Transfer
+from stoker.manager.sim.flows import SharedLink, Transfer
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.machine import Machine
 from stoker.manager.sim.surroundings import Surroundings
 from stoker.pilot.core.events import Event, ObjectArrived, SourceFailed
 
 
-class Holder(Protocol):
+class ObjectHolder(Protocol):
     """A pilot that gets objects and gives them to others."""
 
     number: int
@@ -41,7 +41,7 @@ class Neighbourhood(Surroundings, Protocol):
     """A simulation in which pilots find each other."""
 
     @property
-    def pilots(self) -> Mapping[PilotId, Holder]:
+    def pilots(self) -> Mapping[PilotId, ObjectHolder]:
         """Pilots that are there."""
 
 
@@ -54,9 +54,9 @@ class _Fetch:
         """Bytes to come, when its transfer begins."""
         self.began_at = now
         self.transfer: Transfer | None = None
-        self.sources: tuple[Holder | None, ...] = ()
+        self.sources: tuple[ObjectHolder | None, ...] = ()
         """Who gives it just now, in the order of the transfer's paths; None is the place that it comes from."""
-        self.moved: dict[Holder | None, float] = {}
+        self.moved: dict[ObjectHolder | None, float] = {}
         """Bytes that came from each, before the paths changed last."""
         self.operations_left = False
         self.bytes_here = False
@@ -65,10 +65,10 @@ class _Fetch:
 class Fetching:
     """A pilot's objects that are not here yet."""
 
-    def __init__(self, pilot: Holder) -> None:
+    def __init__(self, pilot: ObjectHolder) -> None:
         self._pilot = pilot
         self._fetches: dict[str, _Fetch] = {}
-        self._waiting_for_whole: dict[str, list[tuple[Holder, _Fetch]]] = {}
+        self._waiting_for_whole: dict[str, list[tuple[ObjectHolder, _Fetch]]] = {}
         """Others that have all bytes of an object from here, before here was all of it."""
 
     def expect(self, ref: ObjectRef) -> None:
@@ -87,8 +87,8 @@ class Fetching:
         if fetch is None or fetch.bytes_here:
             return
         sim, machine = self._pilot.sim, self._pilot.machine
-        paths: list[tuple[Link, ...]] = []
-        sources: list[Holder | None] = []
+        paths: list[tuple[SharedLink, ...]] = []
+        sources: list[ObjectHolder | None] = []
         failed = []
         for peer in order.peers:
             other = sim.pilots.get(peer.pilot)
@@ -164,7 +164,7 @@ class Fetching:
             if size:
                 sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
 
-    def tell_when_whole(self, other: Holder, fetch: _Fetch) -> None:
+    def tell_when_whole(self, other: ObjectHolder, fetch: _Fetch) -> None:
         """Somebody has had from here all that he needs of an object that is not whole here."""
         self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
 
@@ -184,7 +184,7 @@ class Fetching:
             for other, fetch in others:
                 other.fetching._lost(fetch, self._pilot, left=left.get(name, 0.0))
 
-    def _lost(self, fetch: _Fetch, giver: Holder, *, left: float) -> None:
+    def _lost(self, fetch: _Fetch, giver: ObjectHolder, *, left: float) -> None:
         """One who gave an object is gone, without these bytes of it. The manager says who gives them instead. One to
         whom all bytes had come, from others who lacked some, is taken to have had none."""
         given = fetch.moved.get(giver, 0.0)

@@ -21,7 +21,7 @@ _DONE = 1e-6
 """A part of a byte that is left is rounding."""
 
 
-class Link:
+class SharedLink:
     """Something that moves at most so many units a second, in all."""
 
     __slots__ = ("name", "rate", "used_by")
@@ -37,7 +37,7 @@ class _Flow:
 
     __slots__ = ("links", "rate", "transfer")
 
-    def __init__(self, transfer: Transfer, links: tuple[Link, ...]) -> None:
+    def __init__(self, transfer: Transfer, links: tuple[SharedLink, ...]) -> None:
         self.transfer = transfer
         self.links = links
         self.rate = 0.0
@@ -63,18 +63,18 @@ class Network:
 
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
-        self._touched: dict[Link, None] = {}
+        self._touched: dict[SharedLink, None] = {}
         self._idle: dict[Transfer, None] = {}
         self._planned = False
 
-    def start(self, size: float, paths: Sequence[Iterable[Link]], done: Callable[[], None]) -> Transfer:
+    def start(self, size: float, paths: Sequence[Iterable[SharedLink]], done: Callable[[], None]) -> Transfer:
         """Move so many units, over all paths at once. One without paths waits until it is led somewhere."""
         transfer = Transfer(size, done)
         transfer._since = self._agenda.now
         self.lead(transfer, paths)
         return transfer
 
-    def lead(self, transfer: Transfer, paths: Sequence[Iterable[Link]]) -> None:
+    def lead(self, transfer: Transfer, paths: Sequence[Iterable[SharedLink]]) -> None:
         """From now on the rest comes along these paths."""
         self._settle(transfer)
         self._leave(transfer)
@@ -117,7 +117,7 @@ class Network:
         self._planned = False
         touched, self._touched = self._touched, {}
         flows: dict[_Flow, None] = {}
-        links: dict[Link, None] = {}
+        links: dict[SharedLink, None] = {}
         look = list(touched)
         while look:
             link = look.pop()
@@ -176,7 +176,7 @@ class Network:
         transfer.done()
 
 
-def _fill(links: list[Link], flows: Iterable[_Flow]) -> None:
+def _fill(links: list[SharedLink], flows: Iterable[_Flow]) -> None:
     """Raise all rates together; whoever crosses a link that is full keeps the rate that it has."""
     for flow in flows:
         flow.rate = -1.0

@@ -16,8 +16,8 @@ from stoker.manager.protocol import to_agent, to_library
 from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.ids import CallId, DeviceId, PilotId
 from stoker.manager.protocol.to_pilot import StartLibrary
-from stoker.manager.sim.calls_log import Where, items_of
-from stoker.manager.sim.device import Device, Work, begin_together
+from stoker.manager.sim.calls_log import LibraryPlace, items_of
+from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
 from stoker.manager.sim.flows import Transfer
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.machine import Machine
@@ -28,7 +28,7 @@ from stoker.pilot.core.turns import FirstCome
 from stoker.units import show_bytes
 
 
-class Host(Protocol):
+class LibraryHost(Protocol):
     """The pilot that a library's process is on."""
 
     id: PilotId
@@ -36,7 +36,7 @@ class Host(Protocol):
     kind: str
     machine: Machine
     core: PilotCore
-    computes: dict[DeviceId, Device]
+    computes: dict[DeviceId, SimulatedDevice]
 
     @property
     def sim(self) -> Gatherer:
@@ -56,7 +56,7 @@ _REFUSED = -1
 class SimLibrary:
     """One library's process on a simulated pilot. Before it is started it only holds its devices."""
 
-    def __init__(self, pilot: Host, ordered: StartLibrary) -> None:
+    def __init__(self, pilot: LibraryHost, ordered: StartLibrary) -> None:
         self.pilot = pilot
         self.number = ordered.library
         self.recipe = ordered.recipe
@@ -71,8 +71,8 @@ class SimLibrary:
         self.part = 1 / ordered.recipe.slots
         """What a call wants of each device."""
         alone = self.devices[0].begin if len(self.devices) == 1 else partial(begin_together, self.devices)
-        self._compute: Callable[..., Work] = alone
-        self.where = Where(ordered.library, pilot.number, len(ordered.devices))
+        self._compute: Callable[..., RunningWork] = alone
+        self.where = LibraryPlace(ordered.library, pilot.number, len(ordered.devices))
         self._items = 0
         """Items that this process has begun."""
         self._served = 0
@@ -82,7 +82,7 @@ class SimLibrary:
         self._is_over = False
         self._resizes: deque[int] = deque()
         """Sizes that it was told to take on; it is at work on the first."""
-        self._resizing: Work | None = None
+        self._resizing: RunningWork | None = None
         self._moves: dict[Transfer, None] = {}
         """What must have come before it goes on."""
         for device in self.devices:
@@ -237,7 +237,7 @@ class SimLibrary:
                 self._give_back([call])
             return
         self._served += 1
-        self._say(to_agent.Evicted(run.leave(self, keep=True)))
+        self._say(to_agent.RunEvicted(run.leave(self, keep=True)))
         self._goes_on()
 
     # ---- calls
@@ -296,7 +296,7 @@ class SimLibrary:
         """A call has ended, or its part of it."""
         del self.running[call]
         self._served += 1
-        self._say(to_agent.Ended([CallEnd(call, True, b"", ran_s)]))
+        self._say(to_agent.RunsEnded([CallEnd(call, True, b"", ran_s)]))
         self._goes_on()
 
     def report(self, reports: to_agent.Reports) -> None:

@@ -71,7 +71,7 @@ class Happened(enum.IntEnum):
     """As CALL_LEFT."""
 
 
-class Log:
+class EventLog:
     """Rows, in order of time."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.sim.flows import Link
+from stoker.manager.sim.flows import SharedLink
 from stoker.manager.sim.world import Links
 
 
@@ -10,20 +10,20 @@ class SharedFiles:
     """The shared file system: bytes and file operations that it bears, in all."""
 
     def __init__(self, links: Links) -> None:
-        self.bytes = Link("shared", links.shared)
-        self.operations = Link("shared operations", links.shared_operations or float("inf"))
+        self.bytes = SharedLink("shared", links.shared)
+        self.operations = SharedLink("shared operations", links.shared_operations or float("inf"))
 
 
 class Machine:
     """One node."""
 
     def __init__(self, name: str, links: Links) -> None:
-        self.shared = Link(f"{name} shared", links.shared_node)
-        self.inward = Link(f"{name} in", links.network)
-        self.outward = Link(f"{name} out", links.network)
-        self.disk = Link(f"{name} disk", links.disk)
-        self.memory = Link(f"{name} memory", links.memory)
-        self.bus = Link(f"{name} bus", links.bus)
+        self.shared = SharedLink(f"{name} shared", links.shared_node)
+        self.inward = SharedLink(f"{name} in", links.network)
+        self.outward = SharedLink(f"{name} out", links.network)
+        self.disk = SharedLink(f"{name} disk", links.disk)
+        self.memory = SharedLink(f"{name} memory", links.memory)
+        self.bus = SharedLink(f"{name} bus", links.bus)
         self.on_disk: dict[str, int] = {}
         """Objects in its cache, and their bytes."""
         self.in_memory: dict[str, None] = {}

@@ -15,7 +15,7 @@ from stoker.manager.core.events import FromPilot
 from stoker.manager.protocol import to_manager, to_pilot
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 from stoker.manager.sim.agenda import Entry, cancel
-from stoker.manager.sim.device import Device
+from stoker.manager.sim.device import SimulatedDevice
 from stoker.manager.sim.fetching import Fetching, Neighbourhood
 from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.log import Happened
@@ -25,17 +25,17 @@ from stoker.manager.sim.world import SourceModel
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
-    Before,
     Event,
     Farewell,
     FromManager,
     HelloDue,
+    LibraryPrepared,
     Observation,
     Observed,
     Pinned,
-    Prepared,
     Tick,
     TimerFired,
+    UnacknowledgedFacts,
     WalltimeKnown,
 )
 from stoker.pilot.core.state import PilotFacts
@@ -44,7 +44,7 @@ _ANY_BYTES = 1 << 62
 """Disks and caches of simulated nodes have no bound."""
 
 
-class Cluster(Gatherer, Neighbourhood, Protocol):
+class PilotSurroundings(Gatherer, Neighbourhood, Protocol):
     """A simulation that a pilot is part of. `busy_s`, `warm_s`: device-seconds of pilots that are over."""
 
     busy_s: float
@@ -57,7 +57,7 @@ class Cluster(Gatherer, Neighbourhood, Protocol):
 class SimPilot:
     """One pilot on one simulated node."""
 
-    def __init__(self, sim: Cluster, source: SourceModel, *, block: str, number: int, ends_at: float) -> None:
+    def __init__(self, sim: PilotSurroundings, source: SourceModel, *, block: str, number: int, ends_at: float) -> None:
         self.sim = sim
         self.number = number
         self.id = PilotId(f"{source.name}-{number}")
@@ -74,7 +74,7 @@ class SimPilot:
             peer=f"{self.id}:1", cache=self.id, cache_bound_bytes=_ANY_BYTES,
         )  # fmt: skip
         self.core = PilotCore(facts)
-        self.computes = {device.device: Device(sim.agenda) for device in devices}
+        self.computes = {device.device: SimulatedDevice(sim.agenda) for device in devices}
         self.libraries: dict[LibraryId, SimLibrary] = {}
         """Their processes, from the order to start them until the core forgets them."""
         self.fetching = Fetching(self)
@@ -95,7 +95,7 @@ class SimPilot:
         sim.log.note(sim.agenda.now, Happened.PILOT_CAME, pilot=self.number, value=float(len(self.computes)))
         if self._ends_at:
             self.handle(WalltimeKnown(self._ends_at - sim.agenda.now))
-        self.handle(HelloDue(Before(), 0, ()))
+        self.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
 
     def hear(self, message: to_pilot.ToPilot) -> None:
         """The manager says something."""
@@ -120,7 +120,7 @@ class SimPilot:
                     library.hear(to_library)
             case commands.Prepare(ordered=ordered):
                 self._prepare(ordered)
-            case commands.Pin(library=number, objects=refs):
+            case commands.PinObjects(library=number, objects=refs):
                 self._pin(number, refs)
             case commands.StartProcess(ordered=ordered):
                 self.libraries[ordered.library].start()
@@ -134,7 +134,7 @@ class SimPilot:
                 library = self.libraries.get(number)
                 running = [(call, 0.0) for call in library.running] if library is not None else []  # no limit counts
                 self.handle(Observed([Observation(number, running)]))
-            case commands.Fetch(order=order):
+            case commands.StartFetch(order=order):
                 self.fetching.told(order)
             case commands.StopFetch(name=name):
                 self.fetching.stop(name)
@@ -147,7 +147,7 @@ class SimPilot:
             case commands.Leave():
                 self._gone()
             case (
-                commands.Log() | commands.Acknowledged() | commands.Beat() | commands.TidySnapshots()
+                commands.WriteLog() | commands.Acknowledged() | commands.Beat() | commands.TidySnapshots()
                 | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() | commands.ReleaseArguments()
                 | commands.HandIn()
             ):  # fmt: skip
@@ -179,7 +179,7 @@ class SimPilot:
             self.sim.agenda.now, Happened.LIBRARY_STARTED, library=number, pilot=self.number,
             value=float(len(ordered.devices)),
         )  # fmt: skip
-        self.handle(Prepared(number, free_disk_bytes=_ANY_BYTES))
+        self.handle(LibraryPrepared(number, free_disk_bytes=_ANY_BYTES))
 
     def _pin(self, number: LibraryId, refs: Sequence[ObjectRef]) -> None:
         here = self.machine.on_disk

@@ -29,7 +29,7 @@ from stoker.manager.sim.batch import BatchSystem
 from stoker.manager.sim.calls_log import CallsLog, CountedCalls, EachCall, items_of
 from stoker.manager.sim.client import Arrival, SimClient
 from stoker.manager.sim.flows import Network
-from stoker.manager.sim.log import Log
+from stoker.manager.sim.log import EventLog
 from stoker.manager.sim.machine import SharedFiles
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.runs import CallRun
@@ -44,7 +44,7 @@ class SimulationError(StokerError):
     """A run that cannot go on: a policy's plan that cannot be carried out, or nothing left that could happen."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RunOutcome(msgspec.Struct, frozen=True):
     """What came of a run. Times in seconds; `device_s` by tier, cold and warm. `ended_at`: when the last call had
     ended, or the time at which the run was cut off (`complete` is False then). `busy_s`: device-seconds in which at
     least one call ran on the device; `warm_s`: in which at least one library had it, from its order to its end (the
@@ -75,7 +75,7 @@ class Simulation:
         self.agenda = Agenda()
         self.network = Network(self.agenda)
         self.shared = SharedFiles(world.links)
-        self.log = Log()
+        self.log = EventLog()
         self.calls_log: CallsLog = CountedCalls(self.log) if counted else EachCall(self.log)
         self.core = Core(self.session, policies, strict=True)
         self.pilots: dict[PilotId, SimPilot] = {}
@@ -101,7 +101,7 @@ class Simulation:
             model.name: BatchSystem(self, model, number=number, seed=seed) for number, model in enumerate(world.sources)
         }
 
-    def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> Outcome:
+    def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> RunOutcome:
         """Let everything happen until the last call has ended, or until a time. `tell` hears the time and the calls
         that have ended, now and then. Raises SimulationError."""
         self._carry_out(self.core.start())
@@ -118,11 +118,11 @@ class Simulation:
                 tell(agenda.now, self.client.ended)
         return self._outcome(min(agenda.now if self.client.done else until_s, until_s))
 
-    def _outcome(self, ended_at: float) -> Outcome:
+    def _outcome(self, ended_at: float) -> RunOutcome:
         self.calls_log.close(ended_at)
         state = self.core.state
         state.now = ended_at
-        return Outcome(
+        return RunOutcome(
             complete=self.client.done,
             ended_at=ended_at,
             calls=self.client.ended,
@@ -189,9 +189,9 @@ class Simulation:
             case _:
                 pass
 
-    def factory_says(self, news: to_manager.BlockNews) -> None:
+    def factory_says(self, update: to_manager.BlockUpdate) -> None:
         """What the batch system did comes to the manager."""
-        self.handle(FromClient(_FACTORY, 0, [news]))
+        self.handle(FromClient(_FACTORY, 0, [update]))
 
     # ---- what the world's parts use
 

@@ -18,10 +18,10 @@ from stoker.manager.protocol.calls import CallProgress, CallSpec
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_agent import Reports
 from stoker.manager.sim.agenda import Entry, cancel
-from stoker.manager.sim.calls_log import Where, items_of
+from stoker.manager.sim.calls_log import LibraryPlace, items_of
 from stoker.manager.sim.costs import TICK_S
-from stoker.manager.sim.device import Device, Work, begin_together
-from stoker.manager.sim.duration import Course, Done, course, done_of
+from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
+from stoker.manager.sim.duration import RunCourse, WorkDone, course, done_of
 from stoker.manager.sim.surroundings import Surroundings
 from stoker.manager.sim.world import ContextModel
 
@@ -32,7 +32,7 @@ class Gatherer(Surroundings, Protocol):
     gathering: dict[CallId, CallRun]
 
 
-class Host(Protocol):
+class RunHost(Protocol):
     """The pilot of a library that runs calls."""
 
     @property
@@ -40,18 +40,18 @@ class Host(Protocol):
         """The simulation that it is part of."""
 
 
-class Member(Protocol):
+class RunMember(Protocol):
     """A library that takes part in a run of a call."""
 
     model: ContextModel
     call_s: float
     item_s: float
-    devices: tuple[Device, ...]
+    devices: tuple[SimulatedDevice, ...]
     part: float
-    where: Where
+    where: LibraryPlace
 
     @property
-    def pilot(self) -> Host:
+    def pilot(self) -> RunHost:
         """The pilot that it is on."""
 
     def warm_up(self, items: int) -> int:
@@ -68,16 +68,16 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
     """A run on one library that says nothing until it ends, as nearly all are: it must cost little to make."""
 
     spec: CallSpec
-    work: Work
+    work: RunningWork
 
-    def leave(self, library: Member, *, keep: bool = False) -> CallProgress:
+    def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:
         """It goes no further. Gives back how far the call was; `keep`: that is kept."""
         sim, spec, device = library.pilot.sim, self.spec, library.devices[0]
         plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
         done = plan.after(device.reached(self.work))
         ran_s = sim.agenda.now - self.work.began_at
         device.stop(self.work)
-        sim.calls_log.left(sim.agenda.now, spec, library.where, rank=0, kept_s=ran_s if keep else 0.0)
+        sim.calls_log.stopped(sim.agenda.now, spec, library.where, rank=0, kept_s=ran_s if keep else 0.0)
         return _report(spec, done)
 
 
@@ -93,15 +93,15 @@ class CallRun:
         "over", "spec", "work",
     )  # fmt: skip
 
-    work: Work
-    _course: Course
+    work: RunningWork
+    _course: RunCourse
 
     def __init__(self, sim: Gatherer, spec: CallSpec, *, size: int) -> None:
         self._sim = sim
         self.spec = spec
         self.ordered_at = sim.agenda.now
         self._size = size
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, RunMember] = {}
         """By rank."""
         self.begun = False
         self.over = False
@@ -112,13 +112,13 @@ class CallRun:
         self._next: Entry | None = None
         """When it says again how far it is."""
 
-    def join(self, library: Member, *, rank: int) -> None:
+    def join(self, library: RunMember, *, rank: int) -> None:
         """A member's turn has come. With the last of them it begins; when one has left before, it never does."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
             return
         sim, spec = self._sim, self.spec
-        devices: Sequence[Device] = library.devices
+        devices: Sequence[SimulatedDevice] = library.devices
         if self._size > 1:
             self._forget()
             self.members = dict(sorted(self.members.items()))
@@ -132,7 +132,7 @@ class CallRun:
         if sim.progress_s:
             self._next = sim.agenda.after(sim.progress_s, self._tell)
 
-    def _planned(self) -> Course:
+    def _planned(self) -> RunCourse:
         """How it goes. The coldest of its members is the slowest."""
         sim, spec, members = self._sim, self.spec, tuple(self.members.values())
         plan = planned(sim, spec, members)
@@ -158,13 +158,13 @@ class CallRun:
         items = sim.items_of(spec)
         if self._next is not None:
             cancel(self._next)
-            self._done = Done(1.0, items)
+            self._done = WorkDone(1.0, items)
             self._say()
         for rank, member in self.members.items():
             sim.calls_log.ended(sim.agenda.now, spec, member.where, rank=rank, items=items)
             member.ended(spec.call, ran_s=ran_s)
 
-    def leave(self, library: Member, *, keep: bool = False) -> CallProgress:
+    def leave(self, library: RunMember, *, keep: bool = False) -> CallProgress:
         """A member goes, and nobody goes any further. Gives back how far the call was then; `keep`: that is kept."""
         sim, spec = self._sim, self.spec
         if not self.over:
@@ -174,7 +174,7 @@ class CallRun:
         rank = next(rank for rank, member in self.members.items() if member is library)
         del self.members[rank]
         if self.begun:
-            sim.calls_log.left(sim.agenda.now, spec, library.where, rank=rank, kept_s=self._kept_at - self._began_at)
+            sim.calls_log.stopped(sim.agenda.now, spec, library.where, rank=rank, kept_s=self._kept_at - self._began_at)
         return _report(spec, self._done)
 
     def _stop(self) -> None:
@@ -208,7 +208,7 @@ def ordered_run(sim: Gatherer, spec: CallSpec, *, size: int) -> CallRun:
     return run
 
 
-def planned(sim: Gatherer, spec: CallSpec, members: Sequence[Member]) -> Course:
+def planned(sim: Gatherer, spec: CallSpec, members: Sequence[RunMember]) -> RunCourse:
     """How a run on these libraries goes, if they are warm."""
     model = members[0].model
     return course(
@@ -219,5 +219,5 @@ def planned(sim: Gatherer, spec: CallSpec, members: Sequence[Member]) -> Course:
     )  # fmt: skip
 
 
-def _report(spec: CallSpec, done: Done) -> CallProgress:
+def _report(spec: CallSpec, done: WorkDone) -> CallProgress:
     return CallProgress(spec.call, done=done.items, total=float(items_of(spec)), state=done.written())

@@ -15,7 +15,7 @@ from stoker.manager.protocol.ids import CallId
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.calls_log import CallsLog
 from stoker.manager.sim.flows import Network
-from stoker.manager.sim.log import Log
+from stoker.manager.sim.log import EventLog
 from stoker.manager.sim.machine import SharedFiles
 from stoker.manager.sim.world import World
 
@@ -28,7 +28,7 @@ class Surroundings(Protocol):
     agenda: Agenda
     network: Network
     shared: SharedFiles
-    log: Log
+    log: EventLog
     calls_log: CallsLog
     operations_of: dict[str, int]
     chance_of_calls: Stream

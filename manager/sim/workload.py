@@ -70,7 +70,7 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         _check_gang(self.gang)
 
 
-class Sweep(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
+class SweepCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
     """All at once: `inputs` in all, `items` to a call; the last call has what is left."""
 
     inputs: Many
@@ -202,8 +202,8 @@ class Trace(
         _check_gang(self.gang)
 
 
-Generated = Sweep | Constant | Poisson | Bursts | Diurnal
-Workload = Sweep | Constant | Poisson | Bursts | Diurnal | Trace
+Generated = SweepCalls | Constant | Poisson | Bursts | Diurnal
+Workload = SweepCalls | Constant | Poisson | Bursts | Diurnal | Trace
 """What a scenario's [workload] may be; `kind` says which."""
 
 
@@ -225,7 +225,7 @@ def has_deadlines(workload: Workload) -> bool:
 def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
     """The calls, in order of time. The same seed gives the same calls, to every policy and on every machine."""
     dress = _Dress(workload, seed)
-    if isinstance(workload, Sweep):
+    if isinstance(workload, SweepCalls):
         whole, rest = divmod(workload.inputs, workload.items)
         for number in range(whole):
             yield dress.call(number, at_s=0.0, items=workload.items)

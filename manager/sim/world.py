@@ -28,11 +28,11 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _WorldPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class DeviceKind(_Part, frozen=True, forbid_unknown_fields=True):
+class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """A kind of device: its memory in bytes, and how fast it computes against the kind that call times speak of."""
 
     memory_bytes: Size = msgspec.field(name="memory")
@@ -43,7 +43,7 @@ class DeviceKind(_Part, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"speed = {self.speed}: a device that never ends a call")
 
 
-class Links(_Part, frozen=True, forbid_unknown_fields=True):
+class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """How fast bytes move. Flows that meet on a link share it fairly (`stoker.manager.sim.flows`).
 
     `shared`: the shared file system in all; `shared_node`: the most that one node gets of it; `shared_operations`: file
@@ -66,7 +66,7 @@ class Links(_Part, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{field}: a link of no bandwidth moves nothing")
 
 
-class Files(_Part, frozen=True, forbid_unknown_fields=True):
+class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """Files that a context is loaded from. `operations`: file operations (opens, stats) that reading them takes."""
 
     name: Name
@@ -74,7 +74,7 @@ class Files(_Part, frozen=True, forbid_unknown_fields=True):
     operations: Count = 0
 
 
-class ContextModel(_Part, frozen=True, forbid_unknown_fields=True):
+class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """What a context costs. Times in seconds by kind of device; the kind `""` stands for all that are not named.
 
     `slots`: calls that a library runs at a time. As many run on a device at the speed that is given here; where more
@@ -124,7 +124,7 @@ class Preempt(enum.Enum):
     OLDEST = "oldest"
 
 
-class SourceModel(_Part, frozen=True, forbid_unknown_fields=True):
+class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """A batch system, or a part of one, that gives nodes of one kind.
 
     `capacity`: how many blocks may run, as steps `[seconds, blocks]` from 0 on; one number is a constant. `wait` and
@@ -164,7 +164,7 @@ class SourceModel(_Part, frozen=True, forbid_unknown_fields=True):
         return ((0.0, self.capacity),) if isinstance(self.capacity, int) else self.capacity
 
 
-class Delays(_Part, frozen=True, forbid_unknown_fields=True):
+class Delays(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """What messages and the shells around the cores take. Seconds.
 
     `message`: from one process to another; `frame`: how long a pilot gathers what it has to say before it says it, and
@@ -180,7 +180,7 @@ class Delays(_Part, frozen=True, forbid_unknown_fields=True):
     progress_s: Duration = msgspec.field(default=NO_TIME, name="progress")
 
 
-class World(_Part, frozen=True, forbid_unknown_fields=True):
+class World(_WorldPart, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
     devices: dict[str, DeviceKind]

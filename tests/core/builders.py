@@ -90,7 +90,7 @@ class Cluster(Desk):
 
     def block(self, *ids: str, phase: BlockPhase, reason: str = "", **how: Any) -> Cluster:
         """The factory has news of these blocks."""
-        return self.tell("factory", *(say.BlockNews(BlockId(id), phase, f"job-{id}", reason, **how) for id in ids))
+        return self.tell("factory", *(say.BlockUpdate(BlockId(id), phase, f"job-{id}", reason, **how) for id in ids))
 
     def call(
         self, *names: str, context: str = "bare", function: str = "f", client: str = "ana",

@@ -13,17 +13,17 @@ from stoker.manager.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrar
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
-    Before,
     Event,
     FromLibrary,
     FromManager,
     HelloDue,
+    LibraryPrepared,
     Observation,
     Observed,
     Pinned,
-    Prepared,
     ProcessEnded,
     ProcessMade,
+    UnacknowledgedFacts,
 )
 from stoker.pilot.core.state import PilotFacts, PilotLibrary
 
@@ -60,8 +60,8 @@ class CoreShell:
             return
         match command:
             case commands.Prepare(ordered=ordered):
-                self.give(Prepared(ordered.library, free_disk_bytes=GIB))
-            case commands.Pin(library=number, objects=refs):
+                self.give(LibraryPrepared(ordered.library, free_disk_bytes=GIB))
+            case commands.PinObjects(library=number, objects=refs):
                 self.give(Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache}))
             case _:
                 pass
@@ -80,7 +80,7 @@ class CoreShell:
 
     def join(self) -> CoreShell:
         """Say hello, and be welcome."""
-        self.give(HelloDue(Before(), 0, ()))
+        self.give(HelloDue(UnacknowledgedFacts(), 0, ()))
         return self.hear(PilotWelcome("s", 5.0, 60.0))
 
     def start(self, number: int = 1, recipe: Recipe | None = None, *, device: str = "gpu:0", **more: Any) -> CoreShell:
@@ -103,7 +103,7 @@ class CoreShell:
 
     def end(self, *calls: int, library: int = 1) -> CoreShell:
         """Calls end in a library."""
-        return self.say(library, to_agent.Ended([CallEnd(CallId(call), ok=True) for call in calls]))
+        return self.say(library, to_agent.RunsEnded([CallEnd(CallId(call), ok=True) for call in calls]))
 
     def die(self, number: int = 1, **how: Any) -> CoreShell:
         """A library's process ends."""

@@ -116,9 +116,9 @@ def test_a_block_that_is_let_go_is_cancelled_with_its_last_pilot(cluster: Make) 
 
 def test_only_the_factory_has_news_of_blocks(cluster: Make) -> None:
     c = cluster().sources(FIXED)
-    c.tell("ana", say.BlockNews("b1", BlockPhase.RUNNING))  # type: ignore[arg-type]
+    c.tell("ana", say.BlockUpdate("b1", BlockPhase.RUNNING))  # type: ignore[arg-type]
     assert c.core.state.blocks["b1"].phase is BlockPhase.ASKED  # type: ignore[index]
-    assert c.refused == {"news of blocks from a client that is not the factory": 1}
+    assert c.refused == {"update of blocks from a client that is not the factory": 1}
 
 
 def test_a_batch_system_that_does_not_answer_is_shown(cluster: Make) -> None:

@@ -40,7 +40,6 @@ def test_a_call_that_comes_back_for_ever_keeps_its_first_and_last_notes(cluster:
     for number in range(1000):
         call.note(float(number), f"note {number}")
     c.by_hand = True
-    assert call.notes is not None
     assert len(call.notes) == KEPT_CALL_NOTES
     assert call.notes[0][1] == "note 0"
     assert call.notes[-1][1] == "note 999"

@@ -251,7 +251,7 @@ def test_what_a_cancelled_client_call_was_never_sent_is_never_sent(cluster: Make
 def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().forget()
     c.report("p1", say.CallsProgress(1, [CallProgress(c.ids["c1"], 3, 10, 0.5, b"checkpoint")]))  # type: ignore[arg-type]
-    assert c.hears("ana", to_client.Progress).reports[0].done == 3
+    assert c.hears("ana", to_client.ProgressReports).reports[0].done == 3
     assert "3 of 10 done" in c.story("c-1")
     c.die(c.library(), "c1", failure=DIED).ready()
     assert c.hears("p1", to_pilot.RunCalls).calls[0].progress == b"checkpoint"

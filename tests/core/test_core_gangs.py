@@ -304,18 +304,18 @@ def test_how_much_of_its_items_a_call_does_is_learned_from_the_last_of_its_kind(
     paces, plain, searched = Paces(), Features(items=100), Features(items=200, fixed_s=5.0)
     for done in (20.0, 60.0, 30.0, 30.0, 30.0, 30.0, 30.0):
         paces.end(plain, done)
-    assert paces.left(plain) == 1.0, "too few have ended to tell"
+    assert paces.share_left(plain) == 1.0, "too few have ended to tell"
     paces.end(plain, 30.0)
-    assert paces.left(plain) == 0.6
-    assert paces.left(plain, 0.5) == pytest.approx(0.1)
-    assert paces.left(plain, 0.7) == pytest.approx(0.3), "it has done more than any before: it may do all"
-    assert paces.left(plain, 0.5, learn=False) == 0.5
-    assert paces.left(searched) == 1.0, "none that looked for a good start has ended"
-    assert paces.left(Features(items=100, kind="all")) == 1.0, "they are told apart"
-    assert paces.left(None) == 1.0
+    assert paces.share_left(plain) == 0.6
+    assert paces.share_left(plain, 0.5) == pytest.approx(0.1)
+    assert paces.share_left(plain, 0.7) == pytest.approx(0.3), "it has done more than any before: it may do all"
+    assert paces.share_left(plain, 0.5, learn=False) == 0.5
+    assert paces.share_left(searched) == 1.0, "none that looked for a good start has ended"
+    assert paces.share_left(Features(items=100, kind="all")) == 1.0, "they are told apart"
+    assert paces.share_left(None) == 1.0
     for _ in range(64):
         paces.end(plain, 10.0)
-    assert paces.left(plain) == 0.1, "the one that did 60 was long ago"
+    assert paces.share_left(plain) == 0.1, "the one that did 60 was long ago"
 
 
 def test_only_calls_that_ended_well_and_said_how_far_they_were_are_learned_from() -> None:
@@ -330,7 +330,7 @@ def test_only_calls_that_ended_well_and_said_how_far_they_were_are_learned_from(
             told = CallProgress(made.ids[f"g{n}"], 90.0 if kind == "failed" else 40.0, 100.0)  # type: ignore[arg-type]
             made.wait(9.0).report("p1", say.CallsProgress(made.library("p1").id, [told]))
         made.end(f"g{n}", ok=kind != "failed")
-    assert made.context().paces.left(features) == pytest.approx(0.4)
+    assert made.context().paces.share_left(features) == pytest.approx(0.4)
 
 
 def test_work_is_tokens_where_a_call_says_them() -> None:

@@ -1,4 +1,4 @@
-"""GPUs in the manager's books: what a process takes, devices of one process, memory that grows, missing GPUs."""
+"""GPUs in the manager's records: what a process takes, devices of one process, memory that grows, missing GPUs."""
 
 from __future__ import annotations
 

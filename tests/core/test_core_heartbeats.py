@@ -8,7 +8,7 @@ import pytest
 from core.builders import Cluster
 
 from stoker.manager.core.events import FromPilot
-from stoker.manager.core.heartbeats import RECORD_S, is_heartbeat, is_news
+from stoker.manager.core.heartbeats import RECORD_S, is_heartbeat, must_be_recorded
 from stoker.manager.protocol import to_manager as say
 
 Make = Callable[..., Cluster]
@@ -33,7 +33,7 @@ def test_a_heartbeat_that_repeats_what_is_known_is_no_news(cluster: Make) -> Non
         beat("p1", cache_bytes=GB, refused_frames=3),
     ):
         assert is_heartbeat(known)
-        assert not is_news(state, known, c.now)
+        assert not must_be_recorded(state, known, c.now)
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,16 @@ def test_a_heartbeat_that_repeats_what_is_known_is_no_news(cluster: Make) -> Non
 def test_a_heartbeat_that_changes_a_fact_is_news(cluster: Make, news: FromPilot) -> None:
     c = cluster(pilots=1).calls(1).ready()
     c.report("p1", say.Heartbeat((use(4 * GB, 8 * GB),), GB, 3), numbered=False)
-    assert is_news(c.core.state, news, c.now)
+    assert must_be_recorded(c.core.state, news, c.now)
 
 
 def test_runs_are_recorded_with_a_heartbeat_but_not_with_each(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0)
     state = c.core.state
-    assert is_news(state, beat(), state.recorded_at + RECORD_S)
+    assert must_be_recorded(state, beat(), state.recorded_at + RECORD_S)
     c.wait(RECORD_S).report("p1", say.Heartbeat(), numbered=False).end("2", run_s=2.0)
-    assert not is_news(state, beat(), c.now + 0.9 * RECORD_S)
-    assert is_news(state, beat(), c.now + RECORD_S)
+    assert not must_be_recorded(state, beat(), c.now + 0.9 * RECORD_S)
+    assert must_be_recorded(state, beat(), c.now + RECORD_S)
 
 
 def test_a_numbered_heartbeat_is_an_event_as_any(cluster: Make) -> None:

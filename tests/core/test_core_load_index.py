@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.manager.core.load_index import FREE, FULL, LoadIndex
+from stoker.manager.core.load_index import CLOSED, FREE, FULL, LoadIndex
 from stoker.manager.protocol.ids import LibraryId
 
 
@@ -16,7 +16,7 @@ class Shelf:
         self.id = LibraryId(id)
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(FREE, 5))), max_size=60))
+@given(st.lists(st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(CLOSED, 5))), max_size=60))
 def test_it_answers_as_a_search_would(changes: list[tuple[int, int | None]]) -> None:
     shelves = [Shelf(n) for n in range(7)]
     index: LoadIndex[Shelf] = LoadIndex()

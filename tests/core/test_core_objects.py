@@ -31,7 +31,7 @@ def test_addresses_and_the_manifest_come_along_once(peers: Peers) -> None:
     peers.tell("ana", say.DefineManifest(BIG.name, b"digests"))
     peers.here("p1", "p2", "p3").want("p1", "p2")
     (order,) = peers.orders("p2")
-    assert order == to_pilot.FetchObject(BIG, (to_pilot.Peer("p1", "p1:7000"),), False, b"digests")  # type: ignore[arg-type]
+    assert order == to_pilot.FetchObject(BIG, (to_pilot.ServingPeer("p1", "p1:7000"),), False, b"digests")  # type: ignore[arg-type]
     peers.want("p3")
     assert [order.manifest for order in peers.orders("p2")] == [b""]
     peers.want("p2")  # it asks again: perhaps it never heard

@@ -53,7 +53,7 @@ def test_a_pilot_that_comes_back_with_everything_goes_on(cluster: Make) -> None:
 def test_a_walltime_that_is_known_later_does_not_undo_what_was_ordered_meanwhile(cluster: Make) -> None:
     c = cluster().call("1").join("p1", ends_in_s=60_000.0)
     ordered = c.hears("p1", to_pilot.StartLibrary)
-    c.report("p1", say.WalltimeNews(600.0))
+    c.report("p1", say.WalltimeUpdate(600.0))
     c.nothing_else_was_said()
     assert list(c.core.state.libraries) == [ordered.library]
     assert c.pilot().ends_at == c.core.state.now + 600.0

@@ -162,7 +162,7 @@ def test_a_hello_from_before_the_end_of_a_library_does_not_bring_it_back(cluster
     assert c.hears("p1", to_pilot.HelloAgain).acknowledged == c.taken("p1") == before + 1
     assert c.waiting() == ["c1"]
 
-    c.event(FromPilot("p1", before + 2, [say.LibraryNews(library.id, say.LibraryPhase.LOADING)]))  # type: ignore[arg-type]
+    c.event(FromPilot("p1", before + 2, [say.LibraryUpdate(library.id, say.LibraryPhase.LOADING)]))  # type: ignore[arg-type]
     assert c.taken("p1") == before + 1, "no frame is taken before the hello"
     c.come_back("p1")
     assert c.pilot().state is PilotState.HERE

@@ -302,7 +302,7 @@ def test_a_block_that_the_manager_lost_is_taken_for_its_own_with_its_pilots() ->
     back(c, facts(), block="b7")
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True, acknowledged=12), numbered=False)
     c._frames["factory"] = 12
-    c.tell("factory", say.BlockNews(BlockId("b7"), BlockPhase.RUNNING, "j7", source="mine"))
+    c.tell("factory", say.BlockUpdate(BlockId("b7"), BlockPhase.RUNNING, "j7", source="mine"))
     block = c.core.state.blocks["b7"]  # type: ignore[index]
     assert (block.phase, list(block.pilots)) == (BlockPhase.RUNNING, ["old"])
     assert c.core.state.next_block == 8
@@ -323,7 +323,7 @@ def test_a_block_that_was_over_is_cancelled() -> None:
     source = Source("mine", Rule.FIXED, first=1, most=1)
     c = cluster().sources(source)
     c.block("b1", phase=BlockPhase.ENDED, reason="done").forget()
-    c.tell("factory", say.BlockNews(BlockId("b1"), BlockPhase.RUNNING, "j1", source="mine"))
+    c.tell("factory", say.BlockUpdate(BlockId("b1"), BlockPhase.RUNNING, "j1", source="mine"))
     assert c.hears("factory", to_client.CancelBlocks).blocks == ("b1",)
     c.check()
 

@@ -80,7 +80,7 @@ def test_a_pilot_that_is_cut_off_is_said_to_be(cluster: Make) -> None:
 
 def test_a_context_on_its_way_tells_where_and_how_long(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").wait(3)
-    c.report("p1", say.LibraryNews(1, say.LibraryPhase.LOADING))  # type: ignore[arg-type]
+    c.report("p1", say.LibraryUpdate(1, say.LibraryPhase.LOADING))  # type: ignore[arg-type]
     assert "a library without a context is on its way (loading) on cpu:0 of p1 for 3.0 s" in c.story("c-1")
 
 

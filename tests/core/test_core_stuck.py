@@ -42,6 +42,39 @@ def test_a_library_that_is_free_gets_them_at_once(cluster: Make) -> None:
     assert c.held("p1") == ["s2", "s3", "s4"]
 
 
+def test_no_call_waits_behind_one_that_began_before_calls_were_known_to_be_short(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a")).call("long", "quick", context="a").ready()
+    c.end("quick", run_s=SHORT_S).wait(60).call("s1", context="a").call("s2", context="a")
+    assert (c.held("p1", "a"), c.held("p2", "a")) == (["long"], ["s1", "s2"])
+    c.calls(8, context="a")  # together: they are offered in turn
+    assert c.held("p1", "a") == ["long"]
+    assert len(c.held("p2", "a")) > 2
+
+
+def test_a_library_gets_stuck_also_while_calls_of_others_are_long(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a")).calls(2, context="a").hot(context="a", run_s=SHORT_S)
+    c.call("long", context="a").call("slow", context="a")
+    lies, other = (c.holders(name)[0] for name in ("long", "slow"))
+    c.wait(0.5).end("slow", run_s=1.0).wait(5)
+    for n in range(20):  # calls are known to be short again
+        c.call(f"q{n}", context="a").end(f"q{n}", run_s=SHORT_S)
+    c.call("s1", context="a").call("s2", context="a")
+    assert c.held(lies.pilot.id, "a") == ["long"]
+    assert c.held(other.pilot.id, "a") == ["s1", "s2"]
+
+
+def test_many_libraries_that_are_stuck_keep_no_other_from_its_backlog(cluster: Make) -> None:
+    c = cluster(pilots=10).define(recipe("a")).calls(10, context="a").hot(context="a", run_s=SHORT_S)
+    for n in range(9):
+        c.wait(0.01).call(f"long{n}", context="a")
+    c.wait(2.5).call("s1", context="a").wait(0.01).call("s2", context="a")
+    other = c.holders("s1")[0].pilot.id
+    assert c.held(other, "a") == ["s1", "s2"]
+    c.wait(0.01).calls(40, context="a")
+    assert len(c.held(other, "a")) > 2
+    assert sum(library.load for library in c.context("a").libraries.values()) == 9 + len(c.held(other, "a"))
+
+
 def test_a_stuck_library_has_no_backlog_until_its_call_ends(cluster: Make) -> None:
     c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).call("long").call("s1").wait(1.1)
     c.give_back("s1").call("s2")

@@ -188,7 +188,7 @@ class Toy(Desk):
                         name = self.names[end.call]
                         assert name not in self.ended, f"{name} ended twice"
                         self.ended[name], self.ended_at[name] = end, self.now
-                case ToClient(_, to_client.Progress(reports)):
+                case ToClient(_, to_client.ProgressReports(reports)):
                     self.reports += reports
                 case SetTimer(at, key):
                     self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))  # type: ignore[misc]

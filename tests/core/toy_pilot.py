@@ -61,6 +61,11 @@ class ToyLibrary:
         self.served = 0
 
 
+GIVEN_AGAIN = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
+"""Orders that count for nothing until the manager has answered the pilot's last hello, which did not show them: the
+manager gives them again."""
+
+
 class ToyPilot:
     """One pilot. `toy.after` schedules what it does next; what it says goes through its numbered outbox."""
 
@@ -70,6 +75,8 @@ class ToyPilot:
         self.outbox = Outbox()
         self.alive = True
         self.draining = False
+        self.hellos = self.answered = 0
+        """Hellos that it has said, and the last that the manager has answered."""
         self.refuses = ""
         """Why it refuses offers, if it does."""
         self.began: list[tuple[float, int, int, int]] = []
@@ -78,6 +85,8 @@ class ToyPilot:
     # ---- what the manager says
 
     def hear(self, message: Any) -> None:
+        if self.answered != self.hellos and isinstance(message, GIVEN_AGAIN):
+            return
         match message:
             case to_pilot.StartLibrary():
                 self._start(message)
@@ -107,8 +116,8 @@ class ToyPilot:
             case to_pilot.HelloAgain(acknowledged):
                 self.outbox.acked(acknowledged)
                 self.toy.greet(self)
-            case to_pilot.PilotWelcome():
-                pass
+            case to_pilot.PilotWelcome(hello=number):
+                self.answered = number
             case to_pilot.PilotRefused():
                 self.alive = False
 
@@ -120,13 +129,14 @@ class ToyPilot:
         self._leave_if_drained()
 
     def hello(self) -> say.PilotHello:
+        self.hellos += 1
         return say.PilotHello(
             wire.VERSION, self.toy.session, f"host-{self.name}", 7, self.devices, self.block,
             tuple(
                 say.LibraryFacts(x.id, x.recipe.key, x.devices, x.ready, (*x.running, *x.waiting))  # type: ignore[arg-type]
                 for x in self.libraries.values()
             ),
-            acknowledged=self.outbox.acknowledged,
+            acknowledged=self.outbox.acknowledged, number=self.hellos,
         )  # fmt: skip
 
     # ---- libraries
@@ -167,12 +177,12 @@ class ToyPilot:
         if self._takes(library):
             self._load(library)
         else:
-            self.say(say.LibraryNews(library.id, say.LibraryPhase.WAITING))
+            self.say(say.LibraryUpdate(library.id, say.LibraryPhase.WAITING))
 
     def _load(self, library: ToyLibrary) -> None:
         library.begun = True
         cost = self.toy.costs[library.recipe.key]
-        self.say(say.LibraryNews(library.id, say.LibraryPhase.LOADING))
+        self.say(say.LibraryUpdate(library.id, say.LibraryPhase.LOADING))
         if cost.broken:
             self.toy.after(cost.load_s, lambda: self._gone(library, Failure(FailureKind.CONTEXT, cost.broken)))
         else:

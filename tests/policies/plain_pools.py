@@ -6,11 +6,11 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from stoker.manager.policies.prompt_tuner.job_queue import Job, by_deadline
+from stoker.manager.policies.prompt_tuner.job_queue import PoolJob, by_deadline
 from stoker.manager.policies.prompt_tuner.scheduling import Pool, Promise
 
 
-def allot(jobs: Sequence[Job], pool: Pool, *, now: float) -> dict[int, int]:
+def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
     promised = {promise.job: promise for promise in pool.promised}
     line = by_deadline(jobs)
     kept = {job.id: min(promised[job.id].kept, pool.idle) for job in line if job.id in promised}
@@ -43,7 +43,7 @@ def allot(jobs: Sequence[Job], pool: Pool, *, now: float) -> dict[int, int]:
     return given
 
 
-def _spare(waits: Sequence[Job], pool: Pool, *, idle: int, now: float) -> int:
+def _spare(waits: Sequence[PoolJob], pool: Pool, *, idle: int, now: float) -> int:
     """Idle replicas that no delayed job counts on."""
     free = _free_at(pool, now=now, idle=idle)
     for job in waits:
@@ -53,7 +53,7 @@ def _spare(waits: Sequence[Job], pool: Pool, *, idle: int, now: float) -> int:
 
 
 def order(
-    jobs: Mapping[str, Sequence[Job]], pools: Mapping[str, Pool], *, cold: int, now: float, delay: bool = True
+    jobs: Mapping[str, Sequence[PoolJob]], pools: Mapping[str, Pool], *, cold: int, now: float, delay: bool = True
 ) -> dict[str, dict[int, Promise]]:
     served = {promise.job for pool in pools.values() for promise in pool.promised}
     free = {}
@@ -98,7 +98,7 @@ def _both(some: Iterable[float], more: Iterable[float]) -> list[float]:
     return [*some, *more]
 
 
-def _delay(free: list[float], job: Job) -> bool:
+def _delay(free: list[float], job: PoolJob) -> bool:
     for count, seconds in enumerate(job.run_s[: len(free)], start=1):
         ends_at = free[count - 1] + seconds
         if ends_at <= job.deadline_at:

@@ -7,7 +7,8 @@ the line that does it; what is changed inside of a noun's containers is found by
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -57,7 +58,15 @@ class ReadOnly:
             self.asked = outer
         if _content(view) != before:
             raise WriteError(f"{question} has changed the state")
-        return found
+        return self._one_by_one(question, found, view) if isinstance(found, Iterator) else found
+
+    def _one_by_one(self, question: str, answer: Iterator[Any], view: View) -> Iterator[Any]:
+        """An answer that a policy thinks of while the core acts on what it said before."""
+        while True:
+            found = self.ask(question, lambda _: tuple(islice(answer, 1)), view)
+            if not found:
+                return
+            yield found[0]
 
     def _guarded(self, change: Callable[..., None]) -> Callable[..., None]:
         def guarded(noun: Any, name: str, *value: Any) -> None:

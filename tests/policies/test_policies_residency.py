@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+import pytest
 from core.builders import Cluster, devices, recipe
 
 from stoker.manager.core.events import AdviceArrived, ContextAdvice
 from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.seams import Policies
+from stoker.manager.policies import default_policies
+from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.protocol import to_pilot
 from stoker.manager.protocol.calls import FailureKind
 from stoker.manager.protocol.to_manager import DefineFunction
@@ -166,6 +170,20 @@ def test_a_queue_that_shrinks_and_grows_again_is_asked_about_again(cluster: Make
     c.by_hand = True
     c.join("p4").forget().calls(30, context="a")
     assert c.lives_on("a") == ["p1", "p4"]
+
+
+@pytest.mark.parametrize("policies", [default_policies, prompt_tuner])
+def test_no_room_is_made_on_a_pilot_that_ends_before_the_load_would(
+    cluster: Make, policies: Callable[[], Policies]
+) -> None:
+    c = cluster(policies=policies).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
+    c.join("p1", of=devices(1), ends_in_s=60.0).call("x", context="a").ready().end("x")
+    c.event(AdviceArrived("b", {"cpu": ContextAdvice(50.0, 1.0, 10**9, 10**9)}))  # type: ignore[arg-type]
+    c.forget().call("y", context="b", gang=(1, 2)).wait(15)
+    assert not [said for said in c.mail.get("p1", ()) if isinstance(said, to_pilot.StopLibrary)]
+    assert c.lives_on("a") == ["p1"]
+    c.join("p2", of=devices(1), ends_in_s=600.0).wait(1)
+    assert c.lives_on("b") == ["p2"]
 
 
 def test_while_room_is_on_its_way_nothing_more_is_evicted(cluster: Make) -> None:

@@ -1,4 +1,4 @@
-"""What the core carries for the papers' policies, proven with stub policies over the toy cluster (DESIGN §4)."""
+"""What the core carries for the papers' policies, proven with stub policies over the toy cluster."""
 
 from __future__ import annotations
 

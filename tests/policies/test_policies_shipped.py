@@ -21,7 +21,7 @@ from stoker.manager.policies import SHIPPED, named
 from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
-from stoker.manager.sim.run import Outcome, Simulation
+from stoker.manager.sim.run import RunOutcome, Simulation
 from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World
 from stoker.site import BASELINES, POLICY_NAMES, Duration, Policy, Size
 
@@ -30,7 +30,7 @@ GB = 1_000_000_000
 EVERY = (*SHIPPED, *BASELINES)
 
 
-def simulate(name: str, small: World, arrivals: list[Arrival]) -> tuple[Simulation, Outcome]:
+def simulate(name: str, small: World, arrivals: list[Arrival]) -> tuple[Simulation, RunOutcome]:
     policies = policy(name).make()
     run = Simulation(limited(small, policies.awareness), arrivals, policies)
     return run, run.run()
@@ -102,7 +102,7 @@ def test_none_of_them_depends_on_the_process() -> None:
 # ---- nothing is kept
 
 
-def loaded_from(name: str, shared: float, disk: float) -> Outcome:
+def loaded_from(name: str, shared: float, disk: float) -> RunOutcome:
     """Four calls of one second on one device, with 10 GB of files and no other costs."""
     context = model(load_s=0.0, files=(Files("weights", Size(10 * GB)),), page_cache=False)
     links = Links(shared=Rate(shared * GB), disk=Rate(disk * GB))

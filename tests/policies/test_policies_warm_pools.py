@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from policies import plain_pools
 
 from stoker.manager.policies.prompt_tuner import scheduling
-from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, Job, JobQueue, by_deadline
+from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, JobQueue, PoolJob, by_deadline
 from stoker.manager.policies.prompt_tuner.scheduling import Fate, Pool, Promise, Walk
 
 
@@ -33,18 +33,18 @@ class Devices:
         self.left -= count
 
 
-def line_of(jobs: Iterable[Job], *, now: float = 0.0) -> JobQueue:
+def line_of(jobs: Iterable[PoolJob], *, now: float = 0.0) -> JobQueue:
     line = JobQueue()
     line.put(jobs, now=now)
     return line
 
 
-def quick_allot(jobs: Sequence[Job], pool: Pool, *, now: float) -> dict[int, int]:
+def quick_allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:
     return scheduling.allot(line_of(jobs), pool, now=now)
 
 
 def walk(
-    jobs: Mapping[str, Sequence[Job]], pools: Mapping[str, Pool], *, cold: int, now: float, delay: bool = True,
+    jobs: Mapping[str, Sequence[PoolJob]], pools: Mapping[str, Pool], *, cold: int, now: float, delay: bool = True,
     looks: int = 10**6,
 ) -> list[Fate]:  # fmt: skip
     lines = {model: line_of(waiting) for model, waiting in jobs.items()}
@@ -58,7 +58,7 @@ def walk(
 
 
 def quick_order(
-    jobs: Mapping[str, Sequence[Job]], pools: Mapping[str, Pool], **how: Any
+    jobs: Mapping[str, Sequence[PoolJob]], pools: Mapping[str, Pool], **how: Any
 ) -> dict[str, dict[int, Promise]]:
     found: dict[str, dict[int, Promise]] = {}
     for fate in walk(jobs, pools, **how):
@@ -81,10 +81,10 @@ def order(request: pytest.FixtureRequest) -> Order:
     return plain_pools.order if request.param == "plain" else quick_order
 
 
-def job(id: int, deadline_at: float, alone_s: float, *, most: int = 4, meeting_s: float = 2.0) -> Job:
+def job(id: int, deadline_at: float, alone_s: float, *, most: int = 4, meeting_s: float = 2.0) -> PoolJob:
     """Half as long on two replicas and so on, and the time to meet; never longer on more."""
     shared = (alone_s / count + meeting_s for count in range(2, most + 1))
-    return Job(id, deadline_at, tuple(accumulate((alone_s, *shared), min)))
+    return PoolJob(id, deadline_at, tuple(accumulate((alone_s, *shared), min)))
 
 
 def replicas(orders: dict[str, dict[int, Promise]]) -> dict[int, int]:
@@ -113,7 +113,7 @@ def test_who_is_late_whatever_happens_gets_what_nobody_else_wants(allot: Allot) 
     lost, hopeful = job(1, 10.0, 100.0), job(2, 300.0, 100.0)
     assert allot([lost, hopeful], Pool(idle=1), now=0.0) == {2: 1}
     assert allot([lost, hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
-    assert allot([Job(1, 0.0, (100.0,)), hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
+    assert allot([PoolJob(1, 0.0, (100.0,)), hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
 
 
 def test_a_device_whose_job_is_late_is_not_idle(allot: Allot, order: Order) -> None:
@@ -182,7 +182,7 @@ def test_a_job_that_no_load_could_help_any_more_waits_for_what_others_give_back(
 
 
 def test_nobody_knows_how_long_the_first_job_takes_so_nobody_waits_for_its_devices(order: Order, allot: Allot) -> None:
-    first, second = (Job(id, 500.0, (math.inf, 0.0, 0.0), 2, True) for id in (1, 2))
+    first, second = (PoolJob(id, 500.0, (math.inf, 0.0, 0.0), 2, True) for id in (1, 2))
     assert allot([first, second], Pool(idle=3), now=0.0) == {1: 2}
     pool = Pool(idle=1, busy=(math.inf, math.inf), cold_s=20.0)
     found = order({"a": [second]}, {"a": pool}, cold=8, now=0.0)
@@ -197,7 +197,7 @@ def test_what_a_promised_job_does_not_need_any_more_is_given_to_whoever_was_pass
 
 
 def test_best_effort_gangs_are_not_overtaken_by_those_that_need_less(allot: Allot) -> None:
-    pair, single = Job(1, 0.0, (math.inf, 60.0), 2), Job(2, 0.0, (100.0,))
+    pair, single = PoolJob(1, 0.0, (math.inf, 60.0), 2), PoolJob(2, 0.0, (100.0,))
     assert allot([pair, single], Pool(idle=2), now=0.0) == {1: 2}
     assert allot([pair, single], Pool(idle=1, busy=(9.0,)), now=0.0) == {}
     assert allot([pair, single], Pool(idle=1), now=0.0) == {2: 1}, "the pool will never have two"
@@ -216,7 +216,7 @@ def test_what_a_job_holds_is_its_own() -> None:
 
 
 def test_a_walk_says_when_each_should_be_done() -> None:
-    waiting = [job(1, 200.0, 100.0), job(2, 130.0, 100.0), job(3, 20.0, 100.0), Job(4, 0.0, (50.0,))]
+    waiting = [job(1, 200.0, 100.0), job(2, 130.0, 100.0), job(3, 20.0, 100.0), PoolJob(4, 0.0, (50.0,))]
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     found = {fate.job.id: fate for fate in walk({"a": waiting}, {"a": pool}, cold=1, now=0.0)}
     assert [(id, fate.ends_at, fate.helped) for id, fate in found.items()] == [
@@ -227,13 +227,13 @@ def test_a_walk_says_when_each_should_be_done() -> None:
     ]
 
 
-def some_job(id: int, deadline_at: float, alone_s: float, most: int, least: int, kind: int) -> Job:
+def some_job(id: int, deadline_at: float, alone_s: float, most: int, least: int, kind: int) -> PoolJob:
     """Of all kinds: every tenth has no deadline, every tenth measures."""
     if kind == 0:
-        return Job(id, deadline_at, (math.inf,) * (least - 1) + (0.0,) * most, least, True)
+        return PoolJob(id, deadline_at, (math.inf,) * (least - 1) + (0.0,) * most, least, True)
     made = job(id, deadline_at, alone_s, most=least + most - 1)
     run_s = (math.inf,) * (least - 1) + made.run_s[least - 1 :]
-    return Job(id, 0.0 if kind == 1 else deadline_at, run_s, least)
+    return PoolJob(id, 0.0 if kind == 1 else deadline_at, run_s, least)
 
 
 jobs = some.lists(
@@ -250,7 +250,7 @@ pools = some.builds(Pool, some.integers(0, 12), busy, cold_s=some.floats(0.0, 60
 
 @given(jobs, some.integers(0, 12), busy)
 def test_never_more_is_given_than_is_idle_and_who_can_be_in_time_on_it_is(
-    waiting: list[Job], idle: int, coming: tuple[float, ...]
+    waiting: list[PoolJob], idle: int, coming: tuple[float, ...]
 ) -> None:
     found = quick_allot(waiting, Pool(idle=idle, busy=coming), now=0.0)
     assert sum(found.values()) <= idle
@@ -267,7 +267,7 @@ def test_never_more_is_given_than_is_idle_and_who_can_be_in_time_on_it_is(
 
 @given(jobs, some.integers(0, 12), busy, some.integers(0, 16), some.floats(0.0, 60.0))
 def test_what_is_ordered_is_there_and_makes_its_job_come_in_time(
-    waiting: list[Job], idle: int, coming: tuple[float, ...], cold: int, cold_s: float
+    waiting: list[PoolJob], idle: int, coming: tuple[float, ...], cold: int, cold_s: float
 ) -> None:
     pool = Pool(idle=idle, busy=coming, cold_s=cold_s)
     ordered = quick_order({"a": waiting}, {"a": pool}, cold=cold, now=0.0).get("a", {})
@@ -281,7 +281,7 @@ def test_what_is_ordered_is_there_and_makes_its_job_come_in_time(
 
 
 @given(jobs, pools, some.lists(some.integers(1, 3), max_size=4), some.floats(0.0, 400.0))
-def test_allotment_agrees_with_the_plain_one(waiting: list[Job], pool: Pool, kept: list[int], now: float) -> None:
+def test_allotment_agrees_with_the_plain_one(waiting: list[PoolJob], pool: Pool, kept: list[int], now: float) -> None:
     promised = tuple(
         Promise(each.id, count, here=count, free_at=50.0) for each, count in zip(waiting, kept, strict=False)
     )
@@ -293,7 +293,7 @@ def test_allotment_agrees_with_the_plain_one(waiting: list[Job], pool: Pool, kep
 
 @given(jobs, jobs, pools, pools, some.integers(0, 12), some.floats(0.0, 400.0), some.booleans(), some.integers(1, 5))
 def test_orders_agree_with_the_plain_ones_however_few_are_looked_at_in_a_round(
-    some_jobs: list[Job], more: list[Job], one: Pool, two: Pool, cold: int, now: float, delay: bool, looks: int
+    some_jobs: list[PoolJob], more: list[PoolJob], one: Pool, two: Pool, cold: int, now: float, delay: bool, looks: int
 ) -> None:
     waiting = {"a": some_jobs, "b": [msgspec.structs.replace(each, id=each.id + 10**7) for each in more]}
     plain = plain_pools.order(waiting, {"a": one, "b": two}, cold=cold, now=now, delay=delay)
@@ -306,9 +306,9 @@ def test_orders_agree_with_the_plain_ones_however_few_are_looked_at_in_a_round(
     pools,
 )
 def test_a_line_that_is_kept_up_to_date_is_one_that_is_made_anew(
-    waiting: list[Job], steps: list[tuple[int, float, int]], pool: Pool
+    waiting: list[PoolJob], steps: list[tuple[int, float, int]], pool: Pool
 ) -> None:
-    line, here, now = JobQueue(), dict[int, Job](), 0.0
+    line, here, now = JobQueue(), dict[int, PoolJob](), 0.0
     for which, later_s, idle in steps:
         now += later_s
         if which < len(waiting):

@@ -11,7 +11,7 @@ from stoker.manager.core.seams import Load, Policies
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.sim.agenda import Agenda
-from stoker.manager.sim.device import Device, Work
+from stoker.manager.sim.device import RunningWork, SimulatedDevice
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
 from stoker.manager.study.figures import figures_of
@@ -25,8 +25,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.agenda = Agenda()
-        self.device = Device(self.agenda)
-        self.works: dict[str, Work] = {}
+        self.device = SimulatedDevice(self.agenda)
+        self.works: dict[str, RunningWork] = {}
         self.ended: dict[str, float] = {}
         self.ran: dict[str, float] = {}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.manager.sim.agenda import Agenda
-from stoker.manager.sim.flows import Link, Network, Transfer
+from stoker.manager.sim.flows import Network, SharedLink, Transfer
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
         self.network = Network(self.agenda)
         self.arrived: dict[str, float] = {}
 
-    def send(self, name: str, size: float, *paths: tuple[Link, ...], at: float = 0.0) -> None:
+    def send(self, name: str, size: float, *paths: tuple[SharedLink, ...], at: float = 0.0) -> None:
         def done() -> None:
             self.arrived[name] = self.agenda.now
 
@@ -33,40 +33,40 @@ class Clock:
 
 
 def test_two_that_share_a_link_take_twice_as_long_and_the_longer_one_gets_the_rest() -> None:
-    clock, link = Clock(), Link("a", 10.0)
+    clock, link = Clock(), SharedLink("a", 10.0)
     clock.send("short", 50, (link,))
     clock.send("long", 100, (link,))
     assert clock.run() == pytest.approx({"short": 10.0, "long": 15.0})
 
 
 def test_one_that_is_held_up_elsewhere_leaves_its_rest_to_the_others() -> None:
-    clock, wide, narrow = Clock(), Link("wide", 10.0), Link("narrow", 2.0)
+    clock, wide, narrow = Clock(), SharedLink("wide", 10.0), SharedLink("narrow", 2.0)
     clock.send("held", 20, (wide, narrow))
     clock.send("free", 80, (wide,))
     assert clock.run() == pytest.approx({"held": 10.0, "free": 10.0})
 
 
 def test_one_that_comes_later_slows_the_first_from_then_on() -> None:
-    clock, link = Clock(), Link("a", 10.0)
+    clock, link = Clock(), SharedLink("a", 10.0)
     clock.send("first", 100, (link,))
     clock.send("later", 100, (link,), at=5.0)
     assert clock.run() == pytest.approx({"first": 15.0, "later": 20.0})
 
 
 def test_two_paths_add_up() -> None:
-    clock, left, right, inward = Clock(), Link("l", 3.0), Link("r", 5.0), Link("in", 100.0)
+    clock, left, right, inward = Clock(), SharedLink("l", 3.0), SharedLink("r", 5.0), SharedLink("in", 100.0)
     clock.send("both", 80, (left, inward), (right, inward))
     assert clock.run() == pytest.approx({"both": 10.0})
 
 
 def test_a_link_that_costs_nothing_costs_nothing() -> None:
     clock = Clock()
-    clock.send("free", 10**12, (Link("free", math.inf),))
+    clock.send("free", 10**12, (SharedLink("free", math.inf),))
     assert clock.run() == {"free": 0.0}
 
 
 def test_one_that_is_led_elsewhere_keeps_what_has_come() -> None:
-    clock, slow, fast = Clock(), Link("slow", 1.0), Link("fast", 9.0)
+    clock, slow, fast = Clock(), SharedLink("slow", 1.0), SharedLink("fast", 9.0)
     arrived: list[float] = []
     transfer = clock.network.start(100, [(slow,)], lambda: arrived.append(clock.agenda.now))
     clock.agenda.at(10.0, lambda: clock.network.lead(transfer, [(fast,)]))
@@ -76,7 +76,7 @@ def test_one_that_is_led_elsewhere_keeps_what_has_come() -> None:
 
 
 def test_one_that_is_stopped_never_arrives_and_takes_nothing_any_more() -> None:
-    clock, link = Clock(), Link("a", 10.0)
+    clock, link = Clock(), SharedLink("a", 10.0)
     clock.send("stays", 100, (link,))
     stopped = clock.network.start(1000, [(link,)], lambda: pytest.fail("it was stopped"))
     clock.agenda.at(4.0, lambda: clock.network.stop(stopped))
@@ -91,8 +91,8 @@ def test_no_link_is_overfull_and_everybody_is_held_up_by_one_that_is_full(
     rates: list[float], paths: list[set[int]]
 ) -> None:
     agenda = Agenda()
-    network, links = Network(agenda), [Link(str(n), rate) for n, rate in enumerate(rates)]
-    sent: list[tuple[Transfer, list[Link]]] = []
+    network, links = Network(agenda), [SharedLink(str(n), rate) for n, rate in enumerate(rates)]
+    sent: list[tuple[Transfer, list[SharedLink]]] = []
     for path in paths:
         mine = [links[n % len(links)] for n in sorted({n % len(links) for n in path})]
         sent.append((network.start(1e9, [mine], lambda: None), mine))

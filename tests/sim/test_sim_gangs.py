@@ -19,8 +19,8 @@ from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.protocol.calls import CallSpec, Features
 from stoker.manager.protocol.ids import LibraryId, make_call_id
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.duration import Done, best_speedup, course, done_of, least_s, speedup
-from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.duration import WorkDone, best_speedup, course, done_of, least_s, speedup
+from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Preempt, SourceModel, World
 from stoker.manager.study.measures import measure
@@ -54,7 +54,7 @@ def hot(small: World, call: Arrival) -> Simulation:
     return Simulation(small, [*calls(1), replace(call, at_s=12.0)], policies)
 
 
-def runs(log: Log, call: int) -> list[tuple[float, float, int]]:
+def runs(log: EventLog, call: int) -> list[tuple[float, float, int]]:
     """When each part of a call began and stopped, however it did, and its rank: in order of their beginning."""
     begins, stops = (Happened.CALL_BEGAN, Happened.PART_BEGAN), (
         Happened.CALL_ENDED, Happened.PART_ENDED, Happened.CALL_LEFT, Happened.PART_LEFT
@@ -251,7 +251,7 @@ def test_reports_teach_the_core_how_fast_gangs_are() -> None:
     run, _ = simulate(small, [gang(4), gang(2, at_s=1.0, items_done=50)])
     paces = run.core.state.contexts["llm"].paces
     for size in (2, 4):
-        assert paces.known[size][0] == pytest.approx(1.0 / speedup(size, efficiency=0.9), rel=0.05)
+        assert paces.measured[size][0] == pytest.approx(1.0 / speedup(size, efficiency=0.9), rel=0.05)
 
 
 def test_the_first_items_of_a_process_take_longer_for_all_of_them() -> None:
@@ -321,7 +321,7 @@ def test_every_call_ends_once_and_its_members_always_run_together(made: tuple[Wo
     assert again.log.digest() == run.log.digest()
 
 
-def _check_runs(log: Log, call: int, bounds: tuple[int, int]) -> None:
+def _check_runs(log: EventLog, call: int, bounds: tuple[int, int]) -> None:
     """All parts of a run begin at one moment, ranks from 0 on; if it ends, all of them end at one moment."""
     by_start: dict[float, list[tuple[float, int]]] = {}
     for began_at, stopped_at, rank in runs(log, call):
@@ -349,9 +349,11 @@ def test_a_gang_that_loses_over_half_with_each_doubling_is_best_small() -> None:
 
 @given(
     part=st.floats(0.0, 1.0), size=st.integers(1, 8), fixed_s=st.sampled_from([0.0, 4.0]),
-    before=st.sampled_from([Done(), Done(0.5, 0.0), Done(1.0, 7.25)]),
+    before=st.sampled_from([WorkDone(), WorkDone(0.5, 0.0), WorkDone(1.0, 7.25)]),
 )  # fmt: skip
-def test_what_is_done_of_a_call_goes_on_where_it_was_cut(part: float, size: int, fixed_s: float, before: Done) -> None:
+def test_what_is_done_of_a_call_goes_on_where_it_was_cut(
+    part: float, size: int, fixed_s: float, before: WorkDone
+) -> None:
     context = model(gang_s=Duration(2.0), gang_efficiency=0.9)
     spec = CallSpec(make_call_id(client=0, sequence=0), b"", Features(items=20, fixed_s=fixed_s), before.written())
     whole = course(context, spec, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)
@@ -360,4 +362,4 @@ def test_what_is_done_of_a_call_goes_on_where_it_was_cut(part: float, size: int,
     assert done_of(cut) >= before
     done_s = max(0.0, part * whole.whole_s - whole.meet_s)
     assert rest.whole_s == pytest.approx(whole.whole_s - done_s)
-    assert whole.after(whole.whole_s) == Done(1.0, 20.0)
+    assert whole.after(whole.whole_s) == WorkDone(1.0, 20.0)

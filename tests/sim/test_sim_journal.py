@@ -41,4 +41,4 @@ def test_every_event_can_be_written_and_read_again() -> None:
     read = [decoder.decode(record) for record in run.records]
     assert [msgspec.msgpack.encode(each) for each in read] == run.records
     seen = {type(message).__name__ for _, event in read for message in getattr(event, "messages", ())}
-    assert {"ClientHello", "Submit", "PilotHello", "LibraryReady", "CallsEnded", "BlockNews", "ObjectsHere"} <= seen
+    assert {"ClientHello", "Submit", "PilotHello", "LibraryReady", "CallsEnded", "BlockUpdate", "ObjectsHere"} <= seen

@@ -22,7 +22,7 @@ from stoker.manager.sim.workload import (
     Diurnal,
     Generated,
     Poisson,
-    Sweep,
+    SweepCalls,
     Trace,
     TraceFormat,
     Workload,
@@ -38,7 +38,7 @@ DAY = Diurnal(
     context="llm", rate_per_s=10.0, swing=0.8, period_s=Duration(600.0), peak_s=Duration(150.0), for_s=Duration(6000.0)
 )
 SHAPES: tuple[Generated, ...] = (
-    Sweep(context="llm", inputs=1_000, items=10),
+    SweepCalls(context="llm", inputs=1_000, items=10),
     Constant(context="llm", rate_per_s=7.0, count=100),
     Poisson(context="llm", rate_per_s=7.0, count=100),
     Bursts(context="llm", rate_per_s=1.0, burst_rate_per_s=9.0, calm_s=Duration(5.0), burst_s=Duration(5.0), count=100),
@@ -58,9 +58,9 @@ def digest_of(shapes: tuple[Generated, ...]) -> str:
 
 
 def test_a_sweep_is_there_at_once_and_its_last_call_has_what_is_left() -> None:
-    calls = list(arrivals(Sweep(context="llm", inputs=250, items=100), seed=1))
+    calls = list(arrivals(SweepCalls(context="llm", inputs=250, items=100), seed=1))
     assert calls == [Arrival(0.0, "llm", 100), Arrival(0.0, "llm", 100), Arrival(0.0, "llm", 50)]
-    assert len(list(arrivals(Sweep(context="llm", inputs=300, items=100), seed=1))) == 3
+    assert len(list(arrivals(SweepCalls(context="llm", inputs=300, items=100), seed=1))) == 3
 
 
 def test_a_constant_rate_has_equal_gaps_and_no_drift() -> None:
@@ -75,7 +75,7 @@ def test_calls_are_a_function_of_the_seed(workload: Generated) -> None:
     assert len(calls) == 100
     assert calls == list(arrivals(workload, seed=5))
     assert all(before.at_s <= after.at_s for before, after in pairwise(calls))
-    if not isinstance(workload, Sweep | Constant):
+    if not isinstance(workload, SweepCalls | Constant):
         assert calls != list(arrivals(workload, seed=6))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from stoker.contexts.recipe import Awareness
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.run import Outcome, Simulation
+from stoker.manager.sim.run import RunOutcome, Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Links, SourceModel, World
 from stoker.site import Duration, Size
 
@@ -43,6 +43,6 @@ def calls(count: int, *, items: int = 1, every_s: float = 0.0) -> list[Arrival]:
     return [Arrival(n * every_s, "llm", items=items) for n in range(count)]
 
 
-def simulate(world: World, arrivals: list[Arrival], *, seed: int = 0, **more: Any) -> tuple[Simulation, Outcome]:
+def simulate(world: World, arrivals: list[Arrival], *, seed: int = 0, **more: Any) -> tuple[Simulation, RunOutcome]:
     run = Simulation(world, arrivals, default_policies(), seed=seed)
     return run, run.run(**more)

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from stoker.manager.core.fitness import unfit
 from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import View
-from stoker.manager.policies import durations
-from stoker.manager.policies.making_room import GIVE_UP_ON_PILOT
+from stoker.manager.policies.where_to_load import failures, is_probed, may_load, ranks
 
 Replica = tuple[Device, ...]
 """Devices of one pilot that a replica is to be loaded on."""
@@ -41,7 +39,7 @@ class ColdDevices:
     def count(self, model: str, *, most: int) -> int:
         """How many replicas of a model could be warmed; not counted further than `most`. None while loads of it fail:
         these are probed one at a time."""
-        return 0 if self._view.contexts[model].load_failures else len(self.find(model, most=most))
+        return 0 if is_probed(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
         """So many are warmed for a job."""
@@ -75,13 +73,13 @@ class ColdDevices:
         return not self._gone.isdisjoint(devices)
 
     def _replicas(self, context: Context) -> Iterator[Replica]:
-        """Devices that would do, where it has failed least first; last, those where it failed twice."""
-        failed_on, wants = context.failed_on, context.recipe.needs.devices
-        for failures in range(GIVE_UP_ON_PILOT + 1) if failed_on else (0,):
+        """Devices that would do, where it has failed least first."""
+        wants = context.recipe.needs.devices
+        for rank in ranks(context):
             together: dict[str, list[Device]] = {}
             for device in self._cold:
                 pilot = device.pilot
-                if device in self._gone or min(GIVE_UP_ON_PILOT, failed_on.get(pilot.id, 0)) != failures:
+                if device in self._gone or failures(context, pilot) != rank:
                     continue
                 if not self._would_do(context, device):
                     continue
@@ -94,11 +92,7 @@ class ColdDevices:
                     yield tuple(together.pop(pilot.id))
 
     def _would_do(self, context: Context, device: Device) -> bool:
-        pilot, now = device.pilot, self._view.now
-        if not self._fits(context, device) or unfit(pilot, context.recipe.key, now):
-            return False
-        left_s, kind = pilot.ends_at - now, device.facts.kind
-        return not pilot.ends_at or durations.has_time(context, kind, left_s=left_s, lasts_s=pilot.lasts_s)
+        return self._fits(context, device) and may_load(self._view, context, device, desperate=True)
 
     def coming(self, context: Context) -> int:
         """Replicas for which devices become cold any moment."""

@@ -20,9 +20,9 @@ from typing import Any
 
 from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
-from stoker.manager.core.walltime import has_time
+from stoker.manager.core.walltime import run_fits
 from stoker.manager.policies.dispatch import HottestFirst
-from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, Job
+from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, PoolJob
 from stoker.manager.policies.prompt_tuner.pool_state import PoolState, in_rounds
 from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
 from stoker.manager.policies.prompt_tuner.scheduling import allot
@@ -32,7 +32,7 @@ from stoker.units import show_seconds
 ROUND_S = 0.05
 """§5.3."""
 
-LOOK_AGAIN_S = 0.25
+REFRESH_S = 0.25
 """What time alone has changed is found out so soon."""
 
 
@@ -79,7 +79,7 @@ class AllotInRounds(HottestFirst):
             if state.left_over:
                 state.left_over = False
                 plan += _default_way(state)
-            if state.active and (state.allot_due or view.now >= state.looked_at + LOOK_AGAIN_S):
+            if state.active and (state.allot_due or view.now >= state.looked_at + REFRESH_S):
                 state.allot_due, state.looked_at = False, view.now
                 plan += self._allot(view, state)
         return plan
@@ -92,9 +92,9 @@ class AllotInRounds(HottestFirst):
         free = state.free(reuse=self.reuse)
         if not free:
             return []
-        starts: list[tuple[Job, list[Library]]] = []
+        starts: list[tuple[PoolJob, list[Library]]] = []
 
-        def take(job: Job, count: int) -> bool:
+        def take(job: PoolJob, count: int) -> bool:
             members = _members(view, view.calls[CallId(job.id)], free, count=count, run_s=job.run_s[count - 1])
             if len(members) < count:
                 return False
@@ -117,7 +117,7 @@ class AllotInRounds(HottestFirst):
         return plan
 
 
-def _start(view: View, job: Job, members: list[Library]) -> list[Action]:
+def _start(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
     """A call on these libraries, and when it should be done; it is dropped where it is late on any, and not wanted
     then."""
     id, ids = CallId(job.id), tuple(library.id for library in members)
@@ -136,7 +136,7 @@ def _start(view: View, job: Job, members: list[Library]) -> list[Action]:
 def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
     """So many free libraries for a call, fewer if there are not enough that it could finish on: those of pilots that
     have many of them first, so that a gang has to do with few pilots."""
-    able = [x for x in free if x.admits(call) and has_time(view.now, x, run_s)]
+    able = [x for x in free if x.admits(call) and run_fits(view, x.pilot, run_s)]
     if 1 < count < len(able):
         many = Counter(library.pilot.id for library in able)
         able.sort(key=lambda library: (-min(count, many[library.pilot.id]), library.pilot.id))

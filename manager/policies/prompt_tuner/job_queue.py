@@ -29,7 +29,7 @@ _FEW = 8
 """So many jobs are put into a row one by one; of more the row is sorted."""
 
 
-class Job(msgspec.Struct, frozen=True, gc=False):
+class PoolJob(msgspec.Struct, frozen=True, gc=False):
     """A job that waits. `run_s[a - 1]`: an upper bound of its time on `a` replicas, meeting included, not longer for
     more of them. `deadline_at`: 0 = none, then it runs when nobody else wants to, in order of `priority`. `least`: the
     fewest replicas that it can run on. One that `measures` runs on these, for nobody knows how long it takes."""
@@ -53,7 +53,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
         return now + self.run_s[-1] > self.deadline_at
 
 
-def by_deadline(jobs: Iterable[Job]) -> list[Job]:
+def by_deadline(jobs: Iterable[PoolJob]) -> list[PoolJob]:
     """Those with a deadline first, the nearest before all; then the others, oldest first."""
     return sorted(jobs, key=lambda job: (not job.deadline_at, job.deadline_at or -job.priority, job.id))
 
@@ -64,7 +64,7 @@ class JobQueue:
     __slots__ = ("_due", "_keys", "_needs", "_turns", "jobs", "late", "rest", "rows")
 
     def __init__(self) -> None:
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, PoolJob] = {}
         self.rows: dict[int, list[Key]] = {}
         """Jobs that can be in time, by their need."""
         self.late: list[Key] = []
@@ -86,7 +86,7 @@ class JobQueue:
         """Whether any can be in time."""
         return any(self.rows.values())
 
-    def put(self, jobs: Iterable[Job], *, now: float) -> None:
+    def put(self, jobs: Iterable[PoolJob], *, now: float) -> None:
         """Add these, or put them in the place of those with the same ids."""
         fresh: dict[int, list[Key]] = {}
         turns: list[tuple[float, int]] = []
@@ -143,7 +143,7 @@ class JobQueue:
             job, need, key = self.jobs[id], self._needs[id], self._keys[id]
             grown = job.fewest(begins_at=now, most=len(job.run_s))
             if grown:
-                self._look_at(id, max(now + _EARLY_S, job.deadline_at - job.run_s[grown - 1] - _EARLY_S))
+                self._set_alarm(id, max(now + _EARLY_S, job.deadline_at - job.run_s[grown - 1] - _EARLY_S))
             else:
                 del self._due[id]
             if grown == need:
@@ -187,7 +187,7 @@ class JobQueue:
         ways = [_from(row, bisect_right(row, after)) for row in rows]
         return heapq.merge(*ways) if len(ways) > 1 else iter(ways[0] if ways else ())
 
-    def _look_at(self, id: int, at: float) -> None:
+    def _set_alarm(self, id: int, at: float) -> None:
         self._due[id] = at
         heapq.heappush(self._turns, (at, id))
 

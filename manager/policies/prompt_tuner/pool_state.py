@@ -11,7 +11,7 @@ from stoker.manager.core.nouns import Call, Context, Gang, Library
 from stoker.manager.core.paces import work_of
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.walltime import CAUTION
-from stoker.manager.policies.prompt_tuner.job_queue import Job, JobQueue
+from stoker.manager.policies.prompt_tuner.job_queue import JobQueue, PoolJob
 from stoker.manager.policies.prompt_tuner.scheduling import Pool, Promise
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S
 from stoker.manager.protocol.calls import CallProgress, Features
@@ -35,7 +35,7 @@ def in_rounds(call: Call) -> bool:
     return options.gang[1] > 1 or options.objective.deadline_at > 0
 
 
-class Ordered:
+class OrderedReplicas:
     """A promise, and where its replicas are being warmed."""
 
     __slots__ = ("loading", "lost", "places", "promise")
@@ -60,7 +60,7 @@ class PoolState:
         """How many of those in line rounds are asked to decide about."""
         self.others: set[int] = set()
         """Those in line that would go the default way if they were alone."""
-        self.promises: dict[int, Ordered] = {}
+        self.promises: dict[int, OrderedReplicas] = {}
         self.held: dict[int, int] = {}
         """Idle replicas that a job has taken for itself until it has enough (an ablation)."""
         self.idle_since: dict[LibraryId, float] = {}
@@ -111,7 +111,7 @@ class PoolState:
         """Whether measurements have changed what jobs will take."""
         paces = self.context.paces
         parts = tuple(paces.parts.items()) if self._learn else ()
-        known = (parts, paces.meet_s, *paces.known.items())
+        known = (parts, paces.meet_s, *paces.measured.items())
         if known == self._known or now - self._rated_at < len(self.line) / _JOBS_PER_S:
             return False
         same, self._known = parts == (self._known[0] if self._known else ()), known
@@ -123,7 +123,7 @@ class PoolState:
         self._times.clear()
         return True
 
-    def job(self, call: Call, report: CallProgress | None) -> Job:
+    def job(self, call: Call, report: CallProgress | None) -> PoolJob:
         """A waiting call as a job. `report`: what it said last, where it goes on from a checkpoint."""
         options, features = call.group.options, call.spec.features
         deadline_at, (least, most) = options.objective.deadline_at, options.gang
@@ -137,12 +137,12 @@ class PoolState:
                 run_s = self._work_out(features, least, most, done=done)
             else:
                 run_s = self._times.get((features, least, most)) or self._remember(features, least, most)
-            return Job(call.id, deadline_at, run_s, least, False, options.priority)
+            return PoolJob(call.id, deadline_at, run_s, least, False, options.priority)
         usual_s = call.group.cost.run_s or self.context.run_s
         if most == 1 and usual_s:
-            return Job(call.id, deadline_at, (CAUTION * usual_s,), priority=options.priority)
+            return PoolJob(call.id, deadline_at, (CAUTION * usual_s,), priority=options.priority)
         run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
-        return Job(call.id, deadline_at, run_s, least, True, options.priority)
+        return PoolJob(call.id, deadline_at, run_s, least, True, options.priority)
 
     def _remember(self, features: Features | None, least: int, most: int) -> tuple[float, ...]:
         """How long a job takes that has not begun. Many are alike."""
@@ -156,7 +156,7 @@ class PoolState:
     ) -> tuple[float, ...]:
         """How long a job takes on one replica, two, and so on. `done`: the part that it has done, if it has begun."""
         fixed_s = features.fixed_s if features is not None and done is None else 0.0
-        work = work_of(features) * self.context.paces.left(features, done or 0.0, learn=self._learn)
+        work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
         times = [fixed_s + none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
         if least > 1:
             times[: least - 1] = [math.inf] * (least - 1)
@@ -219,7 +219,7 @@ class PoolState:
         if type(holder) is Gang and holder.report is not None:
             at, done = holder.report
             fixed_s = -paces.meet_s if size > 1 else 0.0  # they have met
-        left = paces.left(features, done / max(1, items), learn=self._learn)
+        left = paces.share_left(features, done / max(1, items), learn=self._learn)
         seconds = paces.bound_s(size, work_of(features) * left)
         return at + fixed_s + seconds if seconds is not None else math.inf
 

@@ -14,8 +14,8 @@ import msgspec
 from stoker.manager.core.nouns import Call, Context, Pilot
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.seams import Changes, View
-from stoker.manager.policies.prompt_tuner.job_queue import Job
-from stoker.manager.policies.prompt_tuner.pool_state import Ordered, PoolState, in_rounds
+from stoker.manager.policies.prompt_tuner.job_queue import PoolJob
+from stoker.manager.policies.prompt_tuner.pool_state import OrderedReplicas, PoolState, in_rounds
 from stoker.manager.protocol.ids import LibraryId, PilotId
 
 
@@ -42,7 +42,7 @@ class PoolStates:
             self._new = False
             for context in view.hungry.values():
                 self._open(view, context)
-        fresh: dict[PoolState, list[Job]] = {}
+        fresh: dict[PoolState, list[PoolJob]] = {}
         for id in changes.calls:
             call, state = view.calls.get(id), self._of.get(id)
             if call is None or call.state is not CallState.WAITING:
@@ -104,7 +104,7 @@ class PoolStates:
         state.line.put([_job(view, state, call) for call in calls], now=view.now)
         state.mark_changed()
 
-    def _add(self, view: View, call: Call, fresh: dict[PoolState, list[Job]]) -> None:
+    def _add(self, view: View, call: Call, fresh: dict[PoolState, list[PoolJob]]) -> None:
         """A call waits."""
         state = self.of(call.group.context)
         if state is None or not state.asked:
@@ -146,7 +146,7 @@ class PoolStates:
         """Whether a pilot that is cut off has been so for a moment only."""
         return now - self._cut.get(pilot.id, now) <= self.cut_s
 
-    def _update_promise(self, view: View, state: PoolState, ordered: Ordered) -> None:
+    def _update_promise(self, view: View, state: PoolState, ordered: OrderedReplicas) -> None:
         here, ordered.lost, ordered.loading = 0, [], set()
         for place in ordered.places:
             pilot = view.pilots.get(place[0])
@@ -168,5 +168,5 @@ class PoolStates:
             state.mark_changed()
 
 
-def _job(view: View, state: PoolState, call: Call) -> Job:
+def _job(view: View, state: PoolState, call: Call) -> PoolJob:
     return state.job(call, view.reports.get(call.id) if call.spec.progress else None)

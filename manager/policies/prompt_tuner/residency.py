@@ -32,7 +32,6 @@ from typing import Any
 
 import msgspec
 
-from stoker.manager.core.fitness import unfit
 from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import (
@@ -49,20 +48,21 @@ from stoker.manager.core.seams import (
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.making_room import is_idle
 from stoker.manager.policies.prompt_tuner.cold_devices import ColdDevices, Replica, cold_devices, makes_warm
-from stoker.manager.policies.prompt_tuner.dispatch import LOOK_AGAIN_S, ROUND_S
-from stoker.manager.policies.prompt_tuner.job_queue import Job
-from stoker.manager.policies.prompt_tuner.pool_state import Ordered, Place, PoolState, in_rounds
+from stoker.manager.policies.prompt_tuner.dispatch import REFRESH_S, ROUND_S
+from stoker.manager.policies.prompt_tuner.job_queue import PoolJob
+from stoker.manager.policies.prompt_tuner.pool_state import OrderedReplicas, Place, PoolState, in_rounds
 from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
 from stoker.manager.policies.prompt_tuner.scheduling import Fate, Walk
 from stoker.manager.policies.prompt_tuner.telling import forecast, why_dropped
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
 from stoker.manager.policies.sizes import suits
+from stoker.manager.policies.where_to_load import is_probed, may_load, probes
 from stoker.manager.protocol.ids import CallId, LibraryId, RecipeKey
 
 WINDOW_S = 60.0
 """§6.3."""
 
-LOOKS = 128
+JOBS_PER_ROUND = 128
 """So many jobs are looked at in a round; of more the rest in the next ones."""
 
 
@@ -79,7 +79,7 @@ class WarmPools(Quiet):
         delay: bool = True,
         reuse: bool = True,
         early: bool = False,
-        looks: int = LOOKS,
+        looks: int = JOBS_PER_ROUND,
         **default: Any,
     ) -> None:
         self.states = states
@@ -96,7 +96,7 @@ class WarmPools(Quiet):
         self._reclaim_at = math.inf
         self._cold: list[Device] | None = None
         """Cold devices, as long as libraries and pilots stay as they are."""
-        self._first: dict[str, Job] = {}
+        self._first: dict[str, PoolJob] = {}
         """Of each pool, the first job that this walk has found without help."""
 
     @property
@@ -180,7 +180,7 @@ class WarmPools(Quiet):
             if state.active:
                 pools[key] = pool
             looks |= state.active or bool(running)
-        self._again_at = view.now + LOOK_AGAIN_S if looks else math.inf
+        self._again_at = view.now + REFRESH_S if looks else math.inf
         if pools:
             self._walk.begin(pools, now=view.now)
         return plan
@@ -192,7 +192,7 @@ class WarmPools(Quiet):
             state = self.states.all[fate.model]
             if fate.promise is not None:
                 loads, places = self._load(state.context, cold.taken.pop(fate.job.id))
-                state.promises[fate.job.id] = Ordered(fate.promise, places)
+                state.promises[fate.job.id] = OrderedReplicas(fate.promise, places)
                 state.allot_due = True
                 plan += loads
             elif not fate.helped:
@@ -225,7 +225,7 @@ class WarmPools(Quiet):
             cold.take(key, missing, job=id)
             loads, places = self._load(state.context, cold.taken.pop(id))
             left = [place for place in ordered.places if place not in ordered.lost]
-            state.promises[id] = Ordered(msgspec.structs.replace(promise, free_at=free_at), left + places)
+            state.promises[id] = OrderedReplicas(msgspec.structs.replace(promise, free_at=free_at), left + places)
             plan += loads
         return plan
 
@@ -258,14 +258,14 @@ class WarmPools(Quiet):
                 break
         return plan
 
-    def _wants(self, view: View, state: PoolState, job: Job) -> int:
+    def _wants(self, view: View, state: PoolState, job: PoolJob) -> int:
         """Replicas to warm beside those that walks have ordered."""
         context, line = state.context, state.line
-        if not context.load_failures and (line.late or line.hopeful):
+        if not is_probed(context) and (line.late or line.hopeful):
             return max(0, job.least - self._alive(view, state, most=job.least))
         alive = [library for library in context.libraries.values() if is_alive(view, library, cut_s=self.default.cut_s)]
-        if context.load_failures:
-            return 0 if any(library.state is LibraryState.LOADING for library in alive) else 1
+        if is_probed(context):
+            return probes(alive)
         return self.default.worth_loading(context, alive)
 
     def _alive(self, view: View, state: PoolState, *, most: int) -> int:
@@ -296,9 +296,10 @@ class WarmPools(Quiet):
             return []
         best: tuple[float, list[Library]] | None = None
         for pilot in view.pilots.values():
-            if pilot.state is not PilotState.HERE or unfit(pilot, context.recipe.key, view.now):
+            if pilot.state is not PilotState.HERE:
                 continue
-            ways = [way for device in pilot.devices.values() if (way := self._cleared(view, context, device))]
+            able = (device for device in pilot.devices.values() if may_load(view, context, device, desperate=True))
+            ways = [way for device in able if (way := self._cleared(view, context, device))]
             ways = sorted(ways, key=lambda way: way[0])[: context.recipe.needs.devices]
             if len(ways) == context.recipe.needs.devices and (best is None or ways[-1][0] < best[0]):
                 best = ways[-1][0], [library for _, libraries in ways for library in libraries]
@@ -347,7 +348,7 @@ class WarmPools(Quiet):
                     self._reclaim_at = min(self._reclaim_at, at + self.window_s)
         return plan
 
-    def _reclaim_early(self, view: View, state: PoolState, job: Job, cold: ColdDevices) -> list[Action]:
+    def _reclaim_early(self, view: View, state: PoolState, job: PoolJob, cold: ColdDevices) -> list[Action]:
         """Idle replicas of other models, that nobody there waits for, make room for a job that is late otherwise."""
         context = state.context
         wants = job.fewest(begins_at=view.now + state.load_s, most=len(job.run_s))
@@ -364,7 +365,9 @@ class WarmPools(Quiet):
         """Whether a context would fit on the devices of a library, were they cold."""
         library = view.libraries.get(id)
         return library is not None and all(
-            suits(context, device) and self.default.minimum(context, device) <= device.facts.memory_bytes
+            suits(context, device)
+            and self.default.minimum(context, device) <= device.facts.memory_bytes
+            and may_load(view, context, device, desperate=True)
             for device in library.devices
         )
 

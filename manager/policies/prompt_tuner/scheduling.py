@@ -46,7 +46,7 @@ from typing import Protocol
 
 import msgspec
 
-from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, Job, JobQueue, Key
+from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, JobQueue, Key, PoolJob
 
 
 class Promise(msgspec.Struct, frozen=True):
@@ -84,10 +84,10 @@ class Pool(msgspec.Struct, frozen=True):
 
 # ---- Algorithm 1
 
-_Take = Callable[[Job, int], bool]
+_Take = Callable[[PoolJob, int], bool]
 
 
-def _whatever(job: Job, count: int) -> bool:  # noqa: ARG001
+def _whatever(job: PoolJob, count: int) -> bool:  # noqa: ARG001
     return True
 
 
@@ -155,7 +155,7 @@ def _give_rest(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, 
 # ---- Algorithm 2
 
 
-class Cold(Protocol):
+class ColdPool(Protocol):
     """The cold pool."""
 
     def count(self, model: str, *, most: int) -> int:
@@ -170,7 +170,7 @@ class Fate(msgspec.Struct, frozen=True):
     ordered for it. `helped`: it waits for devices of its own, or that others give back in time."""
 
     model: str
-    job: Job
+    job: PoolJob
     ends_at: float
     promise: Promise | None = None
     helped: bool = True
@@ -198,7 +198,7 @@ class Walk:
         self._free = {model: _free_at(pool, now=now, idle=pool.unkept) for model, pool in pools.items()}
         self._served = {promise.job: promise for pool in pools.values() for promise in pool.promised}
 
-    def go_on(self, lines: Mapping[str, JobQueue], cold: Cold, *, looks: int) -> list[Fate]:
+    def go_on(self, lines: Mapping[str, JobQueue], cold: ColdPool, *, looks: int) -> list[Fate]:
         """The next jobs in line, so many at most. It is over when `under_way` is False."""
         fates: list[Fate] = []
         for key, model in self._ahead(lines):
@@ -214,7 +214,7 @@ class Walk:
         ways = [_named(line.behind(self._at), model) for model, line in lines.items() if line and model in self._pools]
         return heapq.merge(*ways) if len(ways) > 1 else iter(ways[0] if ways else ())
 
-    def _hopeful(self, model: str, job: Job, cold: Cold) -> Fate:
+    def _hopeful(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
         promise = self._served.get(job.id)
         if promise is not None:
@@ -228,7 +228,7 @@ class Walk:
         del free[: max(0, bisect_right(free, now) - idle)]  # what it holds and does not need yet is nobody else's
         return found
 
-    def _waits(self, model: str, job: Job, cold: Cold) -> Fate:
+    def _waits(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
         slot = _slot(free, job) if self.delay and not job.measures else 0
         if slot:
@@ -252,7 +252,7 @@ class Walk:
         cold.take(model, more, job=job.id)
         return Fate(model, job, ends_at, Promise(job.id, more, count - more, free_at=ends_at))
 
-    def _rest(self, model: str, job: Job) -> Fate:
+    def _rest(self, model: str, job: PoolJob) -> Fate:
         pool, free = self._pools[model], self._free[model]
         if len(free) < job.least:
             begins_at = self._now + pool.cold_s
@@ -277,7 +277,7 @@ def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))
 
 
-def _slot(free: list[float], job: Job) -> int:
+def _slot(free: list[float], job: PoolJob) -> int:
     """DelaySchedulable: the fewest replicas with which a job is in time on those that are free by then; 0 if none."""
     deadline_at = job.deadline_at
     for count, (begins_at, seconds) in enumerate(zip(free, job.run_s, strict=False), start=1):
@@ -293,7 +293,7 @@ def _reserve(free: list[float], count: int, until: float) -> None:
     free[place:place] = [until] * count
 
 
-def _soonest(free: list[float], job: Job, *, warm_at: float, there: int) -> float:
+def _soonest(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
     """When a job that cannot be helped would be done, were the others ahead of it done in time."""
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)

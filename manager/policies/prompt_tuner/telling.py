@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from stoker.manager.core.forecasts import is_in_time, is_news
+from stoker.manager.core.forecasts import has_changed, is_in_time
 from stoker.manager.core.seams import Action, Forecast, View
 from stoker.manager.policies.prompt_tuner.scheduling import Fate
 from stoker.manager.protocol.ids import CallId
@@ -17,8 +17,8 @@ def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]
         return []
     ends_at = max(ends_at, view.now)
     in_time = is_in_time(ends_at, due_at=due_at, now=view.now)
-    news = is_news(view.forecasts.get(id), ends_at, in_time=in_time, now=view.now)
-    return [Forecast(CallId(id), ends_at, in_time)] if news else []
+    changed = has_changed(view.forecasts.get(id), ends_at, in_time=in_time, now=view.now)
+    return [Forecast(CallId(id), ends_at, in_time)] if changed else []
 
 
 def why_dropped(view: View, fate: Fate) -> str:

@@ -8,17 +8,17 @@ from stoker.manager.core.phases import PilotState
 from stoker.manager.core.sources import Block
 from stoker.manager.core.state import JOURNAL_LOST
 from stoker.manager.protocol import to_client
-from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
+from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
 
 
-def news(manager: Manager, message: BlockNews) -> None:
+def record_block_update(manager: Manager, message: BlockUpdate) -> None:
     """The batch system has said something about a block."""
     state = manager.state
     block = state.blocks.get(message.block) or _adopted(manager, message)
     if block is None:
         return
     if message.source not in ("", block.source.source.name):
-        state.refuse("news of a block of another source")
+        state.refuse("update of a block of another source")
         return
     blocks.said(manager, block, message)
     if message.cause and not block.held_for:
@@ -28,7 +28,7 @@ def news(manager: Manager, message: BlockNews) -> None:
     losses.block_said(manager, block)
 
 
-def _held(manager: Manager, block: Block, message: BlockNews) -> None:
+def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
     """The batch system holds a job, for a cause that it names. When it held the block before for the same, a third
     would go the same way: the source is stopped, with what to do, and what waits of it is withdrawn."""
     source = block.source
@@ -39,15 +39,16 @@ def _held(manager: Manager, block: Block, message: BlockNews) -> None:
     manager.demand_changed = True
 
 
-def _adopted(manager: Manager, message: BlockNews) -> Block | None:
-    """News of a block that the manager does not know. The factory names its source where the manager may have lost it:
-    then it is taken for its own, with the pilots that it has brought. One that was over is cancelled."""
+def _adopted(manager: Manager, message: BlockUpdate) -> Block | None:
+    """The factory tells of a block that the manager does not know. It names the block's source where the manager may
+    have lost it: then the manager adopts the block, with the pilots that it has brought. One that was over is
+    cancelled."""
     state, id = manager.state, message.block
     number = id.removeprefix("b")
     if message.source and number.isascii() and number.isdigit():
         blocks.number_is_known(state, int(number))
     if not message.source:
-        state.refuse("news of a block that is not known or is over")
+        state.refuse("update of a block that is not known or is over")
     if not message.source or message.phase.over or state.ending:
         return None
     source = state.sources.get(message.source)

@@ -64,7 +64,7 @@ def progress(manager: Manager, library: Library, message: CallsProgress) -> None
     for id, reports in by_client.items():
         client = state.clients[id]
         if client.connected:
-            manager.tell(client, to_client.Progress(reports))
+            manager.tell(client, to_client.ProgressReports(reports))
 
 
 def evicted(manager: Manager, library: Library, progress: CallProgress) -> None:

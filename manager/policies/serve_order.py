@@ -1,0 +1,39 @@
+"""Which libraries are offered the calls that wait for a context, and in which order: the default at the dispatch seam.
+
+Asked when calls came to the queue, or came back. The library that was given some just now is first: what it gets goes
+in the same frame. Then the hottest that are free, so that those which are not needed cool down. Those that work already
+take their share of a backlog, the least loaded first; when some in a row have had it, so have the others.
+
+It answers lazily: a library takes what `Dispatch.pull` says before the next one is asked for, so nobody walks through
+thousands of libraries for a few calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from stoker.manager.core.nouns import Context, Library
+from stoker.manager.core.seams import View
+
+SATED = 4
+"""When so many of the least loaded libraries take nothing of a backlog, no other is asked."""
+
+_MOST_EXAMINED = 16
+
+
+def hottest_first(view: View, context: Context) -> Iterator[Library]:
+    """The library of the burst, the free ones, then those with the least to do, as long as they take calls."""
+    queue, index, burst = context.queue, context.index, context.index.burst
+    if burst is not None and burst.at == view.now:
+        yield burst.library
+    for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # nearly always the first few take it all
+        for library in tuple(islice(index.hottest(), some)) if queue.count else ():
+            yield library
+            if queue.single() is None:  # gangs may still wait: what the first library did for them, others would too
+                return
+    while queue.count:
+        before = queue.count
+        yield from tuple(islice(index.least_loaded(), SATED))  # those that take some stand elsewhere then
+        if queue.count == before:
+            return

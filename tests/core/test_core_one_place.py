@@ -1,0 +1,84 @@
+"""A decision has one place, read off the sources: one file compares what it is made by, and others ask that file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import stoker.manager.core
+import stoker.manager.policies
+
+CORE, POLICIES = (Path(str(package.__file__)).parent for package in (stoker.manager.core, stoker.manager.policies))
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """`fields`: what it is made by. `others`: further files that read one of them, and why they decide nothing by it.
+    `namesakes`: owners of a field of the same name that means something else."""
+
+    place: str
+    fields: frozenset[str]
+    others: dict[str, str]
+    namesakes: frozenset[str] = frozenset()
+
+
+WALLTIME = Decision(
+    "core/walltime.py",
+    frozenset({"ends_at", "lasts_s"}),
+    {
+        "core/draining.py": "it remembers the most that a pilot has ever had left",
+        "core/report.py": "it shows what is left",
+    },
+    frozenset({"action", "before", "fate", "forecast", "said"}),  # forecasts of calls' ends
+)
+FAILED_LOADS = Decision(
+    "policies/where_to_load.py",
+    frozenset({"failed_on", "load_failures"}),
+    {"core/loads.py": "it counts failed loads, and says when a context is given up"},
+)
+
+
+def reads(tree: ast.AST, decision: Decision) -> Iterator[tuple[str, int]]:
+    """Where one of its fields is read."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=owner, attr=attr, ctx=ast.Load()) if attr in decision.fields:
+                name = ast.unparse(owner)
+                if name.rpartition(".")[2] not in decision.namesakes:
+                    yield f"{name}.{attr}", node.lineno
+
+
+def readers(decision: Decision) -> dict[str, list[str]]:
+    """The files of the core and of the policies that read one of its fields, and where."""
+    found: dict[str, list[str]] = {}
+    for package in (CORE, POLICIES):
+        for path in sorted(package.rglob("*.py")):
+            name = path.relative_to(package.parent).as_posix()
+            for what, line in reads(ast.parse(path.read_text()), decision):
+                found.setdefault(name, []).append(f"{name}:{line} {what}")
+    return found
+
+
+@pytest.mark.parametrize("decision", [WALLTIME, FAILED_LOADS], ids=lambda decision: decision.place)
+def test_one_file_decides(decision: Decision) -> None:
+    found = readers(decision)
+    assert {decision.place, *decision.others} <= set(found), "a file that reads none of it any more stands in the table"
+    more = [where for name in found.keys() - {decision.place, *decision.others} for where in found[name]]
+    assert not more, f"ask {decision.place}, or give a reason in the table"
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("left = pilot.ends_at - now", ["pilot.ends_at"]),
+        ("longest = max(each.lasts_s for each in pilots)", ["each.lasts_s"]),
+        ("fits = library.pilot.ends_at > then", ["library.pilot.ends_at"]),
+        ("pilot.ends_at = 0.0", []),
+        ("late = fate.ends_at > due_at or self.said.ends_at > due_at", []),
+    ],
+)
+def test_a_read_is_seen_in_each_of_its_shapes(source: str, seen: list[str]) -> None:
+    assert [what for what, _ in reads(ast.parse(source), WALLTIME)] == seen
