@@ -26,7 +26,7 @@ from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
 from stoker.manager.protocol.session import PYTHON, KeyPair, SessionFolder
 from stoker.pilot.agent import environment, probing
-from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, Options
+from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, PilotOptions
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.loop import TOLD_TO_GO, Loop
 from stoker.pilot.agent.peers import Peers
@@ -34,7 +34,7 @@ from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, snapshot_names
 from stoker.pilot.cache.store import KEPT_S
 from stoker.pilot.core.state import PilotFacts
-from stoker.pilot.devices import Devices, find_devices, monitor
+from stoker.pilot.devices import GrantedDevices, find_devices, monitor
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.zygote import processes
 from stoker.units import parse_bytes, show_bytes
@@ -117,7 +117,7 @@ def _make(given: argparse.Namespace) -> Agent:
     signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # until the loop heeds them, or the folder would stay
     scratch = Scratch(base, pilot=pilot)
     try:
-        options = Options(
+        options = PilotOptions(
             pilot=pilot,
             block=given.block,
             grace_s=given.grace,
@@ -148,7 +148,13 @@ def _make(given: argparse.Namespace) -> Agent:
 
 
 def _agent(
-    options: Options, session: SessionFolder, found: Devices, scratch: Scratch, cache: ObjectCache, *, bound_bytes: int
+    options: PilotOptions,
+    session: SessionFolder,
+    found: GrantedDevices,
+    scratch: Scratch,
+    cache: ObjectCache,
+    *,
+    bound_bytes: int,
 ) -> Agent:
     host, logs = socket.gethostname(), session.pilot(options.pilot)
     link = ManagerLink(session, pilot=options.pilot, block=options.block)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stoker.manager.factory import condor_description as description
 from stoker.manager.factory.batch import job_name
-from stoker.pilot.taskvine.plan import NEVER_IDLE_S, Plan
+from stoker.pilot.taskvine.plan import NEVER_IDLE_S, VinePlan
 from stoker.site import ProviderKind, Site
 
 _WALLTIME_MARGIN_S = 30
@@ -17,7 +17,7 @@ WORKER = "worker"
 """Stands where other jobs of a session name their block."""
 
 
-def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = "") -> Plan:
+def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = "") -> VinePlan:
     """The plan of a site, whose settings TaskVine can all honour (see `refusals`).
 
     Jobs of workers carry the marks by which those of a `session` are known; one that is `kept` outlives programs.
@@ -28,7 +28,7 @@ def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = 
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)
     idle_s = site.policy.let_go_after_s(kept=kept)
-    return Plan(
+    return VinePlan(
         batch=provider.kind.value,
         ports=site.session.port_range,
         devices=pilot.devices,

@@ -26,9 +26,9 @@ from stoker.pilot.cache import ObjectCache
 from stoker.pilot.core.commands import Command
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, LibraryHungUp
-from stoker.pilot.core.state import PilotFacts, PilotState
+from stoker.pilot.core.state import CoreState, PilotFacts
 from stoker.pilot.core.timers import Timers
-from stoker.pilot.devices import Device, memory
+from stoker.pilot.devices import PilotDevice, memory
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.devices.monitor import Monitor
 from stoker.working_folder import folders_here
@@ -40,7 +40,7 @@ PROBE_EVERY_S = 300.0
 """How often a device on which nothing is loaded is probed again."""
 
 
-class Options(msgspec.Struct, frozen=True):
+class PilotOptions(msgspec.Struct, frozen=True):
     """What a pilot was started with."""
 
     pilot: str
@@ -64,10 +64,10 @@ class Agent:
     def __init__(
         self,
         facts: PilotFacts,
-        options: Options,
+        options: PilotOptions,
         *,
         session: SessionFolder,
-        devices: tuple[Device, ...],
+        devices: tuple[PilotDevice, ...],
         scratch: Scratch,
         cache: ObjectCache,
         link: ManagerLink,
@@ -77,7 +77,7 @@ class Agent:
         self.options = options
         self.session = session
         self.logs = session.pilot(options.pilot)
-        self.devices: dict[DeviceId, Device] = {device.facts.device: device for device in devices}
+        self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
         self.monitors: dict[str, Monitor] = {}
         """What watches each GPU, by its UUID."""
         self.bare_bytes: dict[DeviceId, int] = {}
@@ -106,7 +106,7 @@ class Agent:
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     @property
-    def state(self) -> PilotState:
+    def state(self) -> CoreState:
         """The core's state, for reading."""
         return self.core.state
 
@@ -148,7 +148,7 @@ class Agent:
 
     # ---- what its parts ask
 
-    def devices_of(self, library: LibraryId) -> tuple[Device, ...]:
+    def devices_of(self, library: LibraryId) -> tuple[PilotDevice, ...]:
         """A library's devices."""
         return tuple(self.devices[device] for device in self.state.libraries[library].devices)
 

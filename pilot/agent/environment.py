@@ -16,7 +16,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.cache import Bringing
-from stoker.pilot.transfer.board import Source
+from stoker.pilot.transfer.board import ObjectSource
 from stoker.pilot.transfer.meeting import meet
 from stoker.pilot.transfer.wire import PeerError
 
@@ -39,7 +39,7 @@ def _hand_on(agent: Agent, name: str, path: str) -> None:
             facts = os.stat(path)
             ref = ObjectRef(name, facts.st_size, path, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
             bringing = Bringing(agent.cache, ref, key=agent.peers.key)
-            bringing.offer([Source(path=path, origin=True)])
+            bringing.offer([ObjectSource(path=path, origin=True)])
             bringing.run(alone_s=0.0)[0].release()
             os.unlink(path)  # from now on the cache decides how long it stays
     except FileNotFoundError:

@@ -15,9 +15,9 @@ from stoker.manager.protocol.to_pilot import FetchObject
 from stoker.pilot.agent.errors import is_pilots_fault
 from stoker.pilot.agent.peers import Peers
 from stoker.pilot.cache import Bringing, InUseError, ObjectCache, Pin
-from stoker.pilot.core.events import Event, Lack, ObjectArrived, ObjectLost, SourceFailed
-from stoker.pilot.core.state import PilotState
-from stoker.pilot.transfer.board import Outcome, Source
+from stoker.pilot.core.events import Event, FetchFailure, ObjectArrived, ObjectLost, SourceFailed
+from stoker.pilot.core.state import CoreState
+from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
 
 log = logging.getLogger("stoker.pilot")
 
@@ -38,7 +38,7 @@ class _Agent(Protocol):
     check_standing: Callable[[], bool]
 
     @property
-    def state(self) -> PilotState: ...
+    def state(self) -> CoreState: ...
 
     def handle(self, event: Event) -> None: ...
 
@@ -68,7 +68,7 @@ class Fetches:
 
     def stop(self, name: str) -> None:
         """An object is not wanted any more."""
-        self._agent.peers.shelf.settled(name)
+        self._agent.peers.served.settled(name)
         fetching = self._fetches.pop(name, None)
         if fetching is not None and fetching.bringing is not None:
             fetching.bringing.stop()
@@ -85,19 +85,19 @@ class Fetches:
         path, seed = order.object.source, peers.seed()
         seen = bool(path) and not (seed and peers.carried) and Path(path).exists()
         if seen:
-            origin = [Source(path=path, origin=True)]
+            origin = [ObjectSource(path=path, origin=True)]
         else:
-            origin = [Source(address=seed, label="the session's seed", origin=True)] if seed else []
+            origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
         self._agent.later(lambda: self._offer(fetching, order, origin))
 
-    def _offer(self, fetching: _Fetching, order: FetchObject, origin: list[Source]) -> None:
+    def _offer(self, fetching: _Fetching, order: FetchObject, origin: list[ObjectSource]) -> None:
         """Have it brought from there, unless the core has said something else meanwhile."""
         ref = order.object
         if self._fetches.get(ref.name) is not fetching or fetching.order is not order:
             return
         if fetching.bringing is None:
             fetching.bringing = self._start(fetching, ref)
-        peers = [Source(address=peer.address, label=peer.pilot) for peer in order.peers]
+        peers = [ObjectSource(address=peer.address, label=peer.pilot) for peer in order.peers]
         fetching.bringing.offer([*peers, *origin], manifest=order.manifest)
         if order.origin and not origin:
             where = f"at {ref.source}" if ref.source else "anywhere that this pilot knows"
@@ -107,10 +107,10 @@ class Fetches:
     def _start(self, fetching: _Fetching, ref: ObjectRef) -> Bringing:
         agent = self._agent
 
-        def lost(source: Source, why: str) -> None:
+        def lost(source: ObjectSource, why: str) -> None:
             agent.later(lambda: self._lost(fetching, ref.name, source, why))
 
-        bringing = Bringing(agent.cache, ref, key=agent.peers.key, lost=lost, begun=agent.peers.shelf.grows)
+        bringing = Bringing(agent.cache, ref, key=agent.peers.key, lost=lost, begun=agent.peers.served.grows)
 
         def run() -> None:
             try:
@@ -129,16 +129,16 @@ class Fetches:
         threading.Thread(target=run, name="objects-bring", daemon=True).start()
         return bringing
 
-    def _arrived(self, fetching: _Fetching, ref: ObjectRef, here: Pin, outcome: Outcome) -> None:
+    def _arrived(self, fetching: _Fetching, ref: ObjectRef, here: Pin, outcome: FetchOutcome) -> None:
         if self._fetches.get(ref.name) is fetching:  # else it was given up, just before it came
             del self._fetches[ref.name]
-            self._agent.peers.shelf.settled(ref.name)
+            self._agent.peers.served.settled(ref.name)
         self.arrived[ref.name] = here
         event = ObjectArrived(ref.name, ref.size_bytes, outcome.origin_bytes, outcome.peer_bytes, outcome.seconds)
         self._agent.handle(event)
         self.arrived.pop(ref.name).release()
 
-    def _lost(self, fetching: _Fetching, name: str, source: Source, why: str) -> None:
+    def _lost(self, fetching: _Fetching, name: str, source: ObjectSource, why: str) -> None:
         """A source is of no use."""
         if self._fetches.get(name) is not fetching:
             return
@@ -156,4 +156,4 @@ class Fetches:
         if is_in_use and name in state.wants:
             waiting = [state.libraries[number] for number in state.wants[name].libraries if number in state.libraries]
             in_use = {library.number: self._agent.cache.lacks_bytes(library.recipe.objects) for library in waiting}
-        self._agent.handle(ObjectLost(name, Lack(why, is_pilots_fault=ours, in_use_bytes=in_use)))
+        self._agent.handle(ObjectLost(name, FetchFailure(why, is_pilots_fault=ours, in_use_bytes=in_use)))

@@ -1,9 +1,9 @@
 """The agent's end of the connection to the manager.
 
 ZeroMQ reconnects by itself; what it cannot know is what must be said again. Everything that changes the manager's
-books travels in numbered frames that are kept until they are acknowledged. After every (re)connect the hello goes
+records travels in numbered frames that are kept until they are acknowledged. After every (re)connect the hello goes
 first, then those frames again, in order. The hello must therefore speak of the state *before* those frames: a call
-whose end is in one of them still counts as held, or the manager would run it again (`Before` finds these).
+whose end is in one of them still counts as held, or the manager would run it again (`UnacknowledgedFacts` finds these).
 
 The manager takes a hello at its word: what the hello does not list never reached the pilot, and is ordered again. Which
 orders count until the welcome to the last hello has come, the pilot's core decides.
@@ -31,7 +31,7 @@ from stoker.manager.protocol.to_manager import (
     PilotHello,
 )
 from stoker.manager.protocol.to_pilot import ToPilot
-from stoker.pilot.core.events import Before, ManagerAway
+from stoker.pilot.core.events import ManagerAway, UnacknowledgedFacts
 from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.pilot")
@@ -125,7 +125,7 @@ class ManagerLink:
         for frame in self._outbox.unacked():
             self.dealer.send(frame)
 
-    def before(self) -> Before:
+    def before(self) -> UnacknowledgedFacts:
         """What frames that are not acknowledged say (see the module's text). Call `flush` first."""
         return said_in(self._outbox.unacked())
 
@@ -136,7 +136,7 @@ class ManagerLink:
             self._search_at = now + _SEARCH_S
             session_over = self._folder.over()  # a pilot without shared files cannot know
             if not session_over:
-                self._look_again()
+                self._refresh_address()
         refuses_key = self.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
         return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
@@ -153,7 +153,7 @@ class ManagerLink:
             for message in self.receive():
                 hear(message)
 
-    def _look_again(self) -> None:
+    def _refresh_address(self) -> None:
         """A manager that was started again may listen elsewhere. A pilot without shared files has but a copy of the
         session's: it finds one that comes back where it was, and no other."""
         try:
@@ -164,9 +164,9 @@ class ManagerLink:
         self.dealer.move_to(address)
 
 
-def said_in(frames: Iterable[bytes]) -> Before:
+def said_in(frames: Iterable[bytes]) -> UnacknowledgedFacts:
     """What frames of a pilot say that change what its manager believes to be held."""
-    known = Before()
+    known = UnacknowledgedFacts()
     decode = wire.from_pilot()
     for frame in frames:
         for message in decode(frame).messages:

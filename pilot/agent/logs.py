@@ -18,21 +18,21 @@ EVERY_S = 10.0
 
 
 class LogWatch:
-    """Keeps the libraries' logs of one pilot within `most_bytes` each. Looked at by the agent's loop."""
+    """Keeps the libraries' logs of one pilot within `most_bytes` each. The agent's loop calls it."""
 
     def __init__(self, agent: Agent, *, most_bytes: int = OUTPUT_BYTES) -> None:
         self._agent = agent
         self._most_bytes = most_bytes
         self._thread: threading.Thread | None = None
-        self._look_at = 0.0
+        self._due_at = 0.0
         self._refused: set[Path] = set()
         """Logs whose file system cannot give back their middle."""
 
-    def look(self, now: float) -> None:
-        """Look at every library's log, if that is due and the last look has ended."""
-        if now < self._look_at or (self._thread is not None and self._thread.is_alive()):
+    def shorten_if_due(self, now: float) -> None:
+        """Drop the middle of logs that have grown too long, in a thread, if that is due and the last one has ended."""
+        if now < self._due_at or (self._thread is not None and self._thread.is_alive()):
             return
-        self._look_at = now + EVERY_S
+        self._due_at = now + EVERY_S
         paths = [self._agent.log_file(number) for number in self._agent.processes]
         if paths:
             self._thread = threading.Thread(target=self._bound, args=(paths,), name="logs", daemon=True)

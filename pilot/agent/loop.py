@@ -27,26 +27,26 @@ from stoker.pilot.core.commands import (
     BringArguments,
     Command,
     Expect,
-    Fetch,
     Forget,
     Greet,
     HandIn,
     KillProcess,
     KillZygote,
     Leave,
-    Log,
     Observe,
     OfferSnapshot,
-    Pin,
+    PinObjects,
     Prepare,
     Probe,
     ReleaseArguments,
     SetTimer,
+    StartFetch,
     StartProcess,
     StopFetch,
     Tell,
     TellLibrary,
     TidySnapshots,
+    WriteLog,
 )
 from stoker.pilot.core.events import (
     CacheListed,
@@ -150,7 +150,7 @@ class Loop:
                 agent.handle(agent.link.away(now))
         if now >= state.heartbeat_at:
             observing.measure(agent)
-            self._logs.look(now)
+            self._logs.shorten_if_due(now)
             agent.handle(CacheListed(agent.cache.sizes()))
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)
@@ -218,11 +218,11 @@ def carry_out(agent: Agent, command: Command) -> None:
                 agent.wires.tell(process, to_library)
         case Acknowledged(sequence=sequence):
             agent.link.acked(sequence)
-        case Log(text=text, severity=severity):
+        case WriteLog(text=text, severity=severity):
             log.log(severity, "%s", text)
         case Prepare(ordered=ordered):
             processes.prepare(agent, ordered)
-        case Pin(library=number, objects=refs):
+        case PinObjects(library=number, objects=refs):
             objects.pin(agent, number, refs)
         case StartProcess(ordered=ordered, objects=paths):
             processes.start(agent, ordered, dict(paths))
@@ -235,8 +235,8 @@ def carry_out(agent: Agent, command: Command) -> None:
         case Observe(library=number):
             observing.observe(agent, number)
         case Expect(name=name):
-            agent.peers.shelf.expect(name)
-        case Fetch(order=order):
+            agent.peers.served.expect(name)
+        case StartFetch(order=order):
             agent.fetches.order(order)
         case StopFetch(name=name):
             agent.fetches.stop(name)

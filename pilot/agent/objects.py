@@ -10,7 +10,7 @@ from stoker.manager.protocol.ids import LibraryId
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.errors import is_pilots_fault
 from stoker.pilot.cache import Pin
-from stoker.pilot.core.events import Lack, Pinned
+from stoker.pilot.core.events import FetchFailure, Pinned
 
 
 def pin(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:
@@ -29,7 +29,7 @@ def pin(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:
                     found[ref.name] = here
         except OSError as error:
             why = f"the object cache {agent.cache.folder} can't be used: {error}"
-            lack = Lack(why, is_pilots_fault=is_pilots_fault(error))
+            lack = FetchFailure(why, is_pilots_fault=is_pilots_fault(error))
             agent.later(lambda: _failed(agent, library, lack))
             return
         agent.later(lambda: _pinned(agent, library, found))
@@ -37,7 +37,7 @@ def pin(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:
     threading.Thread(target=find, name="objects-find", daemon=True).start()
 
 
-def _failed(agent: Agent, library: LibraryId, lack: Lack) -> None:
+def _failed(agent: Agent, library: LibraryId, lack: FetchFailure) -> None:
     agent.check_standing()
     agent.handle(Pinned(library, {}, lack))
 

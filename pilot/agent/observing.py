@@ -9,13 +9,13 @@ import time
 from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.process import LibraryProcess
-from stoker.pilot.agent.usage import cpu_seconds, over_limit, resident_bytes, tail
+from stoker.pilot.agent.usage import cpu_seconds, resident_bytes, tail
 from stoker.pilot.core import limits
-from stoker.pilot.core.events import DevicesMeasured, Measured, Observation, Observed
+from stoker.pilot.core.events import DevicesMeasured, Observation, Observed, UsageMeasured
 from stoker.pilot.core.presence import FIRST_LINE_S
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import PilotLibrary
-from stoker.pilot.devices import Device, memory
+from stoker.pilot.devices import PilotDevice, memory
 from stoker.pilot.devices.monitor import Reading
 from stoker.pilot.zygote.processes import tree
 
@@ -51,7 +51,7 @@ def _seen(agent: Agent, process: LibraryProcess) -> Observation:
 
 def _over_limit_bytes(agent: Agent, library: PilotLibrary, process: LibraryProcess) -> int:
     limit = limits.memory_limit(agent.state, library) if process.pid and not library.told_to_end else 0
-    return over_limit(process.pid, limit) if limit else 0
+    return process.memory.excess(process.pid, limit, now=time.monotonic()) if limit else 0
 
 
 def measure(agent: Agent) -> None:
@@ -64,7 +64,7 @@ def measure(agent: Agent) -> None:
         if library is not None and library.stage is Stage.LOADING and now - library.started_at >= FIRST_LINE_S:
             lines[process.library] = last_line(process.log)
     agent.handle(
-        Measured(
+        UsageMeasured(
             resident_bytes={process.library: resident_bytes(process.pid) for process in alive},
             cpu_s={process.library: cpu_seconds(process.pid) for process in alive},
             cache_bytes=agent.cache.used_bytes(),
@@ -102,7 +102,7 @@ def measure_devices(agent: Agent) -> None:
         agent.handle(DevicesMeasured(used, taken, at))
 
 
-def _used_on(agent: Agent, device: Device, reading: Reading) -> dict[LibraryId, int]:
+def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
     """What each library on a device uses of it, of those of which the driver tells."""
     name = device.facts.device
     here = [number for number, library in agent.state.libraries.items() if name in library.devices]

@@ -22,8 +22,8 @@ from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.errors import is_pilots_fault
 from stoker.pilot.cache import Bringing, DiskError, Pin
 from stoker.pilot.core.commands import BringArguments
-from stoker.pilot.core.events import ArgumentsBrought, HandedIn, Lack
-from stoker.pilot.transfer.board import Source
+from stoker.pilot.core.events import ArgumentsBrought, FetchFailure, HandedIn
+from stoker.pilot.transfer.board import ObjectSource
 from stoker.pilot.transfer.client import put
 
 log = logging.getLogger("stoker.pilot")
@@ -37,13 +37,13 @@ def bring(agent: Agent, command: BringArguments) -> None:
 
     def run() -> None:
         pins: dict[CallId, Pin] = {}
-        lacks: dict[CallId, Lack] = {}
+        lacks: dict[CallId, FetchFailure] = {}
         for call, ref in command.wanted:
             try:
                 pins[call] = _bring(agent, ref)
             except (StokerError, OSError) as error:
                 what = f"its arguments could not be had from the session's seed: {error}"
-                lacks[call] = Lack(what, is_pilots_fault=is_pilots_fault(error))
+                lacks[call] = FetchFailure(what, is_pilots_fault=is_pilots_fault(error))
         agent.later(lambda: _brought(agent, command, pins, lacks))
 
     threading.Thread(target=run, name="payloads-bring", daemon=True).start()
@@ -71,7 +71,7 @@ def hand_in(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> None:
 # ---- inside
 
 
-def _brought(agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lacks: dict[CallId, Lack]) -> None:
+def _brought(agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lacks: dict[CallId, FetchFailure]) -> None:
     process = agent.processes.get(command.library)
     if process is None:  # it has ended meanwhile
         for pin in pins.values():
@@ -89,7 +89,7 @@ def _bring(agent: Agent, ref: ObjectRef) -> Pin:
         if here is not None:
             return here
         bringing = Bringing(agent.cache, ref, key=agent.peers.key)
-        bringing.offer([Source(address=agent.peers.seed(), label="the session's seed", origin=True)])
+        bringing.offer([ObjectSource(address=agent.peers.seed(), label="the session's seed", origin=True)])
         try:
             return bringing.run(alone_s=0.0)[0]
         except DiskError:

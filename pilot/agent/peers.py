@@ -9,7 +9,7 @@ from contextlib import suppress
 from stoker.addresses import split_address
 from stoker.errors import SessionError
 from stoker.manager.protocol.session import SessionFolder
-from stoker.pilot.cache import CacheShelf, ObjectCache
+from stoker.pilot.cache import ObjectCache, ServedCache
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import SEED_FILE, read_key
 from stoker.pilot.transfer.server import ObjectServer
@@ -21,7 +21,7 @@ class Peers:
     """One pilot's end of transfers."""
 
     def __init__(self, session: SessionFolder, cache: ObjectCache) -> None:
-        self.shelf = CacheShelf(cache)
+        self.served = ServedCache(cache)
         self.key = b""
         with suppress(OSError, ValueError, KeyError):
             self.key = read_key(session.key_file("transfer"))
@@ -32,7 +32,7 @@ class Peers:
         self._session = session
         self.host = _own_address(session)
         """What other pilots reach this machine at."""
-        self._server = _serve(self.shelf, self.host, self.key)
+        self._server = _serve(self.served, self.host, self.key)
 
     @property
     def address(self) -> str:
@@ -66,13 +66,13 @@ def _own_address(session: SessionFolder) -> str:
         return "127.0.0.1"
 
 
-def _serve(shelf: CacheShelf, host: str, key: bytes) -> ObjectServer | None:
+def _serve(served: ServedCache, host: str, key: bytes) -> ObjectServer | None:
     """Serve other pilots."""
     if not key:
         log.info("the session has no transfer key: this pilot serves no objects to others")
         return None
     try:
-        return ObjectServer(shelf, key=key, host=host)
+        return ObjectServer(served, key=key, host=host)
     except (OSError, ValueError) as error:
         log.warning("this pilot serves no objects to others: %s", error)
         return None

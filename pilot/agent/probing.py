@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from stoker.manager.protocol.ids import DeviceId
-from stoker.pilot.agent.agent import Agent, Options
+from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.core import probes
 from stoker.pilot.core.events import DriverSaid, Probed, Tick
-from stoker.pilot.core.health import Answer
-from stoker.pilot.devices import Device, visible
+from stoker.pilot.core.health import ProbeVerdict
+from stoker.pilot.devices import PilotDevice, visible
 
 _TICK_S = 0.02
 _LIMIT_S = 60.0
@@ -28,12 +28,12 @@ NEVER = "never"
 _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
 
-def command_of(options: Options) -> tuple[str, ...]:
+def command_of(options: PilotOptions) -> tuple[str, ...]:
     """The command that probes a device; empty where none is to be probed."""
     return () if options.probe == NEVER else tuple(shlex.split(options.probe)) or (sys.executable, *_OWN)
 
 
-def probed_devices(options: Options, devices: Iterable[Device]) -> frozenset[DeviceId]:
+def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> frozenset[DeviceId]:
     """The devices that are probed. CPU devices are only with a probe that was named."""
     if not command_of(options):
         return frozenset()
@@ -74,7 +74,7 @@ def heed_drivers(agent: Agent) -> None:
             agent.handle(DriverSaid(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or ""))
 
 
-def run(command: tuple[str, ...], device: Device) -> tuple[Answer, str]:
+def run(command: tuple[str, ...], device: PilotDevice) -> tuple[ProbeVerdict, str]:
     """Probe a device: what the probe answered, and its words. Takes up to a minute."""
     name = device.facts.device
     try:
@@ -87,18 +87,18 @@ def run(command: tuple[str, ...], device: Device) -> tuple[Answer, str]:
             start_new_session=True,
         )
     except OSError as error:
-        return Answer.UNKNOWN, f"the probe of {name} could not be started: {error}"
+        return ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
     try:
         output, _ = process.communicate(timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()  # and it is not waited for: a driver that hangs may not let it go
-        return Answer.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
+        return ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
     said = output.decode(errors="replace").strip().splitlines()
     code = process.returncode
     if code in (-signal.SIGKILL, -signal.SIGTERM):
-        return Answer.UNKNOWN, f"the probe of {name} was ended by somebody"
-    if code in [answer.value for answer in Answer]:
-        answer = Answer(code)
-        return answer, "" if answer is Answer.SOUND else said[-1] if said else f"{name} failed its probe"
+        return ProbeVerdict.UNKNOWN, f"the probe of {name} was ended by somebody"
+    if code in [answer.value for answer in ProbeVerdict]:
+        answer = ProbeVerdict(code)
+        return answer, "" if answer is ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
     how = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return Answer.FAILED, f"{name} failed: its probe ended with {how}" + (f": {said[-1]}" if said else "")
+    return ProbeVerdict.FAILED, f"{name} failed: its probe ended with {how}" + (f": {said[-1]}" if said else "")

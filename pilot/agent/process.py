@@ -14,6 +14,7 @@ from typing import Any
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.manager.protocol.to_agent import ToAgent
+from stoker.pilot.agent.usage import MemoryLimit
 from stoker.pilot.cache import Pin
 from stoker.pilot.library import frames, marker
 from stoker.pilot.zygote.client import Zygote
@@ -30,6 +31,7 @@ class LibraryProcess:
         self.log = log
         self.zygote: Zygote | None = None
         self.pid = 0
+        self.memory = MemoryLimit()
         self.pins: list[Pin] = []
         self.arguments: dict[CallId, Pin] = {}
         """Large arguments of its calls that had to be brought here."""

@@ -18,7 +18,7 @@ from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.agent.usage import tail
 from stoker.pilot.cache import disk
 from stoker.pilot.core.events import (
-    Prepared,
+    LibraryPrepared,
     ProcessEnded,
     ProcessMade,
 )
@@ -40,13 +40,13 @@ def prepare(agent: Agent, ordered: StartLibrary) -> None:
         folder = agent.scratch.library(number)
     except OSError as error:
         standing.cannot_make(agent, error)
-        agent.handle(Prepared(number, error=str(error)))
+        agent.handle(LibraryPrepared(number, error=str(error)))
         return
     agent.processes[number] = LibraryProcess(number, folder=folder, log=str(agent.log_file(number)))
     from_sources = recipe.awareness is Awareness.NONE and not agent.peers.carried
     changed = [ref.source for ref in recipe.objects if disk.was_changed(ref)] if from_sources else []
     agent.handle(
-        Prepared(
+        LibraryPrepared(
             number,
             free_disk_bytes=shutil.disk_usage(agent.scratch.path).free if recipe.needs.disk_bytes else 0,
             changed=changed[0] if changed else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from stoker.pilot.zygote.processes import tree
@@ -34,16 +35,30 @@ def proportional_bytes(pid: int) -> int:
     return total
 
 
-def over_limit(pid: int, limit_bytes: int) -> int:
-    """What a library really takes, if that is more than its limit; else 0.
+class MemoryLimit:
+    """Finds out whether a library takes more memory than its limit.
 
     The cheap measure comes first. It counts shared pages several times (a child that is just being started shares all
-    of them), so it only raises a suspicion.
+    of them), so it only raises a suspicion. The exact one is taken again when the cheap one has grown by as much as
+    was left, or after `AGAIN_S`: when a process ends, those that shared its pages are charged more for them.
     """
-    if resident_bytes(pid) <= limit_bytes:
-        return 0
-    exact = proportional_bytes(pid)
-    return exact if exact > limit_bytes else 0
+
+    AGAIN_S = 2.0
+
+    def __init__(self) -> None:
+        self._resident_bytes = self._exact_bytes = 0
+        self._measured_at = -math.inf
+
+    def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
+        """Bytes that a library really takes, if that is more than its limit; else 0. `now`: a clock in seconds."""
+        resident = resident_bytes(pid)
+        if resident <= limit_bytes:
+            return 0
+        grown = resident - self._resident_bytes
+        if now - self._measured_at >= self.AGAIN_S or self._exact_bytes + max(0, grown) > limit_bytes:
+            self._resident_bytes, self._measured_at = resident, now
+            self._exact_bytes = proportional_bytes(pid)
+        return self._exact_bytes if self._exact_bytes > limit_bytes else 0
 
 
 def cpu_seconds(pid: int) -> float:

@@ -15,20 +15,20 @@ from stoker.pilot.cache import disk
 from stoker.pilot.cache.store import CacheError, ChangedError, DiskError, ObjectCache, Pin
 from stoker.pilot.core.disk import takes_no_writes
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import Outcome, Source
-from stoker.pilot.transfer.copy import Copy
-from stoker.pilot.transfer.fetch import Fetch
-from stoker.pilot.transfer.sources import Means
+from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
+from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.fetch import ObjectFetch
+from stoker.pilot.transfer.sources import SourceAccess
 from stoker.units import show_bytes
 
-_NOTHING = Outcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
+_NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
 
 
 class Bringing:
     """One object on its way into the cache. `run` does it, in a thread of its own; `offer` and `stop` are for any
     thread.
 
-    `lost` and `begun` are those of `Fetch`.
+    `lost` and `begun` are those of `ObjectFetch`.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class Bringing:
         ref: ObjectRef,
         *,
         key: bytes = b"",
-        lost: Callable[[Source, str], None] = lambda _source, _why: None,
-        begun: Callable[[Copy], None] = lambda _copy: None,
+        lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
+        begun: Callable[[ObjectCopy], None] = lambda _copy: None,
     ) -> None:
         self._cache = cache
         self._ref = ref
@@ -46,11 +46,11 @@ class Bringing:
         self._lost = lost
         self._begun = begun
         self._lock = threading.Lock()
-        self._fetch: Fetch | None = None
-        self._offer: tuple[tuple[Source, ...], bytes] = ((), b"")
+        self._fetch: ObjectFetch | None = None
+        self._offer: tuple[tuple[ObjectSource, ...], bytes] = ((), b"")
         self._stopped = False
 
-    def offer(self, sources: Iterable[Source], *, manifest: bytes = b"") -> None:
+    def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
         """Where the object may be had from now on, in place of what was said before. Quick."""
         with self._lock:
             known = self._offer[1]
@@ -67,7 +67,7 @@ class Bringing:
         if fetch is not None:
             fetch.stop()
 
-    def run(self, *, alone_s: float = float("inf")) -> tuple[Pin, Outcome]:
+    def run(self, *, alone_s: float = float("inf")) -> tuple[Pin, FetchOutcome]:
         """Bring it in, and say how it came. Raises DiskError: no room; CacheError: no source for `alone_s`, stopped."""
         try:
             with self._cache.claim(self._ref) as draft:
@@ -103,23 +103,23 @@ class Bringing:
             disk.share(path, draft)
         return ""
 
-    def _bring(self, draft: Path, alone_s: float) -> tuple[Pin, Outcome]:
+    def _bring(self, draft: Path, alone_s: float) -> tuple[Pin, FetchOutcome]:
         def manifest_at(path: str) -> bytes:
             return manifest_of(ObjectRef(self._ref.name, self._ref.size_bytes, path))
 
-        copies: list[Copy] = []
+        copies: list[ObjectCopy] = []
 
-        def begun(copy: Copy) -> None:
+        def begun(copy: ObjectCopy) -> None:
             copies.append(copy)
             self._begun(copy)
 
         with self._lock:
             if self._stopped:
                 raise wire.PeerError(f"{self._ref.name} is no longer wanted")
-            fetch = self._fetch = Fetch(
+            fetch = self._fetch = ObjectFetch(
                 self._ref.name,
                 draft,
-                means=Means(key=self._key, manifest_at=manifest_at),
+                means=SourceAccess(key=self._key, manifest_at=manifest_at),
                 lost=self._lost,
                 begun=begun,
             )

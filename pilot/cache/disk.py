@@ -20,7 +20,7 @@ def link(source: Path, draft: Path, ref: ObjectRef) -> str:
     """Have a file by a second name for it; how it looks, or empty if it cannot be had so.
 
     It is not read: it must be as it was when its content was named (`ref.changed_ns`). It may change with its source
-    later, which `look` notices.
+    later, which `stat_signature` notices.
     """
     try:
         facts = source.stat()
@@ -34,7 +34,7 @@ def link(source: Path, draft: Path, ref: ObjectRef) -> str:
     if not _is_as_named(facts, ref):
         delete(draft)
         return ""
-    return _look_of(facts)
+    return _signature_of(facts)
 
 
 def _is_as_named(facts: os.stat_result, ref: ObjectRef) -> bool:
@@ -63,12 +63,12 @@ def share(source: Path, draft: Path) -> bool:
     return True
 
 
-def look(place: Path) -> str:
+def stat_signature(place: Path) -> str:
     """What a glance tells of an object: a change of content under its name changes this."""
     try:
         facts = place.lstat()
         if not stat.S_ISDIR(facts.st_mode):
-            return _look_of(facts)
+            return _signature_of(facts)
         parts = []
         for folder, folders, files in os.walk(place):
             folders.sort()
@@ -81,7 +81,7 @@ def look(place: Path) -> str:
         return ""
 
 
-def _look_of(facts: os.stat_result) -> str:
+def _signature_of(facts: os.stat_result) -> str:
     return f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns}"
 
 

@@ -20,13 +20,11 @@ pilot has died stays for an hour, or until its room is needed: who wants the obj
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,11 +35,10 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.decoding import UNREADABLE
 from stoker.errors import ContextError
 from stoker.pilot.cache import disk
-from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room
+from stoker.pilot.cache.safe import SafeMarks
+from stoker.pilot.core.cache import CachedObject, Shortage, file_name, make_room
 from stoker.units import show_bytes
 from stoker.whole_files import draft_of
-
-log = logging.getLogger("stoker.pilot")
 
 KEPT_S = 14 * 86400.0
 """How long an object stays that nobody uses, unless a site says otherwise."""
@@ -49,7 +46,7 @@ STUCK_S = 30.0
 """Who brings an object and has got nothing of it for so long (its session may be cut off) is not waited for."""
 
 _DRAFT_KEPT_S = 3600.0
-_CLAIM_LOOK_S = 0.05
+_CLAIM_POLL_S = 0.05
 
 
 class CacheError(ContextError):
@@ -109,8 +106,10 @@ class ObjectCache:
         self._entries = folder / "entries"
         self._manifests = folder / "manifests"
         self._drafts = folder / "drafts"
-        self._safe = folder / "safe"
-        """Marks of objects whose content is on the disk for good."""
+        self._safe = SafeMarks(folder / "safe", self._while_same)
+        self._listed: dict[str, tuple[tuple[int, int], _Facts]] = {}
+        """The facts of entries that were listed before, and inode and length of the files that they were read from: an
+        entry is written once, as a new file."""
         self._make_folders()
         if folder.stat().st_uid != os.getuid():
             raise CacheError(f"the cache folder {folder} belongs to somebody else; give --scratch another folder")
@@ -166,28 +165,17 @@ class ObjectCache:
             if manifest:
                 self._write(self._manifests / place.name, manifest)
             boot = "" if look else disk.boot()
-            facts = _Facts(name=ref.name, size_bytes=disk.size(place), look=look or disk.look(place), boot=boot)
+            facts = _Facts(
+                name=ref.name, size_bytes=disk.size(place), look=look or disk.stat_signature(place), boot=boot
+            )
             self._write(entry, msgspec.json.encode(facts))
+            self._listed.pop(entry.name, None)
             found = self._lookup(place, entry)
         if found is None:
             raise ChangedError(f"{place} was changed as soon as it was there")
         if boot:
-            threading.Thread(target=self._make_safe, args=(ref.name,), name="cache-safe", daemon=True).start()
+            self._safe.make_soon(place)
         return found
-
-    def _make_safe(self, name: str) -> None:
-        """Wait until an object is on the disk, and mark it. A crash of the machine before that could leave zeros in its
-        place, of the right length and age; without the mark it is brought again after a boot."""
-        place, entry = self._place(name)
-        try:
-            look = disk.look(place)
-            disk.flush(place)
-            with self._locked():
-                facts = self._read(entry)
-                if facts is not None and facts.look == look:
-                    (self._safe / place.name).touch()
-        except OSError as error:
-            log.debug("%s may not outlive a crash of this machine: %s", place, error)
 
     def manifest(self, name: str) -> bytes:
         """What an object is made of; empty if that is not known here."""
@@ -205,9 +193,14 @@ class ObjectCache:
         """Make room for an object, which is claimed. Raises DiskError if it can never fit, or not now."""
         with self._locked():
             coming = self._coming(ref)
+            listed = self._list()
+            taken = sum(facts.size_bytes for _, facts, _ in listed) + sum(each.size_bytes for each in coming)
+            if taken + ref.size_bytes <= self._bound:
+                self._sweep(kept_s=_DRAFT_KEPT_S)
+                return
             here = [
-                Entry(facts.name, facts.size_bytes, used_at, pinned=locks.is_locked(entry) is not False)
-                for entry, facts, used_at in self._list()
+                CachedObject(facts.name, facts.size_bytes, used_at, pinned=locks.is_locked(entry) is not False)
+                for entry, facts, used_at in listed
             ]
             plan = make_room([*here, *coming], size_bytes=ref.size_bytes, bound_bytes=self._bound)
             kind = InUseError if plan is Shortage.PINNED else DiskError
@@ -285,6 +278,12 @@ class ObjectCache:
 
     # ---- inside
 
+    def _while_same(self, place: Path, look: str, action: Callable[[], None]) -> None:
+        with self._locked():
+            facts = self._read(self._entries / place.name)
+            if facts is not None and facts.look == look:
+                action()
+
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free
 
@@ -299,7 +298,7 @@ class ObjectCache:
         return unused, used
 
     def _make_folders(self) -> None:
-        for part in (self.folder, self._objects, self._entries, self._manifests, self._drafts, self._safe):
+        for part in (self.folder, self._objects, self._entries, self._manifests, self._drafts, self._safe.folder):
             part.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _name(self) -> str:
@@ -333,7 +332,7 @@ class ObjectCache:
         except FileNotFoundError:
             return None
         facts = self._read(entry)
-        if facts is not None and disk.look(place) == facts.look and self._outlived_boots(facts, place):
+        if facts is not None and disk.stat_signature(place) == facts.look and self._outlived_boots(facts, place):
             locks.wait(descriptor, shared=True)
             now = time.time()
             os.utime(entry, (now, now))
@@ -343,27 +342,40 @@ class ObjectCache:
         return None
 
     def _outlived_boots(self, facts: _Facts, place: Path) -> bool:
-        return not facts.boot or facts.boot == disk.boot() or (self._safe / place.name).exists()
+        return not facts.boot or facts.boot == disk.boot() or self._safe.has(place)
 
-    def _coming(self, ref: ObjectRef) -> list[Entry]:
+    def _coming(self, ref: ObjectRef) -> list[CachedObject]:
         """Other objects that are being brought in, by this pilot or another: their room is taken."""
         found = []
         for claim in self._drafts.glob("*.lock"):
             facts = self._read(claim)
             if facts is not None and facts.name != ref.name and locks.is_locked(claim):
-                found.append(Entry(facts.name, facts.size_bytes, 0.0, pinned=True))
+                found.append(CachedObject(facts.name, facts.size_bytes, 0.0, pinned=True))
         return found
 
     def _list(self) -> list[tuple[Path, _Facts, float]]:
-        found = []
-        for entry in self._entries.glob("[!.]*"):
+        """Every object's entry, its facts and when it was last used."""
+        found, listed = [], {}
+        try:
+            entries = list(os.scandir(self._entries))
+        except OSError:  # a batch system clears the scratch folder
+            entries = []
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
             try:
-                used_at = entry.stat().st_mtime
+                found_at = entry.stat()
             except OSError:
                 continue
-            facts = self._read(entry)
+            path = Path(entry.path)
+            seen = found_at.st_ino, found_at.st_size
+            before, facts = self._listed.get(entry.name, (None, None))
+            if facts is None or before != seen:
+                facts = self._read(path)
             if facts is not None:
-                found.append((entry, facts, used_at))
+                listed[entry.name] = seen, facts
+                found.append((path, facts, found_at.st_mtime))
+        self._listed = listed
         return found
 
     def _read(self, entry: Path) -> _Facts | None:
@@ -377,11 +389,12 @@ class ObjectCache:
             draft.write_bytes(data)
 
     def _remove(self, place: Path, entry: Path) -> None:
+        self._listed.pop(entry.name, None)
         with suppress(OSError):
             entry.unlink()  # first: an object without an entry is not there
         disk.delete(place)
         disk.delete(self._manifests / place.name)
-        disk.delete(self._safe / place.name)
+        self._safe.remove(place)
 
     def _expire(self, kept_s: float) -> None:
         """Remove objects that nobody has used for so long."""
@@ -399,25 +412,26 @@ class ObjectCache:
                 if time.time() - claim.stat().st_mtime >= kept_s:
                     disk.delete(claim.with_suffix(""))
                     claim.unlink()
-        for place in [*self._objects.iterdir(), *self._manifests.iterdir(), *self._safe.iterdir()]:
-            if not (self._entries / place.name).exists():
-                disk.delete(place)
+        entries = set(os.listdir(self._entries))
+        for folder in (self._objects, self._manifests, self._safe.folder):
+            for name in set(os.listdir(folder)) - entries:
+                disk.delete(folder / name)
 
 
 def _wait_for(claim: int, draft: Path) -> bool:
     """Wait for a claim; False when the draft of whoever has it has not grown for `STUCK_S`."""
-    grown_at, taken, look_at = time.monotonic(), -1, 0.0
+    grown_at, taken, check_at = time.monotonic(), -1, 0.0
     while True:
         if locks.take(claim):
             return True
         now = time.monotonic()
-        if now >= look_at:
-            look_at = now + STUCK_S / 10
+        if now >= check_at:
+            check_at = now + STUCK_S / 10
             before, taken = taken, disk.taken(draft)
             grown_at = now if taken != before else grown_at
             if now - grown_at > STUCK_S:
                 return False
-        time.sleep(_CLAIM_LOOK_S)
+        time.sleep(_CLAIM_POLL_S)
 
 
 def _is_at(descriptor: int, place: Path) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from stoker.pilot.core import resizing, starting, station
 from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import PilotLibrary, PilotState
+from stoker.pilot.core.state import CoreState, PilotLibrary
 
 
-def memory_freed(state: PilotState) -> None:
+def memory_freed(state: CoreState) -> None:
     """Devices have more room than before: libraries that wait for it go on."""
     for library, memory_bytes in station.met(state):
         if library.stage is Stage.WAITING:
@@ -16,7 +16,7 @@ def memory_freed(state: PilotState) -> None:
             resizing.tell(state, library, memory_bytes)
 
 
-def waited(state: PilotState, library: PilotLibrary) -> None:
+def waited(state: CoreState, library: PilotLibrary) -> None:
     """A library has waited for room for a while: go on as long as something there is about to end or to shrink."""
     wanted = state.claims.get(library.number)
     if wanted is None:

@@ -15,7 +15,7 @@ import msgspec
 _SAFE = frozenset(string.ascii_lowercase + string.digits + "-_.")
 
 
-class Entry(msgspec.Struct, frozen=True):
+class CachedObject(msgspec.Struct, frozen=True):
     """One cached object: its cache name, length, when it was last used (any clock), and whether it may not go."""
 
     name: str
@@ -33,7 +33,7 @@ class Shortage(enum.Enum):
     """What is in use leaves too little, even if all the rest went."""
 
 
-def make_room(entries: Iterable[Entry], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
+def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
     """Names to evict, in order, so that `size_bytes` more fit under `bound_bytes`; or why there is no such plan."""
     if size_bytes > bound_bytes:
         return Shortage.TOO_LARGE

@@ -58,7 +58,7 @@ class TellLibrary(_Command, frozen=True, gc=False):
 
 
 class Prepare(_Command, frozen=True):
-    """Make a library's folder, and find out what `Prepared` tells."""
+    """Make a library's folder, and find out what `LibraryPrepared` tells."""
 
     ordered: StartLibrary
 
@@ -99,7 +99,7 @@ class Observe(_Command, frozen=True):
 # ---- objects
 
 
-class Pin(_Command, frozen=True):
+class PinObjects(_Command, frozen=True):
     """Look which of these are in the cache and keep those for a library; answered with `Pinned`."""
 
     library: LibraryId
@@ -112,7 +112,7 @@ class Expect(_Command, frozen=True):
     name: str
 
 
-class Fetch(_Command, frozen=True):
+class StartFetch(_Command, frozen=True):
     """Have an object brought, from now on from where the order says."""
 
     order: FetchObject
@@ -185,7 +185,7 @@ class Severity(enum.IntEnum):
     ERROR = 40
 
 
-class Log(_Command, frozen=True):
+class WriteLog(_Command, frozen=True):
     """Write a line to the pilot's log."""
 
     text: str
@@ -194,6 +194,6 @@ class Log(_Command, frozen=True):
 
 Command = (
     Tell | Beat | Greet | Acknowledged | TellLibrary | Prepare | StartProcess | KillProcess | KillZygote | Forget
-    | Observe | Pin | Expect | Fetch | StopFetch | TidySnapshots | BringArguments | ReleaseArguments | HandIn
-    | OfferSnapshot | Probe | SetTimer | Leave | Log
+    | Observe | PinObjects | Expect | StartFetch | StopFetch | TidySnapshots | BringArguments | ReleaseArguments
+    | HandIn | OfferSnapshot | Probe | SetTimer | Leave | WriteLog
 )  # fmt: skip

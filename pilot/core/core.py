@@ -42,13 +42,12 @@ from stoker.pilot.core.events import (
     HelloDue,
     LibraryGarbled,
     LibraryHungUp,
+    LibraryPrepared,
     ManagerAway,
-    Measured,
     ObjectArrived,
     ObjectLost,
     Observed,
     Pinned,
-    Prepared,
     Probed,
     ProcessEnded,
     ProcessMade,
@@ -59,17 +58,18 @@ from stoker.pilot.core.events import (
     Tick,
     TimerFired,
     Unfit,
+    UsageMeasured,
     WalltimeKnown,
 )
 from stoker.pilot.core.failures import load_failure
-from stoker.pilot.core.state import PilotFacts, PilotState
+from stoker.pilot.core.state import CoreState, PilotFacts
 
 
 class PilotCore:
     """One pilot. `state` is for reading."""
 
     def __init__(self, facts: PilotFacts) -> None:
-        self.state = PilotState(facts)
+        self.state = CoreState(facts)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Returns the commands that an event leads to. `now` is in seconds and never goes back."""
@@ -84,7 +84,7 @@ class PilotCore:
                 presence.greet(state, event)
             case ManagerAway():
                 presence.manager_away(state, event)
-            case Measured():
+            case UsageMeasured():
                 presence.measured(state, event)
             case Tick():
                 presence.tick(state, event)
@@ -106,7 +106,7 @@ class PilotCore:
             case SourceFailed(name=name, reason=reason, peer=peer):
                 wants.source_failed(state, name, reason, peer)
             case CacheListed(sizes=sizes):
-                wants.listed(state, sizes)
+                wants.compare_with_cache(state, sizes)
             case HandedIn():
                 running.handed_in(state, event)
             case SnapshotTaken(here=here):
@@ -129,7 +129,7 @@ class PilotCore:
                     if library is not None:
                         limits.observed(state, library, one)
             case (
-                Prepared()
+                LibraryPrepared()
                 | ProcessMade()
                 | ProcessEnded()
                 | LibraryGarbled()
@@ -148,7 +148,7 @@ class PilotCore:
 
     def _of_library(
         self,
-        event: Prepared
+        event: LibraryPrepared
         | ProcessMade
         | ProcessEnded
         | LibraryGarbled
@@ -162,7 +162,7 @@ class PilotCore:
         if library is None:
             return  # it has ended meanwhile
         match event:
-            case Prepared():
+            case LibraryPrepared():
                 starting.prepared(state, library, event)
             case ProcessMade(pid=pid):
                 library.pid = pid
@@ -218,12 +218,17 @@ class EventQueue:
         """Handle an event and those that it leads to; returns how many. 0: another one is being handled, and this one
         comes after it."""
         events = self._events
-        events.append(event)
         if self._is_handling:
+            events.append(event)
             return 0
         self._is_handling = True
-        handled = 0
+        if events:  # left by one whose command could not be carried out
+            events.append(event)
+            event = events.popleft()
+        handled = 1
         try:
+            for command in self._core.handle(event, self._clock()):
+                self._carry_out(command)
             while events:
                 handled += 1
                 for command in self._core.handle(events.popleft(), self._clock()):

@@ -2,7 +2,7 @@
 
 A library has what it declares and what CUDA takes for its process; where it declares nothing, what was measured once it
 was loaded. What a library uses beyond its reservation, other libraries can no longer get: the reservation grows by that
-within what is free, here and, through `LibraryResized`, in the manager's books. A library is ended for its memory only
+within what is free, here and, through `LibraryResized`, in the manager's. A library is ended for its memory only
 if it takes far more than it declares *and* others can no longer get what was reserved for them: workspaces of NCCL and
 cuBLAS, which no user declares, harm nobody on a device with room.
 """
@@ -17,7 +17,7 @@ from stoker.pilot.core import limits
 from stoker.pilot.core.commands import Severity
 from stoker.pilot.core.events import DevicesMeasured
 from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import PilotLibrary, PilotState
+from stoker.pilot.core.state import CoreState, PilotLibrary
 
 _MARGIN = 1.1
 """For a library that declares nothing, what was measured is reserved, and a tenth more."""
@@ -27,7 +27,7 @@ _WORKSPACES_BYTES = 2_000_000_000
 """What NCCL, cuBLAS and cuDNN may take beyond what a user declares before that counts as too much."""
 
 
-def measured(state: PilotState, event: DevicesMeasured) -> None:
+def measured(state: CoreState, event: DevicesMeasured) -> None:
     """Settle what is reserved for each library, by what the drivers have measured."""
     for number, sizes in event.used.items():
         library = state.libraries.get(number)
@@ -44,7 +44,7 @@ def measured(state: PilotState, event: DevicesMeasured) -> None:
             limits.too_large(state, library, f"memory of {over}", taken=sizes[over], declared=declared)
 
 
-def _settle(state: PilotState, library: PilotLibrary, *, at: float) -> None:
+def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
     """Reserve what a library uses: less where the reservation was a guess, more where it has grown."""
     number, ledger = library.number, state.ledger
     uses, held = library.device_bytes, ledger.held(number)
@@ -67,7 +67,7 @@ def _settle(state: PilotState, library: PilotLibrary, *, at: float) -> None:
 
 
 def _harms(
-    state: PilotState, library: PilotLibrary, sizes: Mapping[DeviceId, int], taken: Mapping[DeviceId, int]
+    state: CoreState, library: PilotLibrary, sizes: Mapping[DeviceId, int], taken: Mapping[DeviceId, int]
 ) -> DeviceId | None:
     """The device on which a library takes far more than it declares from others; None if there is none."""
     declared = library.recipe.needs.device_memory_bytes

@@ -12,7 +12,7 @@ from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, PilotId
 from stoker.manager.protocol.to_agent import ToAgent
 from stoker.manager.protocol.to_manager import SnapshotHere
 from stoker.manager.protocol.to_pilot import ToPilot
-from stoker.pilot.core.health import Answer
+from stoker.pilot.core.health import ProbeVerdict
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False):
@@ -28,7 +28,7 @@ class FromManager(_Event, frozen=True, gc=False):
     message: ToPilot
 
 
-class Before(msgspec.Struct):
+class UnacknowledgedFacts(msgspec.Struct):
     """What the manager does not know yet of what has happened: what its unacknowledged frames say.
 
     `left`: the calls that have left a library, in order. `gone`: the libraries that have ended, with the calls that
@@ -44,7 +44,7 @@ class HelloDue(_Event, frozen=True):
     """A connection has come about, or the manager has asked for a hello, or has not answered the last one. Frames up to
     `acknowledged` are acknowledged; `before` is what the others say. `objects`: cache names of what is here."""
 
-    before: Before
+    before: UnacknowledgedFacts
     acknowledged: int
     objects: Sequence[str]
 
@@ -61,7 +61,7 @@ class ManagerAway(_Event, frozen=True):
 # ---- a library's process
 
 
-class Prepared(_Event, frozen=True):
+class LibraryPrepared(_Event, frozen=True):
     """What a library that is ordered needs to know of this node.
 
     `changed`: an object of it that was written to since its recipe was made, by the path that it comes from;
@@ -142,7 +142,7 @@ class Observed(_Event, frozen=True):
     libraries: Sequence[Observation]
 
 
-class Measured(_Event, frozen=True):
+class UsageMeasured(_Event, frozen=True):
     """A heartbeat is due: resident memory in bytes and processor time in seconds of each library with a process, bytes
     of the object cache, frames of the manager that were refused. `lines`: the last line of each library's log that has
     been loading for a while."""
@@ -157,7 +157,7 @@ class Measured(_Event, frozen=True):
 # ---- objects
 
 
-class Lack(msgspec.Struct, frozen=True):
+class FetchFailure(msgspec.Struct, frozen=True):
     """Why an object is not here. `is_pilots_fault`: for what its disk lacks. `in_use_bytes`: where other libraries use
     the cache, how much of that would have to go, by library that waits."""
 
@@ -172,7 +172,7 @@ class Pinned(_Event, frozen=True):
 
     library: LibraryId
     paths: Mapping[str, str]
-    failed: Lack | None = None
+    failed: FetchFailure | None = None
 
 
 class ObjectArrived(_Event, frozen=True):
@@ -197,7 +197,7 @@ class ObjectLost(_Event, frozen=True):
     """An object could not be brought, from anywhere."""
 
     name: str
-    lack: Lack
+    lack: FetchFailure
 
 
 class CacheListed(_Event, frozen=True):
@@ -212,7 +212,7 @@ class ArgumentsBrought(_Event, frozen=True):
     library: LibraryId
     ticket: int
     paths: Mapping[CallId, str]
-    lacks: Mapping[CallId, Lack]
+    lacks: Mapping[CallId, FetchFailure]
 
 
 class HandedIn(_Event, frozen=True):
@@ -244,7 +244,7 @@ class Probed(_Event, frozen=True):
     """A probe of a device has answered, in these words."""
 
     device: DeviceId
-    answer: Answer
+    answer: ProbeVerdict
     said: str = ""
 
 
@@ -311,8 +311,8 @@ class Farewell(_Event, frozen=True):
 
 
 Event = (
-    FromManager | HelloDue | ManagerAway | Prepared | ProcessMade | ProcessEnded | FromLibrary | LibraryGarbled
-    | LibraryHungUp | RoomWanted | Observed | Measured | Pinned | ObjectArrived | SourceFailed | ObjectLost
+    FromManager | HelloDue | ManagerAway | LibraryPrepared | ProcessMade | ProcessEnded | FromLibrary | LibraryGarbled
+    | LibraryHungUp | RoomWanted | Observed | UsageMeasured | Pinned | ObjectArrived | SourceFailed | ObjectLost
     | CacheListed | ArgumentsBrought | HandedIn | SnapshotTaken | DevicesMeasured | Probed | DriverSaid | DeviceAway
     | WalltimeKnown | Signalled | Unfit | EngineEnded | TimerFired | Tick | Farewell
 )  # fmt: skip

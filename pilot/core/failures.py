@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.pilot.core.state import PilotLibrary, PilotState
+from stoker.pilot.core.state import CoreState, PilotLibrary
 
 
-def failure_of(state: PilotState, library: PilotLibrary, kind: FailureKind, message: str) -> Failure:
+def failure_of(state: CoreState, library: PilotLibrary, kind: FailureKind, message: str) -> Failure:
     """The failure of a library, or of a call on it."""
     return Failure(
         kind=kind,
@@ -17,7 +17,7 @@ def failure_of(state: PilotState, library: PilotLibrary, kind: FailureKind, mess
     )
 
 
-def load_failure(state: PilotState, library: PilotLibrary, what: str, *, is_pilots_fault: bool) -> Failure:
+def load_failure(state: CoreState, library: PilotLibrary, what: str, *, is_pilots_fault: bool) -> Failure:
     """Why a library will hold nothing."""
     kind = FailureKind.PILOT if is_pilots_fault else FailureKind.CONTEXT
     return failure_of(state, library, kind, f"{library.recipe.name} on {state.facts.pilot}: {what}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 
 
-class Answer(enum.Enum):
+class ProbeVerdict(enum.Enum):
     """What a probe says of its device, by its exit code. Others are taken for FAILED."""
 
     SOUND = 0
@@ -47,13 +47,13 @@ class DeviceHealth:
         """Whether it has failed once, and should be probed again at once."""
         return self._failed == 1
 
-    def heard(self, answer: Answer, said: str) -> bool:
+    def heard(self, answer: ProbeVerdict, said: str) -> bool:
         """A probe has answered, in these words; whether the fault has changed."""
         before = self.fault
-        if answer is Answer.UNKNOWN:
+        if answer is ProbeVerdict.UNKNOWN:
             self.known = True
             return False
-        if answer is Answer.SOUND:
+        if answer is ProbeVerdict.SOUND:
             self.known = True
             self._failed = 0
             self._sound += 1
@@ -65,12 +65,12 @@ class DeviceHealth:
         if self._failed < 2:
             return False
         self.known = True
-        self._lasting |= answer is Answer.WRONG
+        self._lasting |= answer is ProbeVerdict.WRONG
         self._found = self._found or f"{said}, twice"
         return self.fault != before
 
     def reported(self, reason: str) -> bool:
-        """Its driver has reported a fault; whether that is news."""
+        """Its driver has reported a fault. True if it had not before."""
         before = self.fault
         self.known = self._lasting = True
         self._found = self._found or reason

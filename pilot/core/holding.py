@@ -1,4 +1,4 @@
-"""Which calls a library holds. This file alone writes that.
+"""Which calls a library holds (`held`). This file alone writes that.
 
 Everything that the manager is ever told of a call comes from here: a call enters with `hold`, and leaves exactly once,
 by `ended`, `returned` or `depart`. What arrives for a call that has left already changes nothing.
@@ -12,7 +12,7 @@ import msgspec
 
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_pilot import RunCalls
-from stoker.pilot.core.stages import TAKES_CALLS
+from stoker.pilot.core.stages import TAKES_CALLS, Stage
 from stoker.pilot.core.state import PilotLibrary
 
 
@@ -25,7 +25,7 @@ class Departure(msgspec.Struct, frozen=True):
 
 def hold(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0) -> None:
     """Calls have come for a library. Raises ValueError when it no longer takes any."""
-    if library.stage not in TAKES_CALLS:
+    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # to hash a stage takes long
         raise ValueError(f"library {library.number} is {library.stage.value} and takes no calls")
     library.held.update(dict.fromkeys(calls, limit_s))
     library.has_limits |= limit_s > 0
@@ -49,7 +49,7 @@ def depart(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
     left = Departure(running=begun, unstarted=tuple(call for call in library.held if call not in begun))
     library.held.clear()
     library.waiting.clear()
-    library.tickets.clear()
+    library.orders_waiting_for_arguments.clear()
     return left
 
 
@@ -78,7 +78,7 @@ def take_back_waiting(library: PilotLibrary, count: int) -> list[CallId]:
 def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallId]:
     """Take out those of `calls` that were not even sent to the library."""
     out: list[CallId] = []
-    for order in (*library.waiting, *library.tickets.values()):
+    for order in (*library.waiting, *library.orders_waiting_for_arguments.values()):
         out += [spec.call for spec in order.calls if spec.call in calls]
         order.calls[:] = [spec for spec in order.calls if spec.call not in calls]
     library.waiting = [order for order in library.waiting if order.calls]

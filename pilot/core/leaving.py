@@ -8,7 +8,7 @@ from stoker.manager.protocol.to_manager import LibraryGone
 from stoker.pilot.core import lifecycle
 from stoker.pilot.core.commands import TellLibrary
 from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import PilotState
+from stoker.pilot.core.state import CoreState
 
 HAND_ON_S = 5.0
 """How long a pilot that could leave goes on serving those that are getting something from it."""
@@ -16,7 +16,7 @@ FORCED_S = 1.0
 """A pilot that should have left is gone after so long, whatever is still there."""
 
 
-def leave(state: PilotState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
+def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
     """Begin to end. Called again it can only make it sooner. `loss`: why the manager is to count it as lost."""
     if not state.leaving:
         state.log(f"leaving: {reason}")
@@ -26,14 +26,14 @@ def leave(state: PilotState, reason: str, *, within_s: float, code: int = 0, los
     state.leave_by = min(state.leave_by, state.now + within_s)
 
 
-def drain(state: PilotState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
+def drain(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
     """Begin to leave: running calls may finish within this time, others are given back. `loss`: as in `leave`."""
     leave(state, reason, within_s=within_s, code=code, loss=loss)
     for number in list(state.libraries):
         stop(state, number, drain=within_s > 0, reason=reason)
 
 
-def stop(state: PilotState, number: int, *, drain: bool, reason: str) -> None:
+def stop(state: CoreState, number: int, *, drain: bool, reason: str) -> None:
     """End a library."""
     library = state.libraries.get(number)  # type: ignore[call-overload]
     if library is None:
@@ -48,7 +48,7 @@ def stop(state: PilotState, number: int, *, drain: bool, reason: str) -> None:
         state.out.append(TellLibrary(library.number, Stop()))
 
 
-def is_over(state: PilotState, *, serves_peers: bool) -> bool:
+def is_over(state: CoreState, *, serves_peers: bool) -> bool:
     """Whether a pilot that leaves has nothing left to do, or no time left to do it."""
     if not state.leaving:
         return False
@@ -57,7 +57,7 @@ def is_over(state: PilotState, *, serves_peers: bool) -> bool:
     return not state.libraries and not state.handing_in and not _hands_on(state, serves_peers=serves_peers)
 
 
-def _hands_on(state: PilotState, *, serves_peers: bool) -> bool:
+def _hands_on(state: CoreState, *, serves_peers: bool) -> bool:
     """Whether a pilot that has nothing else to do had better stay a little: others are getting objects from it."""
     if state.now < state.hands_on_until:
         return True

@@ -3,7 +3,7 @@
 The manager keeps its own ledger of what each library should come to hold, its budget; this one is what is *held*,
 and it has the last word: an order that does not fit yet waits (`stoker.pilot.core.station`). A reservation is the same
 number of bytes on each device of a library. It shrinks only when the library says that it has really shrunk, so that
-growing elsewhere waits until the memory is free (DESIGN §4).
+growing elsewhere waits until the memory is free (docs/decisions/050).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Ledger:
         return self._held.get(library, ((), 0))[1]
 
     def validate(self) -> None:
-        """Raise ValueError if the books do not add up: for tests and the simulator."""
+        """Raise ValueError if the sums do not add up: for tests and the simulator."""
         for device, capacity in self.capacity.items():
             held = sum(size for devices, size in self._held.values() if device in devices)
             if held + self._free[device] != capacity or self._free[device] < 0:

@@ -9,8 +9,6 @@ from stoker.addresses import join_address
 from stoker.manager.protocol.calls import FailureKind
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_agent import (
-    Ended,
-    Evicted,
     GivenBack,
     Hello,
     Listens,
@@ -18,6 +16,8 @@ from stoker.manager.protocol.to_agent import (
     LoadFailed,
     Reports,
     Resized,
+    RunEvicted,
+    RunsEnded,
     SnapshotMade,
     ToAgent,
 )
@@ -26,19 +26,19 @@ from stoker.manager.protocol.to_manager import (
     CallsProgress,
     CallsReturned,
     GangMeets,
-    LibraryNews,
     LibraryPhase,
     LibraryReady,
+    LibraryUpdate,
 )
 from stoker.pilot.core import holding, lifecycle, resizing, running
 from stoker.pilot.core.commands import OfferSnapshot, Severity
 from stoker.pilot.core.events import FromLibrary
 from stoker.pilot.core.failures import failure_of
 from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import PilotLibrary, PilotState
+from stoker.pilot.core.state import CoreState, PilotLibrary
 
 
-def handle(state: PilotState, event: FromLibrary) -> None:
+def handle(state: CoreState, event: FromLibrary) -> None:
     """A library has said something. Whatever goes wrong with that is the end of this library, never of the pilot."""
     library = state.libraries.get(event.library)
     if library is None:
@@ -52,7 +52,7 @@ def handle(state: PilotState, event: FromLibrary) -> None:
         garbled(state, library, f"{type(error).__name__}: {error}")
 
 
-def garbled(state: PilotState, library: PilotLibrary, reason: str) -> None:
+def garbled(state: CoreState, library: PilotLibrary, reason: str) -> None:
     """What came over a library's socket cannot be read: that is the end of this library."""
     library.garbled = library.garbled or reason
     what = f"lib-{library.number} wrote bytes to its socket that are no message: {library.garbled}"
@@ -61,10 +61,10 @@ def garbled(state: PilotState, library: PilotLibrary, reason: str) -> None:
     lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
-def _message(state: PilotState, library: PilotLibrary, message: ToAgent) -> None:
+def _message(state: CoreState, library: PilotLibrary, message: ToAgent) -> None:
     number = library.number
     match message:
-        case Ended(ends=ends):
+        case RunsEnded(ends=ends):
             running.ended(state, library, ends)
         case GivenBack(order=order) if 0 < order <= library.void_order:
             pass  # the calls may have been sent to it again since
@@ -73,7 +73,7 @@ def _message(state: PilotState, library: PilotLibrary, message: ToAgent) -> None
             state.tell(CallsReturned(number, tuple(holding.returned(library, calls)), need_function=need))
         case Reports(reports=reports):
             state.tell(CallsProgress(number, reports))
-        case Evicted(progress=progress):
+        case RunEvicted(progress=progress):
             if holding.ended(library, [progress.call]):  # it counts as served: the library counts it too
                 state.tell(CallEvicted(number, progress))
         case Listens(call=call, port=port):
@@ -83,7 +83,7 @@ def _message(state: PilotState, library: PilotLibrary, message: ToAgent) -> None
             library.hello_at = state.now
             if library.stage is Stage.STARTING:
                 lifecycle.move(library, Stage.LOADING)
-                state.tell(LibraryNews(number, LibraryPhase.LOADING))
+                state.tell(LibraryUpdate(number, LibraryPhase.LOADING))
         case Loaded():
             _loaded(state, library, message)
         case LoadFailed(failure=failure):
@@ -98,7 +98,7 @@ def _message(state: PilotState, library: PilotLibrary, message: ToAgent) -> None
             assert_never(message)
 
 
-def _loaded(state: PilotState, library: PilotLibrary, message: Loaded) -> None:
+def _loaded(state: CoreState, library: PilotLibrary, message: Loaded) -> None:
     if library.stage is not Stage.LOADING:
         return
     lifecycle.move(library, Stage.READY)
@@ -125,7 +125,7 @@ def _loaded(state: PilotState, library: PilotLibrary, message: Loaded) -> None:
         running.pass_on(state, library, order)
 
 
-def _settle_reservation(state: PilotState, library: PilotLibrary) -> None:
+def _settle_reservation(state: CoreState, library: PilotLibrary) -> None:
     """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room. What
     nobody has measured yet on a GPU stays a guess until its monitor has (see `device_memory`)."""
     needs = library.recipe.needs

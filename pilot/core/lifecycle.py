@@ -14,7 +14,7 @@ from stoker.pilot.core.commands import Forget, KillProcess, Severity
 from stoker.pilot.core.events import ProcessEnded
 from stoker.pilot.core.exits import FOLDER_GONE, NOT_SETTLED, SAID_BY_CODE
 from stoker.pilot.core.stages import NEXT, Stage
-from stoker.pilot.core.state import Cause, PilotLibrary, PilotState
+from stoker.pilot.core.state import Cause, CoreState, PilotLibrary
 
 _REMEMBERED = 10_000
 
@@ -31,7 +31,7 @@ def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> 
     library.cause = library.cause or Cause(failure, printed)
 
 
-def kill(state: PilotState, library: PilotLibrary, *, cause: Failure | None = None, printed: bool = False) -> None:
+def kill(state: CoreState, library: PilotLibrary, *, cause: Failure | None = None, printed: bool = False) -> None:
     """End a library's process now. Its end is told when that has happened."""
     if cause is not None:
         blame(library, cause, printed=printed)
@@ -42,8 +42,8 @@ def kill(state: PilotState, library: PilotLibrary, *, cause: Failure | None = No
         finish(state, library, ProcessEnded(library.number))
 
 
-def finish(state: PilotState, library: PilotLibrary, ending: ProcessEnded) -> None:
-    """A library's process has ended (or never was): settle the books and tell the manager."""
+def finish(state: CoreState, library: PilotLibrary, ending: ProcessEnded) -> None:
+    """A library's process has ended (or never was): settle what it held and tell the manager."""
     if library.stage is Stage.GONE:
         return
     number = library.number
@@ -75,7 +75,7 @@ def finish(state: PilotState, library: PilotLibrary, ending: ProcessEnded) -> No
         state.gone.popitem(last=False)
 
 
-def _why(state: PilotState, library: PilotLibrary, ending: ProcessEnded, running: list[CallId]) -> Failure | None:
+def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running: list[CallId]) -> Failure | None:
     """Why a library has ended; None if it ended as it should."""
     if library.cause is not None:
         failure = library.cause.failure

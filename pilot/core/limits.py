@@ -11,7 +11,7 @@ from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
 from stoker.pilot.core.events import Observation
 from stoker.pilot.core.failures import failure_of
 from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import Cause, PilotLibrary, PilotState
+from stoker.pilot.core.state import Cause, CoreState, PilotLibrary
 from stoker.units import show_bytes, show_seconds
 
 EVERY_S = 0.25
@@ -25,7 +25,7 @@ HUNG_UP_S = 1.0
 """A library that has closed its socket has ended within so long, or has closed it by mistake."""
 
 
-def observed(state: PilotState, library: PilotLibrary, seen: Observation) -> None:
+def observed(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     """Hold a library's limits against what was seen of it."""
     if library.serves:
         _unbegun(state, library, seen)
@@ -45,7 +45,7 @@ def observed(state: PilotState, library: PilotLibrary, seen: Observation) -> Non
         lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
-def memory_limit(state: PilotState, library: PilotLibrary) -> int:
+def memory_limit(state: CoreState, library: PilotLibrary) -> int:
     """Bytes of host memory that a library may take; 0 = any. On CPU devices their memory is host memory."""
     needs = library.recipe.needs
     limit = max(library.ordered.memory_bytes, needs.memory_bytes)
@@ -54,7 +54,7 @@ def memory_limit(state: PilotState, library: PilotLibrary) -> int:
     return limit
 
 
-def too_large(state: PilotState, library: PilotLibrary, what: str, *, taken: int, declared: int) -> None:
+def too_large(state: CoreState, library: PilotLibrary, what: str, *, taken: int, declared: int) -> None:
     """End a library that takes more memory than it declares."""
     text = (
         f"lib-{library.number} ({library.recipe.name}) on {state.facts.pilot} took"
@@ -63,7 +63,7 @@ def too_large(state: PilotState, library: PilotLibrary, what: str, *, taken: int
     lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.MEMORY, text), printed=True)
 
 
-def _loading(state: PilotState, library: PilotLibrary) -> None:
+def _loading(state: CoreState, library: PilotLibrary) -> None:
     limit_s = library.recipe.needs.load_limit_s
     if not limit_s or state.now - library.started_at < limit_s:
         return
@@ -79,7 +79,7 @@ def _loading(state: PilotState, library: PilotLibrary) -> None:
     lifecycle.kill(state, library, cause=cause, printed=True)
 
 
-def _calls(state: PilotState, library: PilotLibrary, seen: Observation) -> None:
+def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     for call, ran_s in seen.running:
         if call not in library.held:
             continue
@@ -94,7 +94,7 @@ def _calls(state: PilotState, library: PilotLibrary, seen: Observation) -> None:
             return
 
 
-def _time_out(state: PilotState, library: PilotLibrary, call: CallId, *, limit_s: float, ran_s: float) -> None:
+def _time_out(state: CoreState, library: PilotLibrary, call: CallId, *, limit_s: float, ran_s: float) -> None:
     """A call ran too long: it ends as failed, and its library, which nothing else can stop, with it."""
     what = f"the call ran for {ran_s:.1f} s on {state.facts.pilot}; its limit is {limit_s:g} s"
     failure = failure_of(state, library, FailureKind.TIMEOUT, what)
@@ -103,10 +103,10 @@ def _time_out(state: PilotState, library: PilotLibrary, call: CallId, *, limit_s
     lifecycle.kill(state, library, cause=failure)
 
 
-def _unbegun(state: PilotState, library: PilotLibrary, seen: Observation) -> None:
+def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     """End a library that begins none of the calls that it was sent: they run elsewhere."""
     is_at_work = any(call in library.held for call, _ in seen.running)
-    if not library.held or library.waiting or library.tickets or library.resizes or is_at_work:
+    if not library.held or library.waiting or library.orders_waiting_for_arguments or library.resizes or is_at_work:
         library.times_idle = 0
         return
     library.times_idle += 1  # counted, since this process may have been stopped as well
@@ -118,7 +118,7 @@ def _unbegun(state: PilotState, library: PilotLibrary, seen: Observation) -> Non
         lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
-def _give_back_for(state: PilotState, library: PilotLibrary, seen: Observation) -> None:
+def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     """Give back what a library that does not answer holds and does not run: its code keeps the interpreter to itself.
 
     Calls that have ended there, but whose ends it could not send yet, are given back too and run once more elsewhere;

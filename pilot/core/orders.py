@@ -28,16 +28,16 @@ from stoker.manager.protocol.to_pilot import (
 )
 from stoker.pilot.core import holding, leaving, resizing, running, starting, wants
 from stoker.pilot.core.commands import Acknowledged, Observe, SetTimer, TellLibrary
-from stoker.pilot.core.events import Lack
+from stoker.pilot.core.events import FetchFailure
 from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import PilotLibrary, PilotState
+from stoker.pilot.core.state import CoreState, PilotLibrary
 
 _ORDERED_AGAIN = (RunCalls, StartLibrary, CancelCalls, MeetGang)
 """Orders that the manager gives again, if it still wants them, when it has read a hello that does not show them. One
 that it sent before it read the last hello may arrive after that was written: carried out, it would run twice here."""
 
 
-def handle(state: PilotState, message: ToPilot) -> None:
+def handle(state: CoreState, message: ToPilot) -> None:
     """Carry out one order."""
     if state.answered != state.hellos and isinstance(message, _ORDERED_AGAIN):
         return
@@ -70,10 +70,10 @@ def handle(state: PilotState, message: ToPilot) -> None:
             state.out.append(Acknowledged(acknowledged))
             state.hello_is_due = True
         case FetchObject():
-            nowhere = wants.told_sources(state, message)
+            nowhere = wants.set_sources(state, message)
             if nowhere is not None:
                 what = f"the object {nowhere.ref.name} can be had nowhere: no pilot that has it is reached"
-                starting.lost(state, nowhere.ref.name, Lack(nowhere.trouble or what))
+                starting.lost(state, nowhere.ref.name, FetchFailure(nowhere.trouble or what))
         case PilotRefused(reason=reason):
             state.says_farewell = False
             leaving.leave(state, f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
@@ -84,7 +84,7 @@ def handle(state: PilotState, message: ToPilot) -> None:
             assert_never(message)
 
 
-def run(state: PilotState, order: RunCalls) -> None:
+def run(state: CoreState, order: RunCalls) -> None:
     """Give a library calls that it does not hold already, or refuse them."""
     library = state.libraries.get(order.library)
     refused = ""
@@ -109,7 +109,7 @@ def run(state: PilotState, order: RunCalls) -> None:
         holding.postpone(library, order)
 
 
-def _take_back(state: PilotState, number: LibraryId, count: int) -> None:
+def _take_back(state: CoreState, number: LibraryId, count: int) -> None:
     library = state.libraries.get(number)
     if library is None:
         return
@@ -120,7 +120,7 @@ def _take_back(state: PilotState, number: LibraryId, count: int) -> None:
     state.tell(CallsReturned(number, tuple(holding.take_back_waiting(library, count))))
 
 
-def _cancel(state: PilotState, order: CancelCalls) -> None:
+def _cancel(state: CoreState, order: CancelCalls) -> None:
     library = state.libraries.get(order.library)
     if library is None:
         return
@@ -152,11 +152,11 @@ def give_back(library: PilotLibrary, *, count: int = 0, calls: tuple[CallId, ...
     return GiveBack(count=count, calls=calls, order=library.orders_back)
 
 
-def _welcome(state: PilotState, message: PilotWelcome) -> None:
+def _welcome(state: CoreState, message: PilotWelcome) -> None:
     state.answered = message.hello or state.hellos
     state.heartbeat_s, state.lease_s = max(0.1, message.heartbeat_s), message.lease_s
     state.welcomed_at = state.now
     state.heartbeat_at = 0.0  # the first one tells the manager what is here
-    wants.say_again(state)
+    wants.ask_again(state)
     for here in state.told_snapshots if message.again else ():
         state.tell(here)

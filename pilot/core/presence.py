@@ -16,27 +16,27 @@ from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.manager.protocol.to_manager import (
     Heartbeat,
     LibraryFacts,
-    LibraryNews,
     LibraryPhase,
+    LibraryUpdate,
     LibraryUse,
     PilotHello,
     PilotLeaving,
-    WalltimeNews,
+    WalltimeUpdate,
 )
 from stoker.manager.protocol.wire import VERSION
 from stoker.pilot.core import leaving, lifecycle, probes, station
 from stoker.pilot.core.commands import Beat, Greet, Leave
 from stoker.pilot.core.events import (
-    Before,
     HelloDue,
     ManagerAway,
-    Measured,
     ProcessEnded,
     Signalled,
     Tick,
+    UnacknowledgedFacts,
+    UsageMeasured,
 )
 from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import NEVER, PilotState
+from stoker.pilot.core.state import NEVER, CoreState
 from stoker.units import show_seconds
 
 WELCOME_S = 5.0
@@ -64,8 +64,8 @@ def told_recipes(recipes: Iterable[Recipe]) -> tuple[Recipe, ...]:
 # ---- the manager
 
 
-def greet(state: PilotState, event: HelloDue) -> None:
-    """Say what this pilot is and holds, as far as the manager's books go."""
+def greet(state: CoreState, event: HelloDue) -> None:
+    """Say what this pilot is and holds, as far as the manager's records go."""
     state.hellos += 1
     state.hello_is_due = False
     state.greeted_at = state.now
@@ -95,7 +95,7 @@ def greet(state: PilotState, event: HelloDue) -> None:
     state.out.append(Greet(hello))
 
 
-def library_facts(state: PilotState, before: Before) -> tuple[LibraryFacts, ...]:
+def library_facts(state: CoreState, before: UnacknowledgedFacts) -> tuple[LibraryFacts, ...]:
     """The libraries that are here, and those that have ended unknown to the manager."""
     here = [
         LibraryFacts(
@@ -122,12 +122,12 @@ def library_facts(state: PilotState, before: Before) -> tuple[LibraryFacts, ...]
     return (*here, *gone)
 
 
-def wants_hello(state: PilotState) -> bool:
+def wants_hello(state: CoreState) -> bool:
     """Whether a hello is due although the connection stands: the manager has asked for it, or has not heard one."""
     return state.hello_is_due or (state.awaits_welcome and state.greeted_at < state.now - WELCOME_S)
 
 
-def manager_away(state: PilotState, event: ManagerAway) -> None:
+def manager_away(state: CoreState, event: ManagerAway) -> None:
     """There is no connection: leave if that has lasted for a lease, or is for good."""
     lease_s = state.lease_s if state.welcomed_at else max(state.lease_s, FIRST_CONTACT_S)
     if event.refuses_key and not state.welcomed_at:
@@ -139,7 +139,7 @@ def manager_away(state: PilotState, event: ManagerAway) -> None:
         leaving.leave(state, f"the session is over: {event.session_over}", within_s=0.0)
 
 
-def measured(state: PilotState, event: Measured) -> None:
+def measured(state: CoreState, event: UsageMeasured) -> None:
     """Send a heartbeat, and the last lines of libraries that load for long."""
     state.heartbeat_at = state.now + state.heartbeat_s
     uses = []
@@ -154,13 +154,13 @@ def measured(state: PilotState, event: Measured) -> None:
         library = state.libraries.get(number)
         if library is not None and library.stage is Stage.LOADING and line and line != library.last_line:
             library.last_line = line
-            state.tell(LibraryNews(number, LibraryPhase.LOADING, line))
+            state.tell(LibraryUpdate(number, LibraryPhase.LOADING, line))
 
 
 # ---- the time that is left
 
 
-def walltime_known(state: PilotState, left_s: float) -> None:
+def walltime_known(state: CoreState, left_s: float) -> None:
     """The batch system says when the job ends. The manager hears of it where its hello said another time."""
     before = state.ends_at
     if abs(before - (state.now + left_s)) <= _SAME_S:
@@ -169,10 +169,10 @@ def walltime_known(state: PilotState, left_s: float) -> None:
     state.drain_at = state.ends_at - min(MARGIN_S, 0.2 * left_s)
     state.log(f"the walltime is over in {show_seconds(left_s)}")
     if state.hellos:
-        state.tell(WalltimeNews(max(0.001, left_s)))
+        state.tell(WalltimeUpdate(max(0.001, left_s)))
 
 
-def signalled(state: PilotState, event: Signalled) -> None:
+def signalled(state: CoreState, event: Signalled) -> None:
     """Told to go, once or again."""
     if event.again:
         state.leave_by = 0.0
@@ -180,7 +180,7 @@ def signalled(state: PilotState, event: Signalled) -> None:
         leaving.drain(state, event.name, within_s=state.facts.grace_s, loss=LossReason.SIGNALLED)
 
 
-def tick(state: PilotState, event: Tick) -> None:
+def tick(state: CoreState, event: Tick) -> None:
     """Some time has passed."""
     if state.now >= state.drain_at:
         within_s = (1 - _EXIT) * (state.ends_at - state.drain_at) - (state.now - state.drain_at)
@@ -195,7 +195,7 @@ def tick(state: PilotState, event: Tick) -> None:
         state.out.append(Leave())
 
 
-def farewell(state: PilotState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> None:
+def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> None:
     """The pilot ends now: tell what becomes of what it held."""
     state.has_ended = True
     for library in list(state.libraries.values()):
@@ -205,13 +205,13 @@ def farewell(state: PilotState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> 
         state.tell(PilotLeaving(reason=state.leaving, loss=state.loss))
 
 
-def tick_at(state: PilotState) -> float:
+def tick_at(state: CoreState) -> float:
     """When a tick is needed at the latest: where the pilot begins to leave, and where its time to leave is over. From
     then on ticks come at the shell's own pace, until its processes are gone."""
     leave_by = state.leave_by if state.now < state.leave_by else NEVER
     return min(leave_by, state.drain_at)
 
 
-def next_at(state: PilotState) -> float:
+def next_at(state: CoreState) -> float:
     """When a tick or a heartbeat is due at the latest."""
     return min(state.heartbeat_at, tick_at(state))

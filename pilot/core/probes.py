@@ -12,13 +12,13 @@ from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFault
 from stoker.pilot.core.commands import Probe, Severity
 from stoker.pilot.core.events import DriverSaid, Probed
-from stoker.pilot.core.state import NEVER, DeviceTurn, PilotState
+from stoker.pilot.core.state import NEVER, CoreState, DeviceTurn
 
 AGAIN_S = 2.0
 """A device that has failed once is probed again after so long."""
 
 
-def due(state: PilotState) -> None:
+def due(state: CoreState) -> None:
     """Begin the probes that are due."""
     if state.leaving or not state.turns:
         return
@@ -29,12 +29,12 @@ def due(state: PilotState) -> None:
             state.out.append(Probe(device))
 
 
-def are_known(state: PilotState) -> bool:
+def are_known(state: CoreState) -> bool:
     """Whether there is a first answer for each device, so that nothing is loaded on one that is bad."""
     return all(turn.health.known for turn in state.turns.values())
 
 
-def probed(state: PilotState, event: Probed) -> None:
+def probed(state: CoreState, event: Probed) -> None:
     """A probe has answered."""
     device, turn = event.device, state.turns[event.device]
     if event.said:
@@ -50,13 +50,13 @@ def probed(state: PilotState, event: Probed) -> None:
     turn.due_at = state.now + pause_s
 
 
-def away(state: PilotState, device: DeviceId, reason: str) -> None:
+def away(state: CoreState, device: DeviceId, reason: str) -> None:
     """A device is not there, or is there again (no reason)."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)
 
 
-def driver_said(state: PilotState, event: DriverSaid) -> None:
+def driver_said(state: CoreState, event: DriverSaid) -> None:
     """A driver reports something of a device, or does not answer (again)."""
     device = event.device
     if device not in state.turns and not (event.fault or event.hangs):
@@ -69,7 +69,7 @@ def driver_said(state: PilotState, event: DriverSaid) -> None:
         _tell(state, device, turn.health.fault)
 
 
-def _watched(state: PilotState, device: DeviceId) -> DeviceTurn:
+def _watched(state: CoreState, device: DeviceId) -> DeviceTurn:
     """The turn of a device; one that has none is watched from now on, and not probed."""
     turn = state.turns.get(device)
     if turn is None:
@@ -78,12 +78,12 @@ def _watched(state: PilotState, device: DeviceId) -> DeviceTurn:
     return turn
 
 
-def _tell(state: PilotState, device: DeviceId, fault: str) -> None:
+def _tell(state: CoreState, device: DeviceId, fault: str) -> None:
     state.log(fault or f"{device} is well again", Severity.ERROR)
     _set_fault(state, device, fault)
 
 
-def _set_fault(state: PilotState, device: DeviceId, fault: str) -> None:
+def _set_fault(state: CoreState, device: DeviceId, fault: str) -> None:
     if fault:
         state.faults[device] = fault
     else:

@@ -8,10 +8,10 @@ from stoker.manager.protocol.to_library import Resize
 from stoker.manager.protocol.to_manager import LibraryResized
 from stoker.pilot.core import station
 from stoker.pilot.core.commands import Severity, TellLibrary
-from stoker.pilot.core.state import PilotLibrary, PilotState
+from stoker.pilot.core.state import CoreState, PilotLibrary
 
 
-def order(state: PilotState, number: LibraryId, size: int) -> None:
+def order(state: CoreState, number: LibraryId, size: int) -> None:
     """The manager wants a library to hold `size` bytes on each of its devices; this replaces a growth that waits."""
     library = state.libraries.get(number)
     if library is None:
@@ -28,13 +28,13 @@ def order(state: PilotState, number: LibraryId, size: int) -> None:
         tell(state, library, size)
 
 
-def tell(state: PilotState, library: PilotLibrary, size: int) -> None:
+def tell(state: CoreState, library: PilotLibrary, size: int) -> None:
     """A library may use `size` bytes of each of its devices, and no more."""
     library.resizes.append(size)
     state.out.append(TellLibrary(library.number, Resize(device_memory_bytes=size)))
 
 
-def refuse(state: PilotState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:
+def refuse(state: CoreState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:
     """A library stays as it is, and does not come to hold what was ordered."""
     station.withdraw(state, library)
     state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
@@ -42,7 +42,7 @@ def refuse(state: PilotState, library: PilotLibrary, why: str, *, ordered_bytes:
     state.tell(LibraryResized(library.number, held, ordered_bytes=ordered_bytes))
 
 
-def answered(state: PilotState, library: PilotLibrary, message: Resized) -> None:
+def answered(state: CoreState, library: PilotLibrary, message: Resized) -> None:
     """A library has changed what it uses (or its context has refused to: a size below zero)."""
     size = message.device_memory_bytes
     ordered = library.resizes.pop(0) if library.resizes else size

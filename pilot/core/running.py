@@ -13,10 +13,10 @@ from stoker.pilot.core import holding, lifecycle
 from stoker.pilot.core.commands import BringArguments, HandIn, ReleaseArguments, TellLibrary
 from stoker.pilot.core.events import ArgumentsBrought, HandedIn
 from stoker.pilot.core.failures import failure_of
-from stoker.pilot.core.state import PilotLibrary, PilotState
+from stoker.pilot.core.state import CoreState, PilotLibrary
 
 
-def pass_on(state: PilotState, library: PilotLibrary, order: RunCalls) -> None:
+def pass_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
     """Hand an order's calls to the library's process, once their arguments are here."""
     if state.facts.is_carried and _bring(state, library, order):
         return
@@ -41,10 +41,10 @@ def pass_on(state: PilotState, library: PilotLibrary, order: RunCalls) -> None:
     )
 
 
-def brought(state: PilotState, library: PilotLibrary, event: ArgumentsBrought) -> None:
+def brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
     """Large arguments of an order are here, or not. Calls whose arguments are lacking end, or go elsewhere where
     another pilot may have room for them."""
-    order = library.tickets.pop(event.ticket, None)
+    order = library.orders_waiting_for_arguments.pop(event.ticket, None)
     for call, path in event.paths.items():
         if call in library.held:
             library.arguments[call] = path
@@ -67,7 +67,7 @@ def brought(state: PilotState, library: PilotLibrary, event: ArgumentsBrought) -
             pass_on(state, library, order)
 
 
-def ended(state: PilotState, library: PilotLibrary, ends: list[CallEnd]) -> None:
+def ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> None:
     """Calls have ended in a library: tell the manager, of large results once the client will find them."""
     here = holding.ended(library, [end.call for end in ends])
     if len(here) != len(ends):  # of calls that have left already, or one that is told twice
@@ -79,13 +79,13 @@ def ended(state: PilotState, library: PilotLibrary, ends: list[CallEnd]) -> None
         state.tell(CallsEnded(library.number, ends))
 
 
-def handed_in(state: PilotState, event: HandedIn) -> None:
+def handed_in(state: CoreState, event: HandedIn) -> None:
     """Large results are where the client finds them."""
     state.handing_in -= 1
     state.tell(CallsEnded(event.library, event.ends))
 
 
-def _bring(state: PilotState, library: PilotLibrary, order: RunCalls) -> bool:
+def _bring(state: CoreState, library: PilotLibrary, order: RunCalls) -> bool:
     """Whether arguments of these calls have to be brought first. The order then waits in its library."""
     wanted = [
         (spec.call, spec.payload)
@@ -93,13 +93,14 @@ def _bring(state: PilotState, library: PilotLibrary, order: RunCalls) -> bool:
         if type(spec.payload) is ObjectRef and spec.call not in library.arguments
     ]
     if wanted:
-        state.tickets += 1
-        library.tickets[state.tickets] = msgspec.structs.replace(order, calls=list(order.calls))
-        state.out.append(BringArguments(library.number, state.tickets, wanted))
+        state.last_ticket += 1
+        waiting = msgspec.structs.replace(order, calls=list(order.calls))
+        library.orders_waiting_for_arguments[state.last_ticket] = waiting
+        state.out.append(BringArguments(library.number, state.last_ticket, wanted))
     return bool(wanted)
 
 
-def _hand_in(state: PilotState, library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
+def _hand_in(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
     """Have large results brought to the session; returns the ends that can be told now."""
     done = [end.call for end in ends if end.call in library.arguments]
     if done:
@@ -113,5 +114,5 @@ def _hand_in(state: PilotState, library: PilotLibrary, ends: list[CallEnd]) -> l
     return [end for end in ends if not isinstance(end.payload, ObjectRef)]
 
 
-def _failure(state: PilotState, library: PilotLibrary, message: str) -> Failure:
+def _failure(state: CoreState, library: PilotLibrary, message: str) -> Failure:
     return failure_of(state, library, FailureKind.SERIALIZATION, f"{message} (on {state.facts.pilot})")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.to_manager import LibraryGone, LibraryNews, LibraryPhase
+from stoker.manager.protocol.to_manager import LibraryGone, LibraryPhase, LibraryUpdate
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.core import lifecycle, station, wants
-from stoker.pilot.core.commands import Pin, Prepare, SetTimer, Severity, StartProcess
-from stoker.pilot.core.events import Lack, ObjectArrived, Pinned, Prepared, ProcessEnded
+from stoker.pilot.core.commands import PinObjects, Prepare, SetTimer, Severity, StartProcess
+from stoker.pilot.core.events import FetchFailure, LibraryPrepared, ObjectArrived, Pinned, ProcessEnded
 from stoker.pilot.core.failures import load_failure
 from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import PilotLibrary, PilotState
+from stoker.pilot.core.state import CoreState, PilotLibrary
 from stoker.units import show_bytes
 
 
-def order(state: PilotState, message: StartLibrary) -> None:
+def order(state: CoreState, message: StartLibrary) -> None:
     """Start a library, or say why that can never be. It waits for memory when its files are here, not before."""
     number = message.library
     state.last_library = max(state.last_library, number)
@@ -33,7 +33,7 @@ def order(state: PilotState, message: StartLibrary) -> None:
     state.out.append(Prepare(message))
 
 
-def prepared(state: PilotState, library: PilotLibrary, event: Prepared) -> None:
+def prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) -> None:
     """It is known what this node has for a library: have its objects brought."""
     if library.stage is not Stage.FETCHING or library.missing or library.awaits_forms:
         return  # that was known before
@@ -49,7 +49,7 @@ def prepared(state: PilotState, library: PilotLibrary, event: Prepared) -> None:
     needed = recipe.needs.disk_bytes
     lacks_disk = event.free_disk_bytes < needed
     if lacks_disk or (recipe.objects and not from_sources) or library.ordered.snapshots:
-        state.tell(LibraryNews(library=library.number, phase=LibraryPhase.FETCHING))
+        state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.FETCHING))
     if lacks_disk:
         what = (
             f"{facts.pilot} has {show_bytes(event.free_disk_bytes)} free on its scratch disk, and {recipe.name} wants "
@@ -63,19 +63,19 @@ def prepared(state: PilotState, library: PilotLibrary, event: Prepared) -> None:
         library.forms = {ref.name: form for form, ref in ordered.snapshots.items() if form not in here}
     if recipe.objects and not from_sources:
         if why := _exceeds_cache(state, library):
-            fail(state, library, Lack(why, is_pilots_fault=True))
+            fail(state, library, FetchFailure(why, is_pilots_fault=True))
             return
         library.missing = {ref.name for ref in recipe.objects}
-        state.out.append(Pin(library.number, recipe.objects))
+        state.out.append(PinObjects(library.number, recipe.objects))
     elif event.changed:
         why = f"{event.changed} was written to since the recipe was made from it; make the recipe again"
-        fail(state, library, Lack(why))
+        fail(state, library, FetchFailure(why))
     else:
         library.paths = {ref.name: ref.source for ref in recipe.objects}
         _have_forms(state, library)
 
 
-def pinned(state: PilotState, library: PilotLibrary, event: Pinned) -> None:
+def pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> None:
     """What of a library's objects is in the cache: it waits for the others, or goes on."""
     if library.stage is not Stage.FETCHING:
         return
@@ -92,7 +92,7 @@ def pinned(state: PilotState, library: PilotLibrary, event: Pinned) -> None:
         go_on(state, library)
 
 
-def arrived(state: PilotState, event: ObjectArrived) -> None:
+def arrived(state: CoreState, event: ObjectArrived) -> None:
     """An object is in the cache: keep it for the libraries that wait for it."""
     found = wants.arrived(state, event)
     state.log(
@@ -101,10 +101,10 @@ def arrived(state: PilotState, event: ObjectArrived) -> None:
     )
     for number in tuple(found.libraries) if found is not None else ():
         if found is not None and number in state.libraries:
-            state.out.append(Pin(number, (found.ref,)))
+            state.out.append(PinObjects(number, (found.ref,)))
 
 
-def lost(state: PilotState, name: str, lack: Lack) -> None:
+def lost(state: CoreState, name: str, lack: FetchFailure) -> None:
     """An object will not come: libraries that wait for it fail, or go on without it."""
     found = wants.give_up(state, name)
     for number in tuple(found.libraries) if found is not None else ():
@@ -113,7 +113,7 @@ def lost(state: PilotState, name: str, lack: Lack) -> None:
             lacking(state, library, lack)
 
 
-def lacking(state: PilotState, library: PilotLibrary, lack: Lack) -> None:
+def lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     """Objects that a library waits for will not come. It loads without snapshots, and not without its files."""
     if library.awaits_forms:
         state.log(f"lib-{library.number} loads without a snapshot: {lack.reason}")
@@ -122,7 +122,7 @@ def lacking(state: PilotState, library: PilotLibrary, lack: Lack) -> None:
         fail(state, library, lack)
 
 
-def late(state: PilotState, library: PilotLibrary) -> None:
+def late(state: CoreState, library: PilotLibrary) -> None:
     """A library has waited for snapshots for as long as they are worth it."""
     if library.stage is Stage.FETCHING and library.awaits_forms:
         wait_s = library.ordered.snapshot_wait_s
@@ -130,7 +130,7 @@ def late(state: PilotState, library: PilotLibrary) -> None:
         _without_forms(state, library)
 
 
-def go_on(state: PilotState, library: PilotLibrary) -> None:
+def go_on(state: CoreState, library: PilotLibrary) -> None:
     """All that a library waits for is here."""
     if library.awaits_forms:
         _start(state, library)
@@ -138,7 +138,7 @@ def go_on(state: PilotState, library: PilotLibrary) -> None:
         _have_forms(state, library)
 
 
-def fail(state: PilotState, library: PilotLibrary, lack: Lack) -> None:
+def fail(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     """A library's objects will not come."""
     if library.stage is not Stage.FETCHING:
         return
@@ -148,14 +148,14 @@ def fail(state: PilotState, library: PilotLibrary, lack: Lack) -> None:
     lifecycle.finish(state, library, ProcessEnded(library.number))
 
 
-def refuse(state: PilotState, library: PilotLibrary, what: str) -> None:
+def refuse(state: CoreState, library: PilotLibrary, what: str) -> None:
     """A library cannot start for want of something that this pilot lacks: it is loaded elsewhere."""
     failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
     lifecycle.blame(library, failure)
     lifecycle.finish(state, library, ProcessEnded(library.number))
 
 
-def _have_forms(state: PilotState, library: PilotLibrary) -> None:
+def _have_forms(state: CoreState, library: PilotLibrary) -> None:
     """Have snapshots of its context brought, as far as they are worth the wait; then it starts."""
     library.awaits_forms = True
     if not library.forms:
@@ -163,37 +163,37 @@ def _have_forms(state: PilotState, library: PilotLibrary) -> None:
         return
     library.missing = set(library.forms)
     refs = tuple(ref for ref in library.ordered.snapshots.values() if ref.name in library.forms)
-    state.out.append(Pin(library.number, refs))
+    state.out.append(PinObjects(library.number, refs))
     state.out.append(SetTimer(state.now + library.ordered.snapshot_wait_s, f"snapshots/{library.number}"))
 
 
-def _without_forms(state: PilotState, library: PilotLibrary) -> None:
+def _without_forms(state: CoreState, library: PilotLibrary) -> None:
     wants.forget(state, library)
     for name in library.forms:
         library.paths.pop(name, None)
     _start(state, library)
 
 
-def _start(state: PilotState, library: PilotLibrary) -> None:
+def _start(state: CoreState, library: PilotLibrary) -> None:
     """Its files are here: start it as soon as there is room on its devices."""
     library.fetched_at = state.now
     if station.claim(state, library, library.ordered.device_memory_bytes):
         admitted(state, library)
         return
     lifecycle.move(library, Stage.WAITING)
-    state.tell(LibraryNews(library=library.number, phase=LibraryPhase.WAITING))
+    state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.WAITING))
 
 
-def admitted(state: PilotState, library: PilotLibrary) -> None:
+def admitted(state: CoreState, library: PilotLibrary) -> None:
     """A library has room on its devices: have its process made."""
     lifecycle.move(library, Stage.STARTING)
     library.started_at = state.now
-    state.tell(LibraryNews(library=library.number, phase=LibraryPhase.STARTING))
+    state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.STARTING))
     paths = {library.forms.get(name, name): path for name, path in library.paths.items()}
     state.out.append(StartProcess(library.ordered, paths))
 
 
-def _exceeds_cache(state: PilotState, library: PilotLibrary) -> str:
+def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
     """Why the objects of a context can never be here together; empty if they can."""
     sizes = {ref.name: ref.size_bytes for ref in library.recipe.objects}
     size, bound = sum(sizes.values()), state.facts.cache_bound_bytes

@@ -1,10 +1,13 @@
 """What a pilot is and holds: plain state. Who may write what:
 
-calls that a library holds, and its orders that wait      holding
+calls that a library holds                                holding
+a library's orders that wait until it is ready            holding
+a library's orders that wait for their arguments          running (holding empties them)
 a library's stage, how it ends                            lifecycle
 objects that are wanted, what the manager was told of     wants
 claims on device memory                                   station
-reserved device memory                                    ledger (through station, library_messages, device_memory)
+reserved device memory                                    ledger, called by station, resizing, library_messages and
+                                                          device_memory
 that the pilot leaves                                     leaving
 """
 
@@ -21,7 +24,7 @@ from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
 from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, LibraryFacts, SnapshotHere
 from stoker.manager.protocol.to_pilot import FetchObject, RunCalls, StartLibrary
-from stoker.pilot.core.commands import Command, Log, Severity, Tell
+from stoker.pilot.core.commands import Command, Severity, Tell, WriteLog
 from stoker.pilot.core.health import DeviceHealth
 from stoker.pilot.core.ledger import Ledger
 from stoker.pilot.core.stages import SERVES, Stage
@@ -105,8 +108,8 @@ class PilotLibrary:
         self.awaits_forms = False
         self.arguments: dict[CallId, str] = {}
         """Where large arguments of its calls lie, that had to be brought here."""
-        self.tickets: dict[int, RunCalls] = {}
-        """Orders whose arguments are being brought."""
+        self.orders_waiting_for_arguments: dict[int, RunCalls] = {}
+        """Orders whose arguments are being brought, by ticket."""
 
         self.cause: Cause | None = None
         self.told_to_end = False
@@ -152,17 +155,17 @@ class PilotLibrary:
 
 
 class Want:
-    """An object that is on its way, or waits until the manager names a source."""
+    """An object that some libraries wait for, on its way or without a known source."""
 
     def __init__(self, ref: ObjectRef) -> None:
         self.ref = ref
         self.libraries: dict[LibraryId, None] = {}
         self.is_begun = True
-        """False until the cache was found to lack an object whose sources the manager names unasked."""
+        """False for an object whose sources the manager names unasked, until the cache turns out to lack it."""
         self.order: FetchObject | None = None
-        """What the manager has said last of where it may be had."""
+        """The manager's last message about its sources."""
         self.trouble = ""
-        """Why the place that it comes from could not be read here."""
+        """Why its origin could not be read here; empty if it could."""
 
 
 class DeviceTurn:
@@ -174,7 +177,7 @@ class DeviceTurn:
         self.is_under_way = False
 
 
-class PilotState:
+class CoreState:
     """The state of one pilot, and the out-tray of the event that is being handled."""
 
     def __init__(self, facts: PilotFacts) -> None:
@@ -190,8 +193,8 @@ class PilotState:
         """What libraries were that have ended, until the manager surely knows."""
         self.last_library = 0
         """The highest number of a library that it was told to start."""
-        self.tickets = 0
-        """Orders whose arguments it had brought."""
+        self.last_ticket = 0
+        """The number of the last order whose arguments it had brought."""
         self.handing_in = 0
         """Large results that are on their way to the session."""
 
@@ -249,7 +252,7 @@ class PilotState:
 
     def log(self, text: str, severity: Severity = Severity.INFO) -> None:
         """Write a line to the pilot's log."""
-        self.out.append(Log(text, severity))
+        self.out.append(WriteLog(text, severity))
 
     def devices_of(self, library: PilotLibrary) -> tuple[DeviceFacts, ...]:
         """A library's devices."""

@@ -1,8 +1,8 @@
-"""Objects that a pilot wants, and what the manager is told of those that it has. This file alone writes both.
+"""The objects that a pilot lacks and waits for, and those that it has reported to the manager as cached.
 
-An object in the cache needs no source. One that is not there is wanted (`WantObjects`); the manager says where it may
-be had (`FetchObject`: other pilots, or the place that it comes from), again whenever that changes, and hears when it is
-here, which sources failed, and what has left the cache.
+This file alone writes both. The pilot asks the manager for an object that the cache lacks (`WantObjects`). The manager
+names its sources (`FetchObject`: other pilots, or its origin), again whenever they change. The pilot reports each
+object that arrives, each source that fails, and each object that leaves the cache.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol.ids import PilotId
 from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, WantObjects
 from stoker.manager.protocol.to_pilot import FetchObject
-from stoker.pilot.core.commands import Expect, Fetch, StopFetch, TidySnapshots
+from stoker.pilot.core.commands import Expect, StartFetch, StopFetch, TidySnapshots
 from stoker.pilot.core.events import ObjectArrived
-from stoker.pilot.core.state import PilotLibrary, PilotState, Want
+from stoker.pilot.core.state import CoreState, PilotLibrary, Want
 
 
-def want(state: PilotState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
-    """A library waits for objects that are not in the cache."""
+def want(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
+    """Have a library wait for objects that the cache lacks, and ask the manager for those without a known source."""
     unasked = []
     for ref in refs:
         found = state.wants.get(ref.name)
@@ -29,15 +29,15 @@ def want(state: PilotState, library: PilotLibrary, refs: Iterable[ObjectRef]) ->
         elif not found.is_begun:
             _begin(state, found)
             if found.order is not None and not (found.order.origin or found.order.peers):
-                unasked.append(ref)  # it could be had nowhere when the manager planned
+                unasked.append(ref)  # the manager knew no source when it planned
         found.libraries[library.number] = None
     if unasked:
         state.tell(WantObjects(tuple(unasked)))
 
 
-def plan(state: PilotState, library: PilotLibrary) -> None:
-    """The manager names sources of some of a library's objects unasked. Nothing is fetched before the cache was looked
-    at: the manager may not know that they are there."""
+def plan(state: CoreState, library: PilotLibrary) -> None:
+    """Wait for the objects whose sources the manager will name unasked. The pilot fetches nothing before it has looked
+    into its cache: the manager may not know that an object is there."""
     planned = set(library.ordered.planned)
     for ref in library.recipe.objects:
         if ref.name not in planned:
@@ -49,8 +49,8 @@ def plan(state: PilotState, library: PilotLibrary) -> None:
         found.libraries[library.number] = None
 
 
-def found_here(state: PilotState, names: Iterable[str]) -> None:
-    """Objects are in the cache although the manager has planned to have them brought."""
+def found_here(state: CoreState, names: Iterable[str]) -> None:
+    """Report objects that the cache has although the manager planned to have them fetched."""
     for name in names:
         found = state.wants.get(name)
         if found is not None and not found.is_begun:
@@ -59,19 +59,19 @@ def found_here(state: PilotState, names: Iterable[str]) -> None:
             state.tell(ObjectsHere((ObjectArrival(name, found.ref.size_bytes),)))
 
 
-def say_again(state: PilotState) -> None:
-    """The manager welcomes this pilot (again): its answer to what is wanted may have been lost."""
+def ask_again(state: CoreState) -> None:
+    """Ask the manager again for every missing object: its answers may have been lost with the connection."""
     if state.wants:
         state.tell(WantObjects(tuple(each.ref for each in state.wants.values())))
 
 
-def told_sources(state: PilotState, order: FetchObject) -> Want | None:
-    """The manager says where an object may be had. Returns a want that can be met nowhere, if it is one."""
+def set_sources(state: CoreState, order: FetchObject) -> Want | None:
+    """The manager names the sources of an object: fetch it. Returns its want if there is no source at all."""
     name = order.object.name
     found = state.wants.get(name)
     if found is None and order.keep and name not in state.told:
         found = _expect(state, order.object)
-    if found is None:  # it came meanwhile, or nothing here wants it any more
+    if found is None:  # it has arrived, or no library waits for it any more
         if name in state.told:
             state.tell(ObjectsHere((ObjectArrival(name, order.object.size_bytes),)))
         else:
@@ -82,12 +82,12 @@ def told_sources(state: PilotState, order: FetchObject) -> Want | None:
         return None
     if not order.origin and not order.peers:
         return found
-    state.out.append(Fetch(order))
+    state.out.append(StartFetch(order))
     return None
 
 
-def arrived(state: PilotState, event: ObjectArrived) -> Want | None:
-    """An object is here; returns who waited for it."""
+def arrived(state: CoreState, event: ObjectArrived) -> Want | None:
+    """Report an object that has arrived; returns the want of it, if a library waited."""
     found = state.wants.pop(event.name, None)
     state.told.add(event.name)
     state.tell(
@@ -102,8 +102,8 @@ def arrived(state: PilotState, event: ObjectArrived) -> Want | None:
     return found
 
 
-def source_failed(state: PilotState, name: str, reason: str, peer: PilotId) -> None:
-    """A source is of no use: the manager names others, or says that there are none."""
+def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> None:
+    """Report a source that failed. The manager names others, or says that there are none."""
     found = state.wants.get(name)
     if found is None:
         return
@@ -114,8 +114,8 @@ def source_failed(state: PilotState, name: str, reason: str, peer: PilotId) -> N
         state.tell(FetchFailed(name=name, origin=True, reason=reason))
 
 
-def give_up(state: PilotState, name: str) -> Want | None:
-    """An object will not come; returns who waited for it."""
+def give_up(state: CoreState, name: str) -> Want | None:
+    """Stop fetching an object that has no source left; returns the want of it, if a library waited."""
     found = state.wants.pop(name, None)
     if found is not None:
         state.out.append(StopFetch(name))
@@ -123,8 +123,8 @@ def give_up(state: PilotState, name: str) -> Want | None:
     return found
 
 
-def forget(state: PilotState, library: PilotLibrary) -> None:
-    """A library waits for nothing any more. What is on its way comes all the same: others may want it soon."""
+def forget(state: CoreState, library: PilotLibrary) -> None:
+    """A library waits for no objects any more. A fetch that has begun goes on: another library may need the object."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
         if not found.is_begun and not found.libraries:
@@ -133,8 +133,9 @@ def forget(state: PilotState, library: PilotLibrary) -> None:
     library.missing.clear()
 
 
-def listed(state: PilotState, sizes: Mapping[str, int]) -> None:
-    """Tell what has come and gone without this pilot: others of its host use the same cache."""
+def compare_with_cache(state: CoreState, sizes: Mapping[str, int]) -> None:
+    """Report objects that other pilots of the host have brought into the shared cache or evicted from it. `sizes`: the
+    objects in the cache, with their bytes."""
     gone = state.told - sizes.keys()
     fresh = sizes.keys() - state.told - state.wants.keys()
     if gone:
@@ -145,15 +146,16 @@ def listed(state: PilotState, sizes: Mapping[str, int]) -> None:
     state.told = (state.told - gone) | fresh
 
 
-def _begin(state: PilotState, found: Want) -> None:
-    """The cache lacks an object whose sources were named unasked: fetch it from there."""
+def _begin(state: CoreState, found: Want) -> None:
+    """Fetch an object whose sources the manager named unasked and that the cache turned out to lack."""
     found.is_begun = True
     state.out.append(Expect(found.ref.name))
     if found.order is not None and (found.order.origin or found.order.peers):
-        state.out.append(Fetch(found.order))
+        state.out.append(StartFetch(found.order))
 
 
-def _expect(state: PilotState, ref: ObjectRef) -> Want:
+def _expect(state: CoreState, ref: ObjectRef) -> Want:
+    """Wait for an object. Peers that ask for it get its parts as they arrive."""
     found = state.wants[ref.name] = Want(ref)
     state.out.append(Expect(ref.name))
     return found

@@ -7,25 +7,25 @@ import msgspec
 from stoker.errors import ConfigError
 from stoker.manager.protocol.ids import DeviceId
 from stoker.pilot.devices import cpu, gpu
-from stoker.pilot.devices.device import Device
+from stoker.pilot.devices.device import PilotDevice
 
-__all__ = ["Device", "Devices", "find_devices"]
+__all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
 
 
-class Devices(msgspec.Struct, frozen=True):
+class GrantedDevices(msgspec.Struct, frozen=True):
     """Devices to offer, and what is wrong with those that were granted: a line each. `lacks`: why none is of use, as
     when the GPUs are missing that the job asked for."""
 
-    offered: tuple[Device, ...]
+    offered: tuple[PilotDevice, ...]
     troubles: tuple[str, ...] = ()
     lacks: str = ""
 
-    def useless(self, why: str) -> Devices:
+    def useless(self, why: str) -> GrantedDevices:
         """The same devices, on none of which anything may be loaded, for this reason."""
-        return Devices(tuple(device.with_fault(why) for device in self.offered), self.troubles, lacks=why)
+        return GrantedDevices(tuple(device.with_fault(why) for device in self.offered), self.troubles, lacks=why)
 
 
-def find_devices(wanted: str = "auto", *, gpus_asked: int = 0, limit_s: float = gpu.DRIVER_LIMIT_S) -> Devices:
+def find_devices(wanted: str = "auto", *, gpus_asked: int = 0, limit_s: float = gpu.DRIVER_LIMIT_S) -> GrantedDevices:
     """The devices to offer. `auto`: the GPUs that were granted, or one CPU device a core where there is none.
 
     `cpu` and `cpu:N` ask for CPU devices (one a core, or N of them), `gpu` for GPUs and nothing else. `gpus_asked`: the
@@ -36,7 +36,7 @@ def find_devices(wanted: str = "auto", *, gpus_asked: int = 0, limit_s: float = 
     """
     kind, _, count = wanted.strip().partition(":")
     if kind == "cpu" and (not count or (count.isdecimal() and int(count) > 0)):
-        return Devices(cpu.find(int(count or 0)))
+        return GrantedDevices(cpu.find(int(count or 0)))
     if count or kind not in ("auto", "gpu"):
         raise ConfigError(f"--devices {wanted!r}: write auto, gpu, cpu, or cpu:N with N at least 1", key="devices")
     found = gpu.find(limit_s=limit_s)
@@ -44,27 +44,27 @@ def find_devices(wanted: str = "auto", *, gpus_asked: int = 0, limit_s: float = 
     if found.devices:
         fewer = len(found.devices) < gpus_asked
         short = (f"{asked} {len(found.devices)}",) if fewer and not found.left_out else ()
-        return Devices(share_cores(found.devices), (*short, *found.left_out))
+        return GrantedDevices(share_cores(found.devices), (*short, *found.left_out))
     if kind == "gpu":
         raise ConfigError(f"--devices gpu: no GPU was granted to this pilot: {found.why}", key="devices")
     if gpus_asked:
         lacks = f'{asked} none ({found.why}); [pilot] devices = "cpu" would use its cores'
-        return Devices(cpu.find()).useless(lacks)
-    return Devices(cpu.find(), found.left_out)
+        return GrantedDevices(cpu.find()).useless(lacks)
+    return GrantedDevices(cpu.find(), found.left_out)
 
 
-def share_cores(gpus: tuple[Device, ...]) -> tuple[Device, ...]:
+def share_cores(gpus: tuple[PilotDevice, ...]) -> tuple[PilotDevice, ...]:
     """Give each GPU its part of this pilot's cores."""
     cores = cpu.cores()
     parts = cpu.divide(cores, len(gpus))
     return tuple(device.with_cores(part) for device, part in zip(gpus, parts, strict=True))
 
 
-def visible(devices: tuple[Device, ...]) -> dict[str, str]:
+def visible(devices: tuple[PilotDevice, ...]) -> dict[str, str]:
     """The environment that shows these devices, and no others, to a library process."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(device.cuda for device in devices if device.cuda)}
 
 
-def named(devices: tuple[Device, ...]) -> dict[DeviceId, Device]:
+def named(devices: tuple[PilotDevice, ...]) -> dict[DeviceId, PilotDevice]:
     """Devices by id."""
     return {device.facts.device: device for device in devices}

@@ -14,19 +14,19 @@ from pathlib import Path
 from stoker.errors import ConfigError
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts
-from stoker.pilot.devices.device import Device
+from stoker.pilot.devices.device import PilotDevice
 
 _USED = 0.9
 """Of the memory; the rest is for the agent, the system and its caches."""
 
 
-def find(count: int = 0) -> tuple[Device, ...]:
+def find(count: int = 0) -> tuple[PilotDevice, ...]:
     """`count` CPU devices that share cores and memory evenly; one a core when `count` is 0."""
     mine = cores()
     count = count or len(mine)
     memory = int(_USED * memory_bytes() / count)
     return tuple(
-        Device(
+        PilotDevice(
             facts=DeviceFacts(
                 device=DeviceId(f"cpu:{index}"), kind="cpu", memory_bytes=memory, cores=max(1, len(part))
             ),

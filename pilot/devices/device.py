@@ -7,7 +7,7 @@ import msgspec
 from stoker.manager.protocol.to_manager import DeviceFacts
 
 
-class Device(msgspec.Struct, frozen=True):
+class PilotDevice(msgspec.Struct, frozen=True):
     """What the manager is told of a device, and what only the pilot needs.
 
     `cores` are the processor cores that go with it. `cuda` is how `CUDA_VISIBLE_DEVICES` names it (empty for a CPU
@@ -19,11 +19,11 @@ class Device(msgspec.Struct, frozen=True):
     cuda: str = ""
     uuid: str = ""
 
-    def with_cores(self, cores: tuple[int, ...]) -> Device:
+    def with_cores(self, cores: tuple[int, ...]) -> PilotDevice:
         """The same device with these cores."""
         facts = msgspec.structs.replace(self.facts, cores=max(1, len(cores)))
         return msgspec.structs.replace(self, facts=facts, cores=cores)
 
-    def with_fault(self, fault: str) -> Device:
+    def with_fault(self, fault: str) -> PilotDevice:
         """The same device, on which nothing may be loaded for this reason."""
         return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, fault=fault))

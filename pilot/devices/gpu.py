@@ -22,7 +22,7 @@ import msgspec
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.devices import nvml as names
-from stoker.pilot.devices.device import Device
+from stoker.pilot.devices.device import PilotDevice
 from stoker.pilot.devices.granted import Grant, read_grant
 
 PROCESS_BYTES = 600_000_000
@@ -34,10 +34,10 @@ DRIVER_LIMIT_S = 60.0
 _T = TypeVar("_T")
 
 
-class Found(msgspec.Struct, frozen=True):
+class GrantedGpus(msgspec.Struct, frozen=True):
     """GPUs to offer. `why`: the reason why there is none; `left_out`: what is wrong with GPUs that were granted."""
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[PilotDevice, ...] = ()
     why: str = ""
     left_out: tuple[str, ...] = ()
 
@@ -54,18 +54,18 @@ class _Unit(msgspec.Struct, frozen=True):
     number: int = -1
 
 
-def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> Found:
+def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> GrantedGpus:
     """GPUs that were granted; or none, and why."""
     grant = read_grant(environ)
     if grant.refusal:
-        return Found(why=grant.refusal)
+        return GrantedGpus(why=grant.refusal)
     nvml = nvml or names.load()
     if nvml is None:
-        return Found(why="NVML missing: the pynvml module (nvidia-ml-py) is not installed")
+        return GrantedGpus(why="NVML missing: the pynvml module (nvidia-ml-py) is not installed")
     try:
         return within(limit_s, lambda: _find(nvml, grant))
     except TimeoutError:
-        return Found(why=f"the NVIDIA driver has not answered for {limit_s:g} s")
+        return GrantedGpus(why=f"the NVIDIA driver has not answered for {limit_s:g} s")
 
 
 def within(limit_s: float, ask: Callable[[], _T]) -> _T:
@@ -88,15 +88,15 @@ def within(limit_s: float, ask: Callable[[], _T]) -> _T:
     return answer  # type: ignore[return-value]  # None only beside an error
 
 
-def _find(nvml: Any, grant: Grant) -> Found:
+def _find(nvml: Any, grant: Grant) -> GrantedGpus:
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        return Found(why=f"NVML missing: no NVIDIA driver answers ({error})")
+        return GrantedGpus(why=f"NVML missing: no NVIDIA driver answers ({error})")
     here = [_unit(nvml, index) for index in range(count)]
     chosen = list(_chosen(nvml, here, grant))
-    devices: list[Device] = []
+    devices: list[PilotDevice] = []
     left_out = []
     for unit in chosen:
         try:
@@ -110,7 +110,7 @@ def _find(nvml: Any, grant: Grant) -> Found:
         named = f"{grant.variable}={','.join(grant.names)!r} names none of the {len(here)} GPUs here"
         none = named if grant.variable else "NVML shows no GPU"
         why = "; ".join(left_out) or none
-    return Found(tuple(devices), why, tuple(left_out))
+    return GrantedGpus(tuple(devices), why, tuple(left_out))
 
 
 class _Unusable(Exception):
@@ -202,7 +202,7 @@ def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Gr
             yield next((part for part in parts if part.whole is unit.handle), unit)
 
 
-def _device(nvml: Any, index: int, unit: _Unit) -> Device:
+def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice:
     """The device that a GPU is. Raises _Unusable."""
     if unit.trouble:
         raise _Unusable(unit.trouble)
@@ -221,7 +221,7 @@ def _device(nvml: Any, index: int, unit: _Unit) -> Device:
         processes=_most_processes(nvml, unit),
         process_bytes=min(PROCESS_BYTES, memory // 8),
     )
-    return Device(facts=facts, cuda=unit.uuid, uuid=unit.uuid)
+    return PilotDevice(facts=facts, cuda=unit.uuid, uuid=unit.uuid)
 
 
 def _memory_bytes(nvml: Any, handle: Any) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-_JOBS = {
+JOB_VARIABLES = {
     "SLURM_JOB_ID": "Slurm",
     "_CONDOR_SLOT": "HTCondor",
     "_CONDOR_MACHINE_AD": "HTCondor",
@@ -21,7 +21,7 @@ _JOBS = {
     "LSB_JOBID": "LSF",
     "SGE_TASK_ID": "Grid Engine",
 }
-"""Variables that a batch system sets in each of its jobs."""
+"""Variables that a batch system sets in each of its jobs, and its name (`ProviderKind.title`)."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ def read_grant(environ: Mapping[str, str]) -> Grant:
     assigned = tuple(name.removeprefix("CUDA") for name in _names(environ.get("_CONDOR_AssignedGPUs", "")))
     if assigned:
         return Grant("_CONDOR_AssignedGPUs", assigned)
-    for variable, system in _JOBS.items():
+    for variable, system in JOB_VARIABLES.items():
         if variable in environ:
             return Grant(
                 variable,

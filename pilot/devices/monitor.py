@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from stoker.pilot.devices import nvml as names
-from stoker.pilot.devices.device import Device
+from stoker.pilot.devices.device import PilotDevice
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.devices.health import Health
 
@@ -40,7 +40,9 @@ class Reading(msgspec.Struct, frozen=True):
 class Monitor:
     """Watches one GPU until `close`."""
 
-    def __init__(self, device: Device, *, nvml: Any, limit_s: float = DRIVER_LIMIT_S, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, device: PilotDevice, *, nvml: Any, limit_s: float = DRIVER_LIMIT_S, every_s: float = EVERY_S
+    ) -> None:
         self._uuid = device.uuid
         self._nvml = nvml
         self._limit_s = limit_s
@@ -80,7 +82,7 @@ class Monitor:
         while not self._over.is_set():
             self._asked_at = time.monotonic()
             try:
-                self._look()
+                self._measure()
             except self._nvml.NVMLError:  # no driver any more, or no such GPU: its fault has been noted
                 self._reading = None
             except Exception:  # a pynvml that lacks what is asked for here
@@ -91,7 +93,7 @@ class Monitor:
                 self._asked_at = None
             self._over.wait(self._every_s)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         nvml = self._nvml
         if self._handle is None:
             nvml.nvmlInit()
@@ -135,7 +137,7 @@ class Monitor:
         return Reading(by_process, taken, at)
 
 
-def watch(devices: tuple[Device, ...], *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> dict[str, Monitor]:
+def watch(devices: tuple[PilotDevice, ...], *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> dict[str, Monitor]:
     """A monitor for each GPU, by its UUID; none where there is no NVML."""
     nvml = nvml or names.load()
     gpus = [device for device in devices if device.uuid]

@@ -9,7 +9,7 @@ form,
 and, because every sum along the way is a whole number below 2^24, a sound device gives it without any error. A broken
 one (a bad memory cell, a multiplier that fails when hot) is typically off by far more than what is allowed.
 
-It says what is wrong on standard output, in a line; its exit code is an `Answer`.
+It says what is wrong on standard output, in a line; its exit code is a `ProbeVerdict`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from array import array
 from typing import Protocol
 
-from stoker.pilot.core.health import Answer
+from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.devices.cuda import DeviceError, NoDriverError, open_first
 
 SIZE = 512
@@ -37,7 +37,7 @@ class Computer(Protocol):
         """The product of two square matrices, row by row, computed on the device. Raises DeviceError."""
 
 
-def examine(computer: Computer, *, name: str) -> tuple[Answer, str]:
+def examine(computer: Computer, *, name: str) -> tuple[ProbeVerdict, str]:
     """Whether a device computes rightly; if it does not, what is wrong."""
     size = SIZE
     a, d = [float(i % 7 - 3) for i in range(size)], [float(j % 5 - 2) for j in range(size)]
@@ -47,11 +47,11 @@ def examine(computer: Computer, *, name: str) -> tuple[Answer, str]:
     try:
         product = computer.product(left, right, size)
     except DeviceError as refused:
-        return Answer.FAILED, f"{name} failed: {refused}"
+        return ProbeVerdict.FAILED, f"{name} failed: {refused}"
     error = _error(product, a=a, b=b, c=c, d=d)
     if error <= ALLOWED:
-        return Answer.SOUND, ""
-    return Answer.WRONG, f"{name} gave a wrong matrix product (error {_short(error)}, allowed {_short(ALLOWED)})"
+        return ProbeVerdict.SOUND, ""
+    return ProbeVerdict.WRONG, f"{name} gave a wrong matrix product (error {_short(error)}, allowed {_short(ALLOWED)})"
 
 
 def _error(product: array[float], *, a: list[float], b: list[float], c: list[float], d: list[float]) -> float:
@@ -82,11 +82,11 @@ def main(arguments: list[str]) -> int:
     try:
         answer, said = examine(open_first(), name=name)
     except NoDriverError as error:
-        answer, said = Answer.UNKNOWN, f"{name} cannot be probed: {error}"
+        answer, said = ProbeVerdict.UNKNOWN, f"{name} cannot be probed: {error}"
     except DeviceError as error:
-        answer, said = Answer.FAILED, f"{name} failed: {error}"
+        answer, said = ProbeVerdict.FAILED, f"{name} failed: {error}"
     except Exception as error:  # a fault of ours says nothing of the device
-        answer, said = Answer.UNKNOWN, f"{name} cannot be probed: {type(error).__name__}: {error}"
+        answer, said = ProbeVerdict.UNKNOWN, f"{name} cannot be probed: {type(error).__name__}: {error}"
     if said:
         print(said)  # noqa: T201  # this is the answer
     return answer.value

@@ -31,10 +31,10 @@ from stoker.pilot.library import settings as settings_module
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.runner import Runner, clean, leave_child
-from stoker.pilot.library.sandbox import Ground, Sandbox
+from stoker.pilot.library.sandbox import Sandbox, ScratchGuard
 from stoker.pilot.library.server import LibraryServer
 from stoker.pilot.library.settings import Settings
-from stoker.pilot.library.soundness import Fault, Soundness
+from stoker.pilot.library.soundness import LibraryFault, Soundness
 
 _TAIL_LINES = 20
 _YOUNG_S = 2.0
@@ -128,7 +128,9 @@ def _make_way(server: LibraryServer, began: float) -> None:
     """End a library that holds no context, so that a fresh one imports modules that were edited. Where functions of two
     programs take turns, which would end it at every call, the modules are imported anew here."""
     if time.monotonic() - began > _YOUNG_S:
-        server.leave(Fault(exits.OTHER_MODULES, "a function came with other versions of modules that it has imported"))
+        server.leave(
+            LibraryFault(exits.OTHER_MODULES, "a function came with other versions of modules that it has imported")
+        )
 
 
 def _leave_ends_to_the_agent() -> None:
@@ -151,7 +153,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
     ambient.enter_library(device=order.devices, objects=order.objects, offer=offer)
     started, pid = time.monotonic(), os.getpid()
     hub = HubWatch()
-    ground = Ground(os.path.dirname(settings.folder))
+    ground = ScratchGuard(os.path.dirname(settings.folder))
     try:
         with hub:
             context = load_context(order.recipe, order.objects)

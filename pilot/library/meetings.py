@@ -23,7 +23,7 @@ _KEPT = 64
 """Calls whose address is remembered although they have not asked: more are in no library's hands at a time."""
 
 
-class Meetings:
+class GangMeetings:
     """One library's. `host` is what other pilots reach this machine at; `say` sends a message to the agent; `key` is
     the session's, from which each call's is made."""
 

@@ -1,7 +1,7 @@
-"""One slot: runs one call after another, and says of each how it ended.
+"""One slot of a library. It runs one call after another, and returns how each ended.
 
-This is the hot path: a call that does nothing should cost its library a few tens of microseconds, so nothing here asks
-the system twice for what it can know, and every rarer path is in a function of its own.
+This is the hot path: a call that does nothing should cost its library a few tens of microseconds. So the code makes no
+system call twice for the same answer, and rare paths have functions of their own.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from stoker.manager.protocol.to_library import Run
 from stoker.pilot.core import exits
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.marker import Marker
-from stoker.pilot.library.meetings import Meetings
+from stoker.pilot.library.meetings import GangMeetings
 from stoker.pilot.library.printing import LogTail, ThreadTail
-from stoker.pilot.library.sandbox import Ground, Sandbox
+from stoker.pilot.library.sandbox import Sandbox, ScratchGuard
 from stoker.pilot.library.settings import Settings
-from stoker.pilot.library.soundness import Fault, Soundness, out_of_descriptors
+from stoker.pilot.library.soundness import LibraryFault, Soundness, out_of_descriptors
 
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
 _TEXT_MOST = 40_000
 NO_CALL = -1
-"""In place of a call's id, which counts from 0: none runs."""
+"""Stands for a call's id while no call runs; ids count from 0."""
 _now = time.perf_counter
 _clock_ns = time.monotonic_ns
 
 
-class Work(msgspec.Struct, frozen=True):
-    """A call with what its frame said of all its calls."""
+class RunnableCall(msgspec.Struct, frozen=True):
+    """A call, with the order that its frame holds for all its calls, and its function."""
 
     spec: CallSpec
     run: Run
@@ -62,7 +62,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Runner:
-    """One slot. `report` takes a call's progress and answers nothing; `context` is what calls may be given; `leave`
+    """One slot. `context` is the first argument of functions that take one; `report` sends a call's progress; `leave`
     ends the library for a fault that `soundness` finds."""
 
     def __init__(
@@ -75,9 +75,9 @@ class Runner:
         tail: LogTail | ThreadTail,
         context: Any,
         report: Callable[[CallProgress], None],
-        meetings: Meetings | None = None,
+        meetings: GangMeetings | None = None,
         soundness: Soundness | None = None,
-        leave: Callable[[Fault], NoReturn] | None = None,
+        leave: Callable[[LibraryFault], NoReturn] | None = None,
     ) -> None:
         self._settings = settings
         self._slot = slot
@@ -93,20 +93,20 @@ class Runner:
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
-        self._ground = Ground(os.path.dirname(settings.folder))
+        self._ground = ScratchGuard(os.path.dirname(settings.folder))
         self.call = NO_CALL
-        """The call that runs."""
+        """The id of the call that runs."""
         self.begun = 0
-        """How many calls have begun, counted by whoever runs them: tells a watcher whether the same one still runs."""
+        """How many calls have begun, counted by the caller of `run`. A watcher compares it between two looks."""
         self.evict = False
-        """Set from outside: the call is to end at its next progress report."""
+        """Another thread sets it to end the call at its next progress report."""
         self.forked = False
-        """Set in a child of this process: whatever runs there must never go on as the library."""
+        """True in a forked child of this process, which must end and never go on as the library."""
         self.ended_at = 0.0
         """When the last call ended, on `time.perf_counter`."""
 
-    def run(self, work: Work) -> CallEnd | CallProgress:
-        """How a call ended; or its checkpoint, when it was evicted."""
+    def run(self, work: RunnableCall) -> CallEnd | CallProgress:
+        """Run a call. Returns how it ended, or its checkpoint if it was evicted."""
         spec = work.spec
         call = spec.call
         self._marker.begin(self._slot, call, _clock_ns())
@@ -142,11 +142,11 @@ class Runner:
             try:
                 payload = self._pack(call, result)
                 ok = True
-            except _NotMoved as error:
+            except _TransferError as error:
                 failure, lacked_descriptors = error.failure, out_of_descriptors(error)
-            # A large result must not live until the next call has run.
+            # Free a large result before the next call runs.
             del result, args, kwargs
-        except _NotMoved as error:
+        except _TransferError as error:
             self.ended_at = ended = _now()
             failure, lacked_descriptors = error.failure, out_of_descriptors(error)
         except ambient.Evicted as evicted:
@@ -165,14 +165,14 @@ class Runner:
         if self.forked:
             _leave_fork()
         if not ok:
-            self._leave_if_not_at_fault(lacked_descriptors=lacked_descriptors)
+            self._leave_if_unsound(lacked_descriptors=lacked_descriptors)
         printed = self._finish()
         run_s = ended - started
         work.function.took(run_s)
         return CallEnd(call, ok, payload, run_s, failure, printed)
 
-    def _leave_if_not_at_fault(self, *, lacked_descriptors: bool) -> None:
-        """End the library if a failed call may owe it to the pilot or to an earlier call: it then runs elsewhere."""
+    def _leave_if_unsound(self, *, lacked_descriptors: bool) -> None:
+        """End the library if the pilot or an earlier call may have made this call fail; the call runs elsewhere."""
         if self._ground.is_gone:
             os._exit(exits.FOLDER_GONE)  # the agent has every call of this library run elsewhere
         soundness = self._soundness
@@ -187,11 +187,11 @@ class Runner:
             self._leave(fault)
 
     def suspect(self, calls: list[int]) -> None:
-        """Name calls that have ended as those that may have ruined this process, which ends."""
+        """Note ended calls that may have damaged this process, before it ends."""
         self._marker.suspect(calls)
 
     def forgive(self) -> None:
-        """Count the call that runs, if one does, as not begun: its library ends through no fault of it."""
+        """Count a running call as not begun: its library ends for another reason."""
         self._marker.idle(self._slot)
 
     def _seat(self, call: CallId, place: GangPlace) -> SeatHook | None:
@@ -207,25 +207,25 @@ class Runner:
         self._sandbox.restore()
         return printed
 
-    def _open_function(self, work: Work) -> tuple[Callable[..., Any], bool]:
+    def _open_function(self, work: RunnableCall) -> tuple[Callable[..., Any], bool]:
         try:
             return work.function.open()
         except BaseException as error:
-            raise _NotMoved(
+            raise _TransferError(
                 self._failure(
                     f"the function {work.function.name} could not be unpickled on {self._settings.pilot}:"
                     f" {type(error).__name__}: {error}; what it imports must be installed there"
                 )
             ) from error
 
-    def _open_arguments(self, spec: CallSpec, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _open_arguments(self, spec: CallSpec, work: RunnableCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
             data: Any = spec.payload
             if isinstance(data, ObjectRef):
                 data = _map(work.run.objects.get(data.name) or data.source)
             args, kwargs = work.function.open_arguments(data)
         except BaseException as error:
-            raise _NotMoved(
+            raise _TransferError(
                 self._failure(
                     f"the arguments of {work.function.name} could not be unpickled on {self._settings.pilot}:"
                     f" {type(error).__name__}: {error}"
@@ -240,10 +240,10 @@ class Runner:
             else:
                 parts = payloads.dump_parts(result, what="result")
         except SerializationError as error:
-            raise _NotMoved(self._failure(str(error))) from error
+            raise _TransferError(self._failure(str(error))) from error
         except BaseException as error:
             text = f"the result, a {type(result).__name__}, could not be pickled: {type(error).__name__}: {error}"
-            raise _NotMoved(self._failure(text)) from error
+            raise _TransferError(self._failure(text)) from error
         if len(parts) == 1 and len(parts[0]) <= INLINE_LIMIT_BYTES:
             return parts[0] if type(parts[0]) is bytes else bytes(parts[0])
         if sum(map(len, parts)) <= INLINE_LIMIT_BYTES:
@@ -259,7 +259,7 @@ class Runner:
             return data
         try:
             return self._store(call, [data])
-        except _NotMoved:
+        except _TransferError:
             return payloads.dump_exception(SerializationError(f"{type(error).__name__} of {len(data)} bytes was lost"))
 
     def _store(self, call: int, parts: list[Any]) -> ObjectRef:
@@ -275,7 +275,7 @@ class Runner:
         except OSError as error:
             path.unlink(missing_ok=True)
             text = f"a result of {size} bytes could not be written to {path}: {error}; make room there and run it again"
-            raise _NotMoved(self._failure(text)) from error
+            raise _TransferError(self._failure(text)) from error
         return ObjectRef(name=name, size_bytes=size, source=str(path))
 
     def _failure(self, message: str, *, kind: FailureKind = FailureKind.SERIALIZATION) -> Failure:
@@ -294,8 +294,8 @@ class Runner:
         return self.evict
 
 
-class _NotMoved(Exception):
-    """Something of the call could not be brought here or sent away."""
+class _TransferError(Exception):
+    """The function or arguments of a call could not be unpickled here, or its result could not be sent."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -303,11 +303,11 @@ class _NotMoved(Exception):
 
 
 def _decimal_setter() -> Callable[[], None] | None:
-    """Has decimals computed as the loader had them; None if it did not say. Copied context variables share the object
-    that says it, so that each call needs another."""
+    """A function that gives a call the loader's decimal context; None if the loader set none. Each call needs a copy of
+    its own, because copied context variables share the object."""
     for variable, value in contextvars.copy_context().items():
         if variable.name == "decimal_context":
-            import decimal  # it is imported already
+            import decimal  # the loader has imported it
 
             kept = value.copy()
             return lambda: decimal.setcontext(kept.copy())
@@ -315,14 +315,14 @@ def _decimal_setter() -> Callable[[], None] | None:
 
 
 def _in_an_event_loop(coroutine: CoroutineType[Any, Any, Any]) -> Any:
-    """What an `async def` function returns, run in an event loop of its own."""
-    import asyncio  # a twentieth of a second that no other library pays
+    """Run the coroutine of an `async def` function in an event loop of its own."""
+    import asyncio  # takes 50 ms, which libraries without coroutines save
 
     return asyncio.run(coroutine)
 
 
 def _leave_fork() -> None:
-    """The user's function forked, and the child came back out of it: it ends here, without the parent's farewells."""
+    """End a forked child that has returned from the user's function, without the parent's exit handlers."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -332,7 +332,7 @@ def _leave_fork() -> None:
 
 
 def leave_child(error: BaseException | None) -> NoReturn:
-    """End a process that user code forked and forgot to end: only the library itself answers for a call."""
+    """End a child that user code forked and did not end: only the library itself reports a call's end."""
     code = error.code if isinstance(error, SystemExit) else error
     try:
         if error is not None and not isinstance(error, SystemExit):
@@ -344,7 +344,7 @@ def leave_child(error: BaseException | None) -> NoReturn:
 
 
 def _map(path: str) -> memoryview:
-    """A file's bytes, writable without changing the file, read as they are used."""
+    """Map a file's bytes into memory. Writes change the mapping alone, and pages are read on first use."""
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(bytearray())
@@ -352,7 +352,7 @@ def _map(path: str) -> memoryview:
 
 
 def clean(text: str) -> str:
-    """Text that every peer can read: odd characters of user code must not break a frame, nor megabytes of them."""
+    """Make a user's text fit for a frame: valid UTF-8, and its middle left out if it is long."""
     if len(text) > _TEXT_MOST:
         text = f"{text[: _TEXT_MOST // 2]} … {len(text) - _TEXT_MOST:,} characters … {text[-_TEXT_MOST // 2 :]}"
     return text.encode("utf-8", "replace").decode()

@@ -17,7 +17,7 @@ _LONG_AGO_NS = 1_000_000_000
 _CLONE_FS = 0x200
 
 
-class Ground:
+class ScratchGuard:
     """The scratch folder of the pilot, which a batch system may clear under a living one. Whatever then fails in a call
     or a loader (a file that cannot be made, a module that cannot be imported) is not its fault."""
 

@@ -33,16 +33,16 @@ import msgspec
 from stoker.contexts import carried_modules
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import CallEnd, CallProgress
-from stoker.manager.protocol.to_agent import Ended, Evicted, GivenBack, Reports, Resized
+from stoker.manager.protocol.to_agent import GivenBack, Reports, Resized, RunEvicted, RunsEnded
 from stoker.manager.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Stop
 from stoker.pilot.core import exits
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import frames
 from stoker.pilot.library.functions import Functions
-from stoker.pilot.library.meetings import Meetings
-from stoker.pilot.library.runner import NO_CALL, Runner, Work
+from stoker.pilot.library.meetings import GangMeetings
+from stoker.pilot.library.runner import NO_CALL, RunnableCall, Runner
 from stoker.pilot.library.side_by_side import SideBySide
-from stoker.pilot.library.soundness import EVERY_S, Fault, Soundness
+from stoker.pilot.library.soundness import EVERY_S, LibraryFault, Soundness
 
 _PATIENCE_S = 0.001
 """How long an end may wait for company, and how long the library is deaf between short calls."""
@@ -76,8 +76,8 @@ class LibraryServer:
         self._reader = frames.FrameReader(sock)
         self._decode = wire.to_library_decoder()
         self._functions = Functions()
-        self.meetings = Meetings(host=host, say=self.send, key=gang_key)
-        self._queue: FirstCome[Work] = FirstCome()
+        self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
+        self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
         self._ends: deque[CallEnd] = deque()
         self._oldest_end = 0.0
@@ -197,7 +197,7 @@ class LibraryServer:
         self._served += 1
         report = self._reports.pop(outcome.call, None)
         if isinstance(outcome, CallProgress):
-            self._send([Evicted(progress=outcome)])
+            self._send([RunEvicted(progress=outcome)])
             return
         if report is not None:  # what a call has said last is known before it ends
             self._send([Reports([report])])
@@ -209,11 +209,11 @@ class LibraryServer:
         """End the library if calls have left it unfit for more. Between calls: then none that it holds has begun."""
         soundness = self._soundness
         if soundness.unchecked and all(each.call == NO_CALL for each in self._runners):
-            fault = soundness.look(_now())
+            fault = soundness.restore(_now())
             if fault is not None:
                 self.leave(fault)
 
-    def leave(self, fault: Fault) -> NoReturn:
+    def leave(self, fault: LibraryFault) -> NoReturn:
         """End the process, because calls have left it unfit for more: those that it holds run elsewhere."""
         self._send_waiting()
         for runner in self._runners:
@@ -234,7 +234,7 @@ class LibraryServer:
                 out.append(ends.popleft())
             except IndexError:  # the other thread took it
                 break
-        messages: list[Any] = [Ended(out)] if out else []
+        messages: list[Any] = [RunsEnded(out)] if out else []
         if self._reports:
             reports, self._reports = self._reports, {}
             messages.append(Reports(list(reports.values())))
@@ -323,7 +323,7 @@ class LibraryServer:
             return
         add = self._queue.add
         for spec in calls:
-            add(spec.call, Work(spec, message, function))
+            add(spec.call, RunnableCall(spec, message, function))
 
     def _resize(self) -> None:
         """Tell the context, if it can be told, how much memory of each device it may hold. Between calls, in order."""
@@ -377,9 +377,9 @@ def _ended(messages: list[Any]) -> list[int]:
     """The calls of which messages tell that they have ended, or left."""
     found: list[int] = []
     for message in messages:
-        if isinstance(message, Ended):
+        if isinstance(message, RunsEnded):
             found += [end.call for end in message.ends]
-        elif isinstance(message, Evicted):
+        elif isinstance(message, RunEvicted):
             found.append(message.progress.call)
     return found
 

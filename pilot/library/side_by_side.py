@@ -14,7 +14,7 @@ from stoker.contexts.code_payloads import versions_carried
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function
-from stoker.pilot.library.runner import Work
+from stoker.pilot.library.runner import RunnableCall
 
 _Versions = Mapping[str, str]
 """The versions of the modules that a call wants, by name."""
@@ -26,10 +26,10 @@ class SideBySide:
     def __init__(self) -> None:
         self._of_context = versions_of_context()
         self._running: dict[int, _Versions] = {}
-        self._of_next: tuple[Work, _Versions] | None = None
+        self._of_next: tuple[RunnableCall, _Versions] | None = None
         self._keeps_one_waiting = False
 
-    def take(self, queue: FirstCome[Work], slot: int) -> Work | None:
+    def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
         """The call whose turn it is, which begins in this slot; None when none may begin yet."""
         while (entry := queue.next()) is not None:
             versions = self._wanted(entry[1])
@@ -48,7 +48,7 @@ class SideBySide:
         waits, self._keeps_one_waiting = self._keeps_one_waiting, False
         return waits
 
-    def _wanted(self, work: Work) -> _Versions:
+    def _wanted(self, work: RunnableCall) -> _Versions:
         """The versions that a call wants: what its arguments bring, over what its function and its context bring."""
         if self._of_next is not None and self._of_next[0] is work:
             return self._of_next[1]

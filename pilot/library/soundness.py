@@ -45,7 +45,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signa
 _MODULES = ("sys", "builtins", "os", "pickle", "stoker.contexts.ambient")
 
 
-class Fault(NamedTuple):
+class LibraryFault(NamedTuple):
     """Why a library can run no more calls, and the exit code that says so."""
 
     code: int
@@ -81,8 +81,8 @@ class Soundness:
         self.checked_at = 0.0
         """When that was, on `time.perf_counter`."""
 
-    def look(self, now: float) -> Fault | None:
-        """Put back what calls changed, and say what cannot be put back. Only while no call runs."""
+    def restore(self, now: float) -> LibraryFault | None:
+        """Put back what calls changed; returns what cannot be put back. Only while no call runs."""
         self._put_back()
         fault = self.fault()
         if fault is None:
@@ -93,25 +93,25 @@ class Soundness:
             self._lowest = self._lowest_seen
         return fault
 
-    def fault(self) -> Fault | None:
+    def fault(self) -> LibraryFault | None:
         """What cannot be put back; None if the process is sound."""
         modules = sys.modules
         for name, module in self._modules.items():
             if modules.get(name) is not module:
-                return Fault(exits.RUINED, f"a call in it removed or replaced sys.modules[{name!r}]")
+                return LibraryFault(exits.RUINED, f"a call in it removed or replaced sys.modules[{name!r}]")
         for name, which in _LIMITS.items():
             soft, _ = self._limits[which]
             if _is_lower(resource.getrlimit(which)[0], soft) and not _may_raise(which, soft):
-                return Fault(exits.RUINED, f"a call in it lowered {name} for good")
+                return LibraryFault(exits.RUINED, f"a call in it lowered {name} for good")
         return self._lack_of_descriptors()
 
-    def why_no_descriptors(self) -> Fault | None:
+    def why_no_descriptors(self) -> LibraryFault | None:
         """Why a call lacked descriptors, if earlier calls in this process may have taken them; None if it did."""
         if self._lowest - self._lowest_at_load > _LEFT_OPEN:  # as of the last look: before this call
             return self._no_descriptors()
         return self._lack_of_descriptors() if self.unchecked > 1 else None
 
-    def _lack_of_descriptors(self) -> Fault | None:
+    def _lack_of_descriptors(self) -> LibraryFault | None:
         if not self._had_descriptors or self._has_room():
             return None
         gc.collect()
@@ -119,9 +119,11 @@ class Soundness:
             return None
         return self._no_descriptors()
 
-    def _no_descriptors(self) -> Fault:
+    def _no_descriptors(self) -> LibraryFault:
         most = descriptors.limit()
-        return Fault(exits.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)")
+        return LibraryFault(
+            exits.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)"
+        )
 
     def _has_room(self) -> bool:
         lowest = _lowest_free()

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from stoker.addresses import split_address
-from stoker.contexts.manifest import PART_BYTES, Entry, Kind, Manifest, encode, proves
+from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, proves
 from stoker.pilot.starter.place import StartError
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import Source
+from stoker.pilot.transfer.board import ObjectSource
 from stoker.pilot.transfer.client import SEED_FILE, read_key
-from stoker.pilot.transfer.copy import Copy
-from stoker.pilot.transfer.fetch import Fetch
+from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.fetch import ObjectFetch
 from stoker.pilot.transfer.meeting import TRIES, meet
 from stoker.pilot.transfer.server import ObjectServer, bits_of
-from stoker.pilot.transfer.sources import Means
+from stoker.pilot.transfer.sources import SourceAccess
 from stoker.whole_files import draft_of
 
 _MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -73,11 +73,13 @@ class Serving:
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
         self._draft = archive.with_name(f".{archive.name}.draft")
-        self._shelf = _Shelf(name)
+        self._served = _ServedCopy(name)
         self._lost: set[str] = set()
         self._none_left = False
-        self._fetch = Fetch(name, self._draft, means=Means(key=key), lost=self._lose, begun=self._shelf.hold)
-        self._server = ObjectServer(self._shelf, key=key, host=wire.route_to(split_address(seed)[0]))
+        self._fetch = ObjectFetch(
+            name, self._draft, means=SourceAccess(key=key), lost=self._lose, begun=self._served.hold
+        )
+        self._server = ObjectServer(self._served, key=key, host=wire.route_to(split_address(seed)[0]))
         self._whole = threading.Event()
         self._closed = threading.Event()
 
@@ -97,7 +99,7 @@ class Serving:
         self._closed.set()
         self._server.close()
 
-    def _lose(self, source: Source, _why: str) -> None:
+    def _lose(self, source: ObjectSource, _why: str) -> None:
         self._lost.add(source.address)
 
     def _keep_meeting(self) -> None:
@@ -105,7 +107,9 @@ class Serving:
         for pause_s in chain(_MEET_S, repeat(_MEET_S[-1])):
             with suppress(wire.PeerError):  # it is busy, or away: those that are known go on
                 others = self._meet()
-            self._fetch.offer([Source(address=self._seed, origin=True), *(Source(address=one) for one in others)])
+            self._fetch.offer(
+                [ObjectSource(address=self._seed, origin=True), *(ObjectSource(address=one) for one in others)]
+            )
             if self._closed.wait(pause_s):
                 return
 
@@ -116,7 +120,7 @@ class Serving:
         found = meet(
             self._name,
             self._server.address,
-            have=self._shelf.pieces(),
+            have=self._served.pieces(),
             wants=not self._whole.is_set(),
             lost=lost,
             alone=no_use and (len(lost) >= TRIES or self._none_left),
@@ -128,14 +132,14 @@ class Serving:
         return found
 
 
-class _Shelf:
+class _ServedCopy:
     """What a starting pilot serves: the one object that it fetches."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._copy: Copy | None = None
+        self._copy: ObjectCopy | None = None
 
-    def hold(self, copy: Copy) -> None:
+    def hold(self, copy: ObjectCopy) -> None:
         """There is a copy now."""
         self._copy = copy
 
@@ -145,8 +149,8 @@ class _Shelf:
         return bits_of(list(copy.arrivals), len(copy.pieces)) if copy is not None else b""
 
     @contextmanager
-    def lend(self, name: str) -> Iterator[Copy | None]:
-        """See `stoker.pilot.transfer.server.Shelf`."""
+    def lend(self, name: str) -> Iterator[ObjectCopy | None]:
+        """See `stoker.pilot.transfer.server.ServedObjects`."""
         yield self._copy if name == self._name else None
 
     def expects(self, name: str) -> bool:
@@ -172,5 +176,5 @@ def _is(path: Path, name: str) -> bool:
         while chunk := file.read(PART_BYTES):
             parts.append(hashlib.sha256(chunk).digest())
             size += len(chunk)
-    entry = Entry(b"", Kind.FILE, size_bytes=size, parts=b"".join(parts))
-    return proves(name, encode(Manifest(Kind.FILE, (entry,))))
+    entry = Entry(b"", EntryKind.FILE, size_bytes=size, parts=b"".join(parts))
+    return proves(name, encode(Manifest(EntryKind.FILE, (entry,))))

@@ -29,7 +29,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import SessionError
 from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.taskvine import library, messages
-from stoker.pilot.taskvine.plan import Plan
+from stoker.pilot.taskvine.plan import VinePlan
 
 _BELLS = 2
 _NEVER_US = 10**17
@@ -37,7 +37,7 @@ _LOGS = ("debug", "performance", "taskgraph", "transactions")
 _MIB = 2**20
 
 
-class Finished(msgspec.Struct, frozen=True):
+class FinishedTicket(msgspec.Struct, frozen=True):
     """A ticket that TaskVine is done with. `result` is its own word; `answer` is empty unless that is `success`."""
 
     ticket: int
@@ -45,7 +45,7 @@ class Finished(msgspec.Struct, frozen=True):
     answer: bytes = b""
 
 
-class Worker(msgspec.Struct, frozen=True):
+class VineWorker(msgspec.Struct, frozen=True):
     """A worker that is connected: its name for people, and what it has."""
 
     name: str
@@ -54,10 +54,10 @@ class Worker(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
-class Engine:
+class VineManager:
     """A running TaskVine manager. `folder` is its own; `password` the file that workers prove themselves with."""
 
-    def __init__(self, vine: Any, plan: Plan, *, folder: Path, password: Path) -> None:
+    def __init__(self, vine: Any, plan: VinePlan, *, folder: Path, password: Path) -> None:
         self._vine = vine
         self._plan = plan
         self._folder = folder
@@ -130,7 +130,7 @@ class Engine:
         self._manager.install_library(task)
         return name
 
-    def submit(self, name: str, order: messages.Order, *, large: tuple[ObjectRef, ...] = ()) -> None:
+    def submit(self, name: str, order: messages.PoolOrder, *, large: tuple[ObjectRef, ...] = ()) -> None:
         """Have a library of this name work on an order. `large` are its large arguments, as files of its folder."""
         task = self._vine.FunctionCall(name, "serve", messages.encode(order))
         task.set_max_forsaken(0)
@@ -160,12 +160,12 @@ class Engine:
 
     # ---- time
 
-    def turn(self, *, block: bool) -> list[Finished]:
+    def collect_finished(self, *, block: bool) -> list[FinishedTicket]:
         """Let TaskVine work, and take what is finished. With `block` that may last a second, else it does not wait."""
         if not block:
             for _ in range(_BELLS):
                 self._manager.cancel_by_task_id(self._manager.submit(self._never()))
-        out: list[Finished] = []
+        out: list[FinishedTicket] = []
         task = self._manager.wait(1)
         while task is not None:
             finished = self._finish(task)
@@ -174,7 +174,7 @@ class Engine:
             task = self._manager.wait(0)
         return out
 
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[VineWorker]:
         """Workers that are connected and have said what they have."""
         found = []
         for facts in self._manager.status("workers"):
@@ -182,7 +182,7 @@ class Engine:
             if cores > 0:
                 host = str(facts.get("hostname", "")).partition(".")[0]
                 found.append(
-                    Worker(
+                    VineWorker(
                         name=f"{host} {facts.get('addrport', '')}".strip(),
                         cores=cores,
                         gpus=int(facts.get("gpus_total", 0) or 0),
@@ -205,7 +205,7 @@ class Engine:
         task.set_time_start(_NEVER_US)
         return task
 
-    def _finish(self, task: Any) -> Finished | None:
+    def _finish(self, task: Any) -> FinishedTicket | None:
         ticket, known = self._tasks.pop(task.id, (0, None))
         if known is None:
             return None
@@ -223,7 +223,7 @@ class Engine:
             with contextlib.suppress(OSError):
                 os.unlink(file.source())
             self._manager.undeclare_file(file)
-        return Finished(ticket, result, answer)
+        return FinishedTicket(ticket, result, answer)
 
     def _file(self, ref: ObjectRef) -> Any:
         if ref.name not in self._files:

@@ -15,7 +15,7 @@ import msgspec
 
 from stoker.pilot.taskvine import plan as plans
 from stoker.pilot.taskvine.finding import Programs
-from stoker.pilot.taskvine.plan import Plan
+from stoker.pilot.taskvine.plan import VinePlan
 from stoker.whole_files import write_whole
 
 log = logging.getLogger("stoker.pilot")
@@ -25,12 +25,12 @@ _LOCAL_GRACE_S = 1.0
 _BATCH_GRACE_S = 20.0
 
 
-class Factory:
+class VineFactory:
     """A running `vine_factory`. `folder` is its own; what it says is in `log_file`. `session`: the session's folder."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: VinePlan,
         programs: Programs,
         *,
         port: int,
@@ -107,7 +107,7 @@ class Factory:
             shutil.rmtree(self._workspace, ignore_errors=True)
 
 
-def _workspace(plan: Plan) -> Path | None:
+def _workspace(plan: VinePlan) -> Path | None:
     """A folder on local disk for workers of this machine; those of other nodes look after their own."""
     if plan.batch != "local":
         return None

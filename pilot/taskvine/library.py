@@ -32,23 +32,23 @@ from stoker.pilot.agent.usage import resident_bytes
 from stoker.pilot.library.functions import Function, Functions
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.printing import LogTail
-from stoker.pilot.library.runner import Runner, Work, clean
+from stoker.pilot.library.runner import RunnableCall, Runner, clean
 from stoker.pilot.library.sandbox import Sandbox
 from stoker.pilot.library.settings import Settings
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.watch import Stopped, Watch
+from stoker.pilot.taskvine.watch import CallStopped, CallWatch
 
 _TAIL_LINES = 20
 _LEAVE_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
-_library: Library | None = None
+_library: VineLibrary | None = None
 
 
 def load(setup: bytes) -> dict[str, object]:
     """TaskVine calls this once: load the context. What went wrong is said in answer to the first order."""
     global _library
-    _library = Library(messages.decode_setup(setup))
+    _library = VineLibrary(messages.decode_setup(setup))
     return {}
 
 
@@ -59,7 +59,7 @@ def serve(order: bytes) -> bytes:
     return messages.encode(_library.serve(messages.decode_order(order)))
 
 
-class Library:
+class VineLibrary:
     """The process's context and its one slot."""
 
     def __init__(self, setup: messages.Setup) -> None:
@@ -77,22 +77,22 @@ class Library:
         self._log_fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._note = -1
         """The file of the running order's note."""
-        self._watch = Watch(self._dying, memory_bytes=setup.recipe.needs.memory_bytes)
+        self._watch = CallWatch(self._dying, memory_bytes=setup.recipe.needs.memory_bytes)
         self._functions = Functions()
-        self._held = messages.Held(host=host, pid=os.getpid(), log=self._log)
+        self._held = messages.LibraryReport(host=host, pid=os.getpid(), log=self._log)
         sys.path.extend(place for place in setup.search_path if place not in sys.path)
         with self._printing_to_log():
             self._tail = LogTail(self._log)
             self._load()
 
-    def serve(self, order: messages.Order) -> messages.Answer:
+    def serve(self, order: messages.PoolOrder) -> messages.PoolAnswer:
         """Run the calls of an order, one after the other."""
         if self._held.failure is not None:
             # TaskVine would keep this process, which is of no use; the next one may do better.
             leave = threading.Timer(_LEAVE_S, os._exit, (1,))
             leave.daemon = True
             leave.start()
-            return messages.Answer(order.ticket, self._held)
+            return messages.PoolAnswer(order.ticket, self._held)
         before = self._held
         self._held = msgspec.structs.replace(before, orders=before.orders + 1)
         ends: list[CallEnd] = []
@@ -102,7 +102,7 @@ class Library:
                 ends = self._run(order, Path(folder))
             finally:
                 os.chdir(folder)
-        return messages.Answer(order.ticket, before, ends)
+        return messages.PoolAnswer(order.ticket, before, ends)
 
     # ---- loading
 
@@ -114,7 +114,7 @@ class Library:
         self._watch.begin(limit_s=recipe.needs.load_limit_s, stop_file="")
         try:
             context = load_context(recipe, objects)
-        except Stopped:
+        except CallStopped:
             failure = self._load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s", text="")
         except BaseException as error:  # sys.exit in a loader too
             trace = error.__traceback__
@@ -163,7 +163,7 @@ class Library:
 
     # ---- calls
 
-    def _run(self, order: messages.Order, folder: Path) -> list[CallEnd]:
+    def _run(self, order: messages.PoolOrder, folder: Path) -> list[CallEnd]:
         function = self._functions.find(order.function, None) or self._take_function(order, folder)
         run = Run(
             function=order.function,
@@ -188,8 +188,8 @@ class Library:
         stop_file = messages.stop_file(self._setup.running, ticket, spec.call)
         self._watch.begin(limit_s=run.options.limit_s, stop_file=str(stop_file))
         try:
-            end = self._runner.run(Work(spec, run, function))
-        except Stopped:  # it came between two lines of ours: whatever the call had to say is lost
+            end = self._runner.run(RunnableCall(spec, run, function))
+        except CallStopped:  # it came between two lines of ours: whatever the call had to say is lost
             end = CallEnd(spec.call, ok=False)
         finally:
             self._watch.end()
@@ -197,7 +197,7 @@ class Library:
             return CallEnd(spec.call, ok=False, failure=self._stopped(run.options.limit_s))
         return end if isinstance(end, CallEnd) else CallEnd(spec.call, ok=False)
 
-    def _take_function(self, order: messages.Order, folder: Path) -> Function:
+    def _take_function(self, order: messages.PoolOrder, folder: Path) -> Function:
         blob = (folder / messages.FUNCTION_FILE).read_bytes()
         found = self._functions.find(order.function, FunctionBlob(order.function, order.function_name, blob))
         if found is None:

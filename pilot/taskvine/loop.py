@@ -17,16 +17,16 @@ from types import FrameType
 from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.core import presence
-from stoker.pilot.core.events import DeviceAway, EngineEnded, FromManager, HelloDue, Measured, Signalled, Tick
-from stoker.pilot.taskvine.engine import Engine, Worker
-from stoker.pilot.taskvine.factory import Factory
-from stoker.pilot.taskvine.plan import Plan
-from stoker.pilot.taskvine.pool import Pool
+from stoker.pilot.core.events import DeviceAway, EngineEnded, FromManager, HelloDue, Signalled, Tick, UsageMeasured
+from stoker.pilot.taskvine.engine import VineManager, VineWorker
+from stoker.pilot.taskvine.factory import VineFactory
+from stoker.pilot.taskvine.plan import VinePlan
+from stoker.pilot.taskvine.pool import VinePool
 from stoker.pilot.taskvine.slots import slots_of
 
 log = logging.getLogger("stoker.pilot")
 
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 """How often workers are counted, and an idle pool is looked at."""
 _SHORT_S, _LONG_S = 0.0005, 0.05
 """While calls run the pool is looked at ever more seldom, from the one to the other."""
@@ -34,10 +34,12 @@ _HANGS_S = 900.0
 """A turn that lasts so long will not end: in one, TaskVine may send a whole model to a worker."""
 
 
-class Loop:
+class PoolLoop:
     """Runs a pool until it leaves."""
 
-    def __init__(self, link: ManagerLink, pool: Pool, engine: Engine, factory: Factory, *, plan: Plan) -> None:
+    def __init__(
+        self, link: ManagerLink, pool: VinePool, engine: VineManager, factory: VineFactory, *, plan: VinePlan
+    ) -> None:
         self._link = link
         self._pool = pool
         self._engine = engine
@@ -47,12 +49,12 @@ class Loop:
         for number in link.dealer.filenos():
             self._poll.register(number, select.POLLIN)
         self._devices: tuple[DeviceFacts, ...] = ()
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, VineWorker] = {}
         self._usable = 0
         """Slots for which there is a worker."""
         self._wanted = plan.least_workers
         self._busy_at = 0.0
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._pause_s = _SHORT_S
         self._signals: list[str] = []
         """Signals that the core has not been told of."""
@@ -68,7 +70,7 @@ class Loop:
             while not self._pool.is_over:
                 heard = self._hear()
                 self._timers(time.monotonic())
-                done = self._engine.turn(block=self._is_full())
+                done = self._engine.collect_finished(block=self._is_full())
                 for finished in done:
                     self._pool.finished(finished)
                 self._link.flush()
@@ -105,14 +107,14 @@ class Loop:
             return
         if self._is_full():
             return
-        self._pause_s = min(_LONG_S, 2 * self._pause_s) if self._engine.open else _LOOK_S
+        self._pause_s = min(_LONG_S, 2 * self._pause_s) if self._engine.open else _CHECK_S
         self._poll.poll(self._pause_s * 1000)
 
     def _timers(self, now: float) -> None:
         link, pool = self._link, self._pool
         pool.fire_timers(now)
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_S
+        if now >= self._check_at:
+            self._check_at = now + _CHECK_S
             # TaskVine holds the interpreter's lock: if it hangs, nothing of ours runs any more. Another pool can.
             faulthandler.dump_traceback_later(_HANGS_S, exit=True)
             self._count_workers()
@@ -128,7 +130,7 @@ class Loop:
             pool.handle(link.away(now))
         if now >= pool.state.heartbeat_at and pool.state.welcomed_at:
             sizes = {number: library.memory_bytes for number, library in pool.libraries.items() if library.memory_bytes}
-            pool.handle(Measured(sizes, {}, 0, link.refused_frames))
+            pool.handle(UsageMeasured(sizes, {}, 0, link.refused_frames))
 
     # ---- workers
 

@@ -21,10 +21,10 @@ from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import finding, messages, plan
-from stoker.pilot.taskvine.engine import Engine
-from stoker.pilot.taskvine.factory import Factory
-from stoker.pilot.taskvine.loop import Loop
-from stoker.pilot.taskvine.pool import ANY_BYTES, Pool
+from stoker.pilot.taskvine.engine import VineManager
+from stoker.pilot.taskvine.factory import VineFactory
+from stoker.pilot.taskvine.loop import PoolLoop
+from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
 from stoker.working_folder import folders_here
 
 log = logging.getLogger("stoker.pilot")
@@ -63,7 +63,7 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
     orders = plan.read(session, site=site)
     programs = finding.find()
     password = _password(session)
-    engine = Engine(finding.taskvine(), orders, folder=own, password=password)
+    engine = VineManager(finding.taskvine(), orders, folder=own, password=password)
     log.info("TaskVine's manager listens on port %d of %s", engine.port, socket.gethostname())
     setup = messages.Setup(
         pilot=pilot,
@@ -72,7 +72,7 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
         running=str(running),
         search_path=folders_here(),
     )
-    factory = Factory(
+    factory = VineFactory(
         orders,
         programs,
         port=engine.port,
@@ -95,9 +95,9 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
         folder=str(logs),
         objects=str(session.objects),
     )
-    pool = Pool(engine, link, facts=facts, setup=setup)
+    pool = VinePool(engine, link, facts=facts, setup=setup)
     try:
-        return Loop(link, pool, engine, factory, plan=orders).run()
+        return PoolLoop(link, pool, engine, factory, plan=orders).run()
     finally:
         shutil.rmtree(own, ignore_errors=True)
 

@@ -39,7 +39,7 @@ class Setup(msgspec.Struct, frozen=True):
     search_path: tuple[str, ...] = ()
 
 
-class Order(msgspec.Struct, frozen=True):
+class PoolOrder(msgspec.Struct, frozen=True):
     """Calls of one function for one library; no calls: it is only to say what it holds.
 
     `objects` are large arguments, by cache name, and the files of the call's folder that they lie in.
@@ -53,7 +53,7 @@ class Order(msgspec.Struct, frozen=True):
     objects: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Held(msgspec.Struct, frozen=True):
+class LibraryReport(msgspec.Struct, frozen=True):
     """What a library says of itself: where it is, and what its context has cost; `failure` if it could not be loaded.
 
     `orders` counts those that it has answered before.
@@ -68,11 +68,11 @@ class Held(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class PoolAnswer(msgspec.Struct, frozen=True):
     """How the calls of an order ended; there are none if the context is not there."""
 
     ticket: int
-    held: Held
+    held: LibraryReport
     ends: list[CallEnd] = msgspec.field(default_factory=list)
 
 
@@ -86,8 +86,8 @@ class Note(msgspec.Struct, frozen=True):
 
 encode = msgspec.msgpack.Encoder().encode
 decode_setup = msgspec.msgpack.Decoder(Setup).decode
-decode_order = msgspec.msgpack.Decoder(Order).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_order = msgspec.msgpack.Decoder(PoolOrder).decode
+decode_answer = msgspec.msgpack.Decoder(PoolAnswer).decode
 
 
 def note_file(running: str, ticket: int) -> Path:

@@ -18,20 +18,20 @@ from stoker.manager.protocol.ids import CallId, FunctionKey
 from stoker.manager.protocol.to_library import Run
 from stoker.manager.protocol.to_pilot import FunctionBlob, StartLibrary
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.engine import Engine, Finished
+from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
 
 ORDER_S = 0.05
 """Short calls go into one order until they take so long together."""
 MOST_CALLS = 64
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class OrderOutcome(msgspec.Struct, frozen=True):
     """How an order ended: TaskVine's word, and the answer if that is `success`. `stopped`: calls of it that were told
     to stop. `note`: what its library left, if it ended without an answer."""
 
-    order: messages.Order
+    order: messages.PoolOrder
     result: str
-    answer: messages.Answer | None
+    answer: messages.PoolAnswer | None
     stopped: frozenset[CallId]
     note: messages.Note | None
 
@@ -39,12 +39,12 @@ class Outcome(msgspec.Struct, frozen=True):
 class Orders:
     """All orders that TaskVine has of a pool. `setup` is what libraries are told, but for their recipe and devices."""
 
-    def __init__(self, engine: Engine, setup: messages.Setup) -> None:
+    def __init__(self, engine: VineManager, setup: messages.Setup) -> None:
         self.setup = setup
         self.slot_cores = 1
         """Cores that go with a slot."""
         self._engine = engine
-        self._open: dict[int, tuple[messages.Order, Callable[[Outcome], None]]] = {}
+        self._open: dict[int, tuple[messages.PoolOrder, Callable[[OrderOutcome], None]]] = {}
         self._names: dict[FunctionKey, str] = {}
         self._means: dict[FunctionKey, float] = {}
         """How long calls of a function take, in seconds."""
@@ -69,11 +69,11 @@ class Orders:
 
     # ---- orders
 
-    def load(self) -> messages.Order:
+    def load(self) -> messages.PoolOrder:
         """An order without calls: TaskVine has the context loaded for it."""
-        return messages.Order(self._engine.new_ticket())
+        return messages.PoolOrder(self._engine.new_ticket())
 
-    def next_of(self, queue: deque[tuple[Run, CallSpec]]) -> messages.Order:
+    def next_of(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
         """Take the calls of the next order out of a queue: of one function with the same options, and a large one by
         itself."""
         run, _ = queue[0]
@@ -89,7 +89,7 @@ class Orders:
             calls.append(spec)
             if is_large:
                 break
-        return messages.Order(
+        return messages.PoolOrder(
             ticket=self._engine.new_ticket(),
             function=run.function,
             function_name=self._names[run.function],
@@ -98,11 +98,11 @@ class Orders:
             objects={ref.name: f"argument-{number}" for number, ref in enumerate(_large(calls))},
         )
 
-    def again(self, order: messages.Order, calls: list[CallSpec]) -> messages.Order:
+    def again(self, order: messages.PoolOrder, calls: list[CallSpec]) -> messages.PoolOrder:
         """An order with these calls of one that never began."""
         return msgspec.structs.replace(order, ticket=self._engine.new_ticket(), calls=calls)
 
-    def submit(self, order: messages.Order, library: StartLibrary, *, then: Callable[[Outcome], None]) -> None:
+    def submit(self, order: messages.PoolOrder, library: StartLibrary, *, then: Callable[[OrderOutcome], None]) -> None:
         """Have TaskVine carry out an order in a library of this one's recipe; `then` is told how it ended."""
         large = _large(order.calls)
         self._open[order.ticket] = order, then
@@ -114,7 +114,7 @@ class Orders:
         name = self._engine.install(setup, cores=self.slot_cores * len(devices))
         self._engine.submit(name, order, large=large)
 
-    def interrupt(self, order: messages.Order, calls: Iterable[CallId]) -> None:
+    def interrupt(self, order: messages.PoolOrder, calls: Iterable[CallId]) -> None:
         """Have TaskVine's library stop these calls of an order (see `watch`).
 
         The manager may send the same calls again at once, after a worker was lost: they run in another order, which no
@@ -124,7 +124,7 @@ class Orders:
             with contextlib.suppress(OSError):
                 messages.stop_file(self.setup.running, order.ticket, call).touch()
 
-    def finished(self, done: Finished) -> None:
+    def finished(self, done: FinishedTicket) -> None:
         """TaskVine is done with an order."""
         order, then = self._open.pop(done.ticket, (None, None))
         if order is None or then is None:
@@ -139,9 +139,9 @@ class Orders:
         succeeded = done.result == "success"
         answer = messages.decode_answer(done.answer) if succeeded else None
         note = None if succeeded else messages.take_note(self.setup.running, order.ticket)
-        then(Outcome(order, done.result, answer, stopped, note))
+        then(OrderOutcome(order, done.result, answer, stopped, note))
 
-    def _take_stop_files(self, order: messages.Order) -> frozenset[CallId]:
+    def _take_stop_files(self, order: messages.PoolOrder) -> frozenset[CallId]:
         """Remove the stop files of an order that is over; the calls that had one."""
         stopped = set()
         for spec in order.calls:

@@ -1,6 +1,6 @@
 """What TaskVine is told: its manager's limits, and the command line of its factory.
 
-A `Plan` is made where the site file is read (`stoker.manager.taskvine.planning`), and travels to the pilot in the
+A `VinePlan` is made where the site file is read (`stoker.manager.taskvine.planning`), and travels to the pilot in the
 session folder. It is a value: what is in it can be looked at, and tested, without TaskVine.
 """
 
@@ -25,7 +25,7 @@ POOL = "STOKER_POOL"
 """Names, in the environment of all that TaskVine starts for a session, the folder of that session."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class VinePlan(msgspec.Struct, frozen=True):
     """What TaskVine is told.
 
     `batch` is the factory's word for the batch system. `devices` says how many libraries a worker holds at once, as
@@ -55,7 +55,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def factory_command(
-    plan: Plan,
+    plan: VinePlan,
     *,
     factory: str,
     worker: str,
@@ -98,21 +98,21 @@ def factory_command(
     return [*words, host or "localhost", str(port)]
 
 
-def init_script(plan: Plan) -> str:
+def init_script(plan: VinePlan) -> str:
     """A shell script that does what the site wants done first, and then runs the worker; empty if there is nothing."""
     return f'#!/bin/bash\n{plan.worker_init}\nexec "$@"\n' if plan.worker_init.strip() else ""
 
 
-def write(plan: Plan, folder: SessionFolder, *, site: str) -> None:
+def write(plan: VinePlan, folder: SessionFolder, *, site: str) -> None:
     """Put a plan into a session folder, where its pilot reads it. Raises OSError."""
     with os.fdopen(os.open(_file(folder, site), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(plan)))
 
 
-def read(folder: SessionFolder, *, site: str) -> Plan:
+def read(folder: SessionFolder, *, site: str) -> VinePlan:
     """The plan of a session for a site. Raises SessionError if it has none."""
     try:
-        return msgspec.json.decode(_file(folder, site).read_bytes(), type=Plan)
+        return msgspec.json.decode(_file(folder, site).read_bytes(), type=VinePlan)
     except (OSError, *UNREADABLE) as error:
         raise SessionError(
             f"{folder.path} has no plan of site {site} for TaskVine: {error}; load the site again"
@@ -132,7 +132,7 @@ def _given(number: int) -> str:
     return str(number) if number else ""
 
 
-def _worker_options(plan: Plan, workspace: Path | None) -> str:
+def _worker_options(plan: VinePlan, workspace: Path | None) -> str:
     words = ["--parent-death"] if plan.batch == "local" else []
     words.append(f"--connect-timeout={ALONE_S}")
     if plan.walltime_s:

@@ -21,12 +21,12 @@ from stoker.manager.protocol.ids import LibraryId
 from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import Event, Farewell, Pinned, Prepared, RoomWanted, TimerFired
+from stoker.pilot.core.events import Event, Farewell, LibraryPrepared, Pinned, RoomWanted, TimerFired
 from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import PilotFacts, PilotState
+from stoker.pilot.core.state import CoreState, PilotFacts
 from stoker.pilot.core.timers import Timers
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.engine import Engine, Finished
+from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
 from stoker.pilot.taskvine.orders import Orders
 from stoker.pilot.taskvine.pool_library import PoolLibrary
 from stoker.pilot.taskvine.slots import Slots
@@ -39,7 +39,7 @@ ANY_BYTES = 1 << 62
 """The disks of workers are TaskVine's to fill."""
 
 
-class Manager(Protocol):
+class ManagerPort(Protocol):
     """What a pool says to its manager: `stoker.pilot.agent.link.ManagerLink`."""
 
     def post(self, message: FromPilot) -> None:
@@ -55,11 +55,11 @@ class Manager(Protocol):
         """The manager has frames up to this number."""
 
 
-class Pool:
+class VinePool:
     """Carries out what the core wants, through TaskVine. `facts` names no devices: they are not known before the first
     worker has come. `setup` is what libraries are told, but for their recipe and devices."""
 
-    def __init__(self, engine: Engine, manager: Manager, *, facts: PilotFacts, setup: messages.Setup) -> None:
+    def __init__(self, engine: VineManager, manager: ManagerPort, *, facts: PilotFacts, setup: messages.Setup) -> None:
         self.core = PilotCore(facts)
         self.libraries: dict[LibraryId, PoolLibrary] = {}
         """From the order to start them until the core forgets them."""
@@ -72,7 +72,7 @@ class Pool:
         self._queue = EventQueue(self.core, self._carry_out, clock=time.monotonic)
 
     @property
-    def state(self) -> PilotState:
+    def state(self) -> CoreState:
         """The core's state, for reading."""
         return self.core.state
 
@@ -89,7 +89,7 @@ class Pool:
         """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
         self._queue.handle(event)
 
-    def finished(self, done: Finished) -> None:
+    def finished(self, done: FinishedTicket) -> None:
         """TaskVine is done with an order."""
         self._orders.finished(done)
 
@@ -116,12 +116,12 @@ class Pool:
                 self._manager.say(heartbeat)
             case commands.Greet(hello=hello):
                 self._manager.greet(hello)
-            case commands.Log(text=text, severity=severity):
+            case commands.WriteLog(text=text, severity=severity):
                 log.log(severity, "%s", text)
             case commands.Prepare(ordered=ordered):
                 self.libraries[ordered.library] = PoolLibrary(ordered, self._orders, self.handle)
-                self.handle(Prepared(ordered.library, ANY_BYTES, snapshots_here=tuple(ordered.snapshots)))
-            case commands.Pin(library=number, objects=refs):
+                self.handle(LibraryPrepared(ordered.library, ANY_BYTES, snapshots_here=tuple(ordered.snapshots)))
+            case commands.PinObjects(library=number, objects=refs):
                 self.handle(Pinned(number, {ref.name: ref.source for ref in refs}))  # TaskVine brings them
             case commands.StartProcess(ordered=ordered):
                 self._slots.want(self.libraries[ordered.library])
@@ -137,7 +137,7 @@ class Pool:
             case commands.Leave():
                 self.is_over = True
             case (
-                commands.Expect() | commands.Fetch() | commands.StopFetch() | commands.TidySnapshots()
+                commands.Expect() | commands.StartFetch() | commands.StopFetch() | commands.TidySnapshots()
                 | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() | commands.ReleaseArguments()
                 | commands.HandIn()
             ):  # fmt: skip

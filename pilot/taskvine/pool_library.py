@@ -21,7 +21,7 @@ from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.orders import Orders, Outcome
+from stoker.pilot.taskvine.orders import OrderOutcome, Orders
 from stoker.pilot.taskvine.verdict import verdict
 
 log = logging.getLogger("stoker.pilot")
@@ -43,7 +43,7 @@ class PoolLibrary:
         self._tell = tell
         self._queue: deque[tuple[to_library.Run, CallSpec]] = deque()
         """Calls that TaskVine has not been given."""
-        self._order: messages.Order | None = None
+        self._order: messages.PoolOrder | None = None
         """What TaskVine works on for it."""
         self._tries = 0
         """How often TaskVine gave that order up before it began."""
@@ -105,7 +105,7 @@ class PoolLibrary:
         if run.gang is not None and run.gang.size > 1:
             text = f'it wants {run.gang.size} devices at once, and engine = "taskvine" runs no gangs'
             failure = Failure(FailureKind.NO_DEVICE, text, library=self.number)
-            self._say(to_agent.Ended([CallEnd(call, ok=False, failure=failure) for call in calls]))
+            self._say(to_agent.RunsEnded([CallEnd(call, ok=False, failure=failure) for call in calls]))
             return
         self._queue.extend((run, spec) for spec in run.calls)
         self._feed()
@@ -133,11 +133,11 @@ class PoolLibrary:
             self._tries = 0
             self._submit(self._orders.next_of(self._queue))
 
-    def _submit(self, order: messages.Order) -> None:
+    def _submit(self, order: messages.PoolOrder) -> None:
         self._order = order
         self._orders.submit(order, self._ordered, then=self._finished)
 
-    def _finished(self, outcome: Outcome) -> None:
+    def _finished(self, outcome: OrderOutcome) -> None:
         """TaskVine is done with the order."""
         self._order = None
         if self._is_over:
@@ -154,14 +154,14 @@ class PoolLibrary:
         else:
             self._loaded(answer.held)
 
-    def _loaded(self, held: messages.Held) -> None:
+    def _loaded(self, held: messages.LibraryReport) -> None:
         log.info("lib-%d (%s) is on %s", self.number, self._ordered.recipe.name, held.host)
         # What it took of memory is not told: the manager would plan to have several contexts in one slot.
         start_s = max(0.0, time.monotonic() - self._ordered_at - held.load_s)
         self._say(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
 
-    def _ended(self, order: messages.Order, answer: messages.Answer) -> None:
-        self._say(to_agent.Ended(answer.ends))
+    def _ended(self, order: messages.PoolOrder, answer: messages.PoolAnswer) -> None:
+        self._say(to_agent.RunsEnded(answer.ends))
         for end in answer.ends:
             self._orders.measured(order.function, end.run_s)
         held = answer.held
@@ -170,7 +170,7 @@ class PoolLibrary:
             log.info("TaskVine had %s loaded once more, on %s: %.2f s", name, held.host, held.load_s)
         self._feed()
 
-    def _failed(self, outcome: Outcome) -> None:
+    def _failed(self, outcome: OrderOutcome) -> None:
         """TaskVine has no answer: the process that should have given it has ended, or was never there."""
         order, note = outcome.order, outcome.note
         if note is None and order.calls and self._tries < TRIES:
@@ -182,7 +182,7 @@ class PoolLibrary:
         )
         self._end(failure, running=(CallId(note.call),) if note is not None else ())
 
-    def _send_again(self, order: messages.Order, *, without: frozenset[CallId]) -> None:
+    def _send_again(self, order: messages.PoolOrder, *, without: frozenset[CallId]) -> None:
         """Send an order that never began once more; calls that were stopped meanwhile go back to the manager."""
         if without:
             self._say(to_agent.GivenBack(tuple(without)))

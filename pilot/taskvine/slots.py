@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts
-from stoker.pilot.taskvine.engine import Worker
-from stoker.pilot.taskvine.plan import Plan
+from stoker.pilot.taskvine.engine import VineWorker
+from stoker.pilot.taskvine.plan import VinePlan
 from stoker.pilot.taskvine.pool_library import PoolLibrary
 
 
@@ -47,7 +47,7 @@ class Slots:
                 del self._holders[device]
 
 
-def slots_of(worker: Worker, plan: Plan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
+def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
     """One device a library that so many workers like this one can hold at once (0: as many workers as there may be).
 
     On GPUs where the plan wants them (or `auto` finds some), else on cores. Memory is shared out evenly; TaskVine

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from stoker.pilot.agent.usage import over_limit
+from stoker.pilot.agent.usage import MemoryLimit
 from stoker.pilot.taskvine import messages
 
 GRACE_S = 10.0
@@ -23,11 +23,11 @@ EVERY_S = 0.5
 _SIGNAL = signal.SIGUSR2
 
 
-class Stopped(BaseException):
+class CallStopped(BaseException):
     """Ends a call at once. No `Exception`, so that a function's own `except Exception` does not swallow it."""
 
 
-class Watch:
+class CallWatch:
     """Made in the main thread. `dying` is told why, just before the process is ended.
 
     The process may take `memory_bytes` (0 = as much as there is).
@@ -38,13 +38,14 @@ class Watch:
         """Why the latest call was stopped; empty if it was not."""
         self._dying = dying
         self._memory_bytes = memory_bytes
+        self._memory = MemoryLimit()
         self._main = threading.main_thread().ident or 0
         self._lock = threading.Lock()
         self._until = 0.0
         self._stop_file = ""
         self._asked_at = 0.0
         signal.signal(_SIGNAL, self._interrupt)
-        threading.Thread(target=self._look, name="stoker-watch", daemon=True).start()
+        threading.Thread(target=self._watch, name="stoker-watch", daemon=True).start()
 
     def begin(self, *, limit_s: float, stop_file: str) -> None:
         """A call (or a load) begins. `limit_s` = 0: it may take as long as it likes."""
@@ -61,14 +62,14 @@ class Watch:
 
     def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
         if self._until and self.reason:
-            raise Stopped(self.reason)
+            raise CallStopped(self.reason)
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         while True:
             time.sleep(EVERY_S)
             with self._lock:
                 now = time.monotonic()
-                if self._memory_bytes and over_limit(os.getpid(), self._memory_bytes):
+                if self._memory_bytes and self._memory.excess(os.getpid(), self._memory_bytes, now=now):
                     self._die(messages.OVER_MEMORY)
                 if not self._until:
                     continue

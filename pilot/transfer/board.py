@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.pilot.transfer.copy import Copy
+from stoker.pilot.transfer.copy import ObjectCopy
 from stoker.pilot.transfer.picker import Picker
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ObjectSource:
     """Where an object can be had: at another host's `address`, or at a `path` here.
 
     `origin`: it is the place that the object comes from, or stands for it. `label` is what who offers it knows it by.
@@ -30,7 +30,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FetchOutcome:
     """How an object came: bytes read from its origin and from peers, bytes that an earlier try had left, seconds."""
 
     origin_bytes: int
@@ -49,23 +49,23 @@ class Board:
     `begun` gets the copy as soon as there is one, so that it can be served while it grows.
     """
 
-    def __init__(self, name: str, root: Path, *, chance: random.Random, begun: Callable[[Copy], None]) -> None:
+    def __init__(self, name: str, root: Path, *, chance: random.Random, begun: Callable[[ObjectCopy], None]) -> None:
         self.name = name
         self._root = root
         self._chance = chance
         self._begun = begun
         self._news = threading.Condition()
         self._making = threading.Lock()
-        self._picker: Picker[Source] = Picker(0, chance=chance)
+        self._picker: Picker[ObjectSource] = Picker(0, chance=chance)
         self._from_origin = self._from_peers = self._kept = 0
         self._started_at = self.moved_at = time.monotonic()
         self.told = b""
         """The manifest, where it is known beforehand."""
-        self.copy: Copy | None = None
+        self.copy: ObjectCopy | None = None
         self.over = False
         self.failure: Exception | None = None
 
-    def establish(self, manifest: bytes) -> Copy:
+    def establish(self, manifest: bytes) -> ObjectCopy:
         """The manifest is known: there is a copy from now on. Raises WrongBytesError if it is not this object's.
 
         A disk that does not take the copy ends the fetch, and raises OSError.
@@ -74,7 +74,7 @@ class Board:
             if self.copy is not None:
                 return self.copy
             try:
-                copy = Copy(self._root, self.name, manifest, whole=False)
+                copy = ObjectCopy(self._root, self.name, manifest, whole=False)
                 kept = copy.recheck()
             except ValueError as error:
                 raise WrongBytesError(str(error)) from error
@@ -92,7 +92,7 @@ class Board:
             self.end(None)
         return copy
 
-    def join(self, source: Source, has: Iterable[int]) -> None:
+    def join(self, source: ObjectSource, has: Iterable[int]) -> None:
         """A source can be asked, and has these pieces."""
         if self.copy is not None and source.origin:
             self.copy.first_hand = True
@@ -101,19 +101,19 @@ class Board:
             self._picker.add(source, origin=source.origin)
             self._picker.has(source, has)
 
-    def hear(self, source: Source, has: Iterable[int], *, lacks: int | None = None) -> None:
+    def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
         """A source has new pieces, or does not give one now."""
         with self._news:
             if lacks is not None:
                 self._picker.has_not(source, lacks)
             self._picker.has(source, has)
 
-    def take(self, source: Source) -> int | None:
+    def take(self, source: ObjectSource) -> int | None:
         """The piece to ask this source for; None when there is none now, or the fetch is over."""
         with self._news:
             return None if self.over else self._picker.take(source, time.monotonic())
 
-    def arrive(self, source: Source, index: int, data: memoryview) -> None:
+    def arrive(self, source: ObjectSource, index: int, data: memoryview) -> None:
         """A source has given a piece. Raises WrongBytesError; a disk that does not take it ends the fetch."""
         copy = self.copy
         if copy is None:
@@ -134,7 +134,7 @@ class Board:
         if copy.complete:
             self.end(None)
 
-    def leave(self, source: Source) -> None:
+    def leave(self, source: ObjectSource) -> None:
         """A source is no more."""
         with self._news:
             self._picker.gone(source)
@@ -148,11 +148,11 @@ class Board:
             self._news.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Until there is any news, for so long at most."""
+        """Wait until something has happened, so long at most."""
         with self._news:
             if not self.over:
                 self._news.wait(seconds)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> FetchOutcome:
         """How it has come so far."""
-        return Outcome(self._from_origin, self._from_peers, self._kept, time.monotonic() - self._started_at)
+        return FetchOutcome(self._from_origin, self._from_peers, self._kept, time.monotonic() - self._started_at)

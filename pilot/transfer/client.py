@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import Outcome, Source
-from stoker.pilot.transfer.fetch import Fetch
-from stoker.pilot.transfer.sources import Means
+from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
+from stoker.pilot.transfer.fetch import ObjectFetch
+from stoker.pilot.transfer.sources import SourceAccess
 
 _CHUNK = 1 << 20
 
@@ -29,20 +29,24 @@ def read_key(file: str | os.PathLike[str]) -> bytes:
         raise ValueError(f"{file} holds no transfer key: {error}") from error
 
 
-def get(name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.Limits = wire.LIMITS) -> Outcome:
+def get(
+    name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.WireLimits = wire.LIMITS
+) -> FetchOutcome:
     """Bring an object to `target`, whole or not at all; what a try that failed has got is used by the next.
 
     Raises PeerError when none of the addresses serves it, OSError when the disk does not take it.
     """
     draft = target.with_name(f".{target.name}.draft")
-    fetch = Fetch(name, draft, means=Means(key=key, limits=limits))
-    fetch.offer(Source(address=address, origin=True) for address in addresses)
+    fetch = ObjectFetch(name, draft, means=SourceAccess(key=key, limits=limits))
+    fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
     outcome = fetch.run(alone_s=0.0)
     os.replace(draft, target)
     return outcome
 
 
-def put(name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes, limits: wire.Limits = wire.LIMITS) -> str:
+def put(
+    name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes, limits: wire.WireLimits = wire.LIMITS
+) -> str:
     """Hand a result to the seed; returns the path at which it lies there. Raises PeerError."""
     whole = hashlib.sha256()
     for part in parts:

@@ -20,7 +20,7 @@ from pathlib import Path
 from stoker.contexts.manifest import (
     PART_BYTES,
     Entry,
-    Kind,
+    EntryKind,
     Manifest,
     Slice,
     is_right,
@@ -30,7 +30,7 @@ from stoker.contexts.manifest import (
 )
 
 
-class Copy:
+class ObjectCopy:
     """One object at one place. Pieces may be read and written by several threads; a rename of the place is fine.
 
     `arrivals` are the pieces that are here, in the order in which they came; it only grows. `changed` is notified when
@@ -49,7 +49,7 @@ class Copy:
         self.arrivals: Sequence[int] = range(len(self.pieces))
         self._made: list[int] = []
         self._here = bytearray(len(self.pieces))
-        self._folder = self.manifest.kind is Kind.FOLDER
+        self._folder = self.manifest.kind is EntryKind.FOLDER
         if not whole:
             self.arrivals = self._made
             _lay_out(root, self.manifest)
@@ -147,15 +147,15 @@ class Copy:
 def _lay_out(root: Path, manifest: Manifest) -> None:
     """Make folders, links, and files of their final length. What is there from an earlier try stays."""
     place = os.fsencode(root)
-    if manifest.kind is Kind.FILE:
+    if manifest.kind is EntryKind.FILE:
         _make_file(place, manifest.entries[0])
         return
     os.makedirs(place, mode=0o700, exist_ok=True)
     for entry in manifest.entries:
         path = os.path.join(place, entry.name)
-        if entry.kind is Kind.FILE:
+        if entry.kind is EntryKind.FILE:
             _make_file(path, entry)
-        elif entry.kind is Kind.FOLDER:
+        elif entry.kind is EntryKind.FOLDER:
             os.makedirs(path, mode=0o700, exist_ok=True)
         elif not os.path.islink(path):
             os.symlink(entry.target, path)

@@ -19,21 +19,21 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stoker.pilot.transfer.board import Board, Outcome, Source, WrongBytesError
-from stoker.pilot.transfer.copy import Copy
-from stoker.pilot.transfer.sources import Means, SourceReader
+from stoker.pilot.transfer.board import Board, FetchOutcome, ObjectSource, WrongBytesError
+from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.sources import SourceAccess, SourceReader
 from stoker.pilot.transfer.wire import PeerError
 
 log = logging.getLogger("stoker.transfer")
 
 STALL_S = 60.0
 """When no source has sent anything for this long, all of them are given up."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _REASONS = 4
 """At most this many reasons are told when the last source has failed."""
 
 
-class Fetch:
+class ObjectFetch:
     """One object on its way to `root`, a place of its own that an earlier try may have left in parts.
 
     `lost` is told, on threads of the fetch, of each source that is given up, and why; `begun` gets the copy as soon as
@@ -45,21 +45,21 @@ class Fetch:
         name: str,
         root: Path,
         *,
-        means: Means,
-        lost: Callable[[Source, str], None] = lambda _source, _why: None,
-        begun: Callable[[Copy], None] = lambda _copy: None,
+        means: SourceAccess,
+        lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
+        begun: Callable[[ObjectCopy], None] = lambda _copy: None,
         chance: random.Random | None = None,
     ) -> None:
         self._means = means
         self._lost = lost
         self._board = Board(name, root, chance=chance or random.Random(), begun=begun)
         self._lock = threading.Lock()
-        self._workers: dict[Source, SourceReader] = {}
-        self._wrong: set[Source] = set()
+        self._workers: dict[ObjectSource, SourceReader] = {}
+        self._wrong: set[ObjectSource] = set()
         self._telling = 0
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
-    def offer(self, sources: Iterable[Source], *, manifest: bytes = b"") -> None:
+    def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
         """Where it may be had from now on; sources that were offered before and are not now are let go. Quick.
 
         `manifest` must be this object's; empty where it is not known.
@@ -80,7 +80,7 @@ class Fetch:
         for source in refused:
             self._lost(source, "it served wrong bytes before")
 
-    def run(self, *, alone_s: float = float("inf")) -> Outcome:
+    def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
         """Wait until all of it is there, and say how it came; a copy that was begun is closed then.
 
         Raises what its disk raised; PeerError when it was stopped, or when there was no source for `alone_s`.
@@ -89,7 +89,7 @@ class Fetch:
         self._take_up()
         try:
             while not board.over:
-                board.wait(_LOOK_S)
+                board.wait(_POLL_S)
                 now = time.monotonic()
                 with self._lock:
                     alone_at = now if self._workers or self._telling else alone_at
@@ -106,7 +106,7 @@ class Fetch:
             raise board.failure
         return board.outcome()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> FetchOutcome:
         """How it has come so far."""
         return self._board.outcome()
 

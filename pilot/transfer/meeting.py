@@ -31,13 +31,13 @@ FORGOTTEN = 4.0
 """Who is silent for so many times what he said is gone."""
 UNHEARD_S, HELD_S = 4.0, 15.0
 """For so long the seed keeps back a piece that it has given away: while nobody has said to have it, and then."""
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 _MOST = 20_000
 _ALL = -1
 """Every piece, a bit each."""
 
 
-class Meetings:
+class SeedMeetings:
     """The seed's side: who is here for which object. Any thread may call it."""
 
     def __init__(self, *, chance: random.Random | None = None) -> None:
@@ -111,7 +111,7 @@ class _Meeting:
         """By piece: until when somebody who has it is taken to be here."""
         self.alone: set[str] = set()
         """Hosts with somebody whom nobody else serves."""
-        self._look_at = 0.0
+        self._check_at = 0.0
 
     def hold(self, have: bytes, *, until: float) -> None:
         """Somebody has these pieces."""
@@ -122,9 +122,9 @@ class _Meeting:
 
     def forget(self, now: float) -> None:
         """Drop those who were silent for too long."""
-        if now < self._look_at:
+        if now < self._check_at:
             return
-        self._look_at = now + _LOOK_S
+        self._check_at = now + _CHECK_S
         for address in [address for address, one in self.here.items() if one.until <= now]:
             for source in self.here.pop(address).sources:
                 self._unname(source)
@@ -156,10 +156,10 @@ class _Meeting:
 
 
 def meet(
-    name: str, address: str, *, seed: str, key: bytes, limits: wire.Limits = wire.LIMITS, **more: Any
+    name: str, address: str, *, seed: str, key: bytes, limits: wire.WireLimits = wire.LIMITS, **more: Any
 ) -> list[str]:
-    """Say to the seed that this address has an object, or gets it; addresses of others. `more` is what `Meetings.meet`
-    takes. Raises PeerError."""
+    """Tell the seed that this address has an object, or gets it; returns the addresses of others. `more` is what
+    `SeedMeetings.meet` takes. Raises PeerError."""
     channel = wire.connect(seed, key=key, limits=limits)
     try:
         more["have"] = more.get("have", b"").hex()
@@ -172,7 +172,7 @@ def meet(
         channel.close()
 
 
-def answer(meetings: Meetings, request: dict[str, Any]) -> list[str]:
+def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
     """What the seed answers to such a request. Raises PeerError for one that makes no sense."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):

@@ -58,7 +58,7 @@ class Picker(Generic[S]):
         self._took_s = 0.0
 
     @property
-    def left(self) -> int:
+    def missing(self) -> int:
         """How many pieces are missing."""
         return self._left
 

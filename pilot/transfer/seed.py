@@ -33,8 +33,8 @@ from stoker.log_files import keep_log
 from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import SEED_FILE, read_key
-from stoker.pilot.transfer.copy import Copy
-from stoker.pilot.transfer.meeting import Meetings, answer
+from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.meeting import SeedMeetings, answer
 from stoker.pilot.transfer.server import ObjectServer
 from stoker.whole_files import draft_of, write_whole
 
@@ -45,7 +45,7 @@ MOST = 32
 
 _RESULT = re.compile(r"result-[0-9a-f]{1,16}-[0-9a-f]{12}")
 _CHUNK = 1 << 20
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class Seed:
@@ -54,7 +54,7 @@ class Seed:
     def __init__(self, objects: Path) -> None:
         self._objects = objects
         self._published = Published(objects)
-        self._meetings = Meetings()
+        self._meetings = SeedMeetings()
         self._lock = threading.Lock()
 
     def serve(self, *, key: bytes, host: str, ports: tuple[int, int] = (0, 0)) -> ObjectServer:
@@ -63,13 +63,13 @@ class Seed:
         return ObjectServer(self, key=key, host=host, ports=ports, most=MOST, more=more, spares=self._meetings.spared_s)
 
     @contextmanager
-    def lend(self, name: str) -> Iterator[Copy | None]:
+    def lend(self, name: str) -> Iterator[ObjectCopy | None]:
         """The object where it lies, if it still is that object."""
         ref = self._find(name)
         copy = None
         if ref is not None:
             try:
-                copy = Copy(Path(ref.source), name, manifest_of(ref), whole=True)
+                copy = ObjectCopy(Path(ref.source), name, manifest_of(ref), whole=True)
             except (OSError, ValueError, StokerError) as error:
                 log.warning("%s cannot be served: %s", name, error)
         yield copy
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         lock = os.open(session.path / "seed.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         while not locks.take(lock):
-            if stopped.wait(_LOOK_S) or _is_over(session) or os.getppid() != options.parent:
+            if stopped.wait(_POLL_S) or _is_over(session) or os.getppid() != options.parent:
                 return 0
         server = _listen(session)
     except (OSError, ValueError, StokerError) as error:
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     untold = _tell_address(session, server.address)
     if untold:
         log.warning("%s: it is tried again until it can be written", untold)
-    while not stopped.wait(_LOOK_S) and not _is_over(session):
+    while not stopped.wait(_POLL_S) and not _is_over(session):
         untold = untold and _tell_address(session, server.address)
     server.close()
     return 0

@@ -16,13 +16,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from stoker.pilot.transfer.copy import Copy
+from stoker.pilot.transfer.copy import ObjectCopy
 
 _LATER_S = 3.0
 """A piece that one peer takes so long to take may go to another as well."""
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
 """How long a reader keeps a piece back that it has given away: so long, and so many times what sending one takes."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 Spares = Callable[[str, int, str], float]
 """Takes an object's name, a piece's index, and the address of the host that asks for it; answers with seconds."""
 _REMEMBERED = 256
@@ -39,7 +39,7 @@ class Sending:
         self._lock = threading.Lock()
         self._objects: dict[str, _Object] = {}
 
-    def begin(self, copy: Copy, index: int, *, host: str = "") -> bool:
+    def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
         """Whether this piece may be sent to one more peer now; if so it counts as being sent."""
         now = time.monotonic()
         with self._lock:
@@ -52,7 +52,7 @@ class Sending:
             sent.since, sent.before, sent.asked_at = now, True, None
             return True
 
-    def end(self, copy: Copy, index: int) -> None:
+    def end(self, copy: ObjectCopy, index: int) -> None:
         """It has been sent, or not, as far as it could be."""
         now = time.monotonic()
         with self._lock:
@@ -65,7 +65,7 @@ class Sending:
             if len(self._objects) > _REMEMBERED:
                 self._objects = {name: one for name, one in self._objects.items() if one.under_way}
 
-    def free_in(self, copy: Copy, index: int, *, host: str = "") -> float:
+    def free_in(self, copy: ObjectCopy, index: int, *, host: str = "") -> float:
         """Seconds until this piece may be sent to one more peer, as far as that can be told."""
         now = time.monotonic()
         with self._lock:
@@ -86,7 +86,7 @@ class _Object:
         self.under_way = 0
         self.took_s = 0.0
 
-    def free_at(self, copy: Copy, sent: _Sent, now: float, *, spared_s: float) -> float:
+    def free_at(self, copy: ObjectCopy, sent: _Sent, now: float, *, spared_s: float) -> float:
         """When this piece may be sent to one more peer."""
         if sent.since is not None:
             return sent.since + _LATER_S
@@ -96,7 +96,7 @@ class _Object:
             return now  # there is nothing better to send
         sent.asked_at = sent.asked_at or now
         due = sent.asked_at + (spared_s or _PATIENCE_S) + _PATIENCE * self.took_s
-        return now if due <= now else min(due, now + _LOOK_S)  # there may be nothing better to send soon
+        return now if due <= now else min(due, now + _POLL_S)  # there may be nothing better to send soon
 
 
 class _Sent:

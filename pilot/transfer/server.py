@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from stoker.addresses import join_address
 from stoker.contexts.manifest import Piece, piece_bytes
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.copy import Copy
+from stoker.pilot.transfer.copy import ObjectCopy
 from stoker.pilot.transfer.sending import Sending, Spares
 from stoker.seldom import SeldomLog
 from stoker.unproven_places import UnprovenPlaces
@@ -27,17 +27,17 @@ log = logging.getLogger("stoker.transfer")
 MOST = 4
 """Peers that get bytes at one time."""
 WAIT_S = 0.5
-"""So long a peer's question for news stays unanswered at most: it must hear from us before its patience ends."""
+"""So long a peer's question for more stays unanswered at most: it must hear from us before its patience ends."""
 
 _UNPROVEN = 32
 """Connections that may wait to prove the session's key: a thread each."""
-_NEWS = 4000
+_TOLD_AT_ONCE = 4000
 
 
-class Shelf(Protocol):
+class ServedObjects(Protocol):
     """Where a server finds what it serves."""
 
-    def lend(self, name: str) -> AbstractContextManager[Copy | None]:
+    def lend(self, name: str) -> AbstractContextManager[ObjectCopy | None]:
         """The object's copy, which stays where it is until it is given back; None if it is not here (yet)."""
 
     def expects(self, name: str) -> bool:
@@ -54,18 +54,18 @@ class ObjectServer:
 
     def __init__(
         self,
-        shelf: Shelf,
+        served: ServedObjects,
         *,
         key: bytes,
         host: str = "",
         ports: tuple[int, int] = (0, 0),
         listener: socket.socket | None = None,
         most: int = MOST,
-        limits: wire.Limits = wire.LIMITS,
+        limits: wire.WireLimits = wire.LIMITS,
         more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
         spares: Spares = lambda _name, _index, _host: 0.0,
     ) -> None:
-        self._shelf = shelf
+        self._served = served
         self._key = key
         self._limits = limits
         self._more = dict(more or {})
@@ -180,12 +180,12 @@ class ObjectServer:
                 return channel.receive()
             until = time.monotonic() + WAIT_S
             while True:
-                with self._shelf.lend(name) as copy:
+                with self._served.lend(name) as copy:
                     if copy is not None:
                         lending = _Lending(self, channel, copy, host=host)
                         return lending.serve(wants_manifest=bool(request.get("manifest")))
-                if not self._shelf.expects(name) or time.monotonic() > until:
-                    channel.send({"error": "soon" if self._shelf.expects(name) else "absent"})
+                if not self._served.expects(name) or time.monotonic() > until:
+                    channel.send({"error": "soon" if self._served.expects(name) else "absent"})
                     return channel.receive()
                 time.sleep(0.05)
 
@@ -214,7 +214,7 @@ class ObjectServer:
 class _Lending:
     """One object served on one connection."""
 
-    def __init__(self, server: ObjectServer, channel: wire.Channel, copy: Copy, *, host: str) -> None:
+    def __init__(self, server: ObjectServer, channel: wire.Channel, copy: ObjectCopy, *, host: str) -> None:
         self._server, self._channel, self._copy, self._host = server, channel, copy, host
         self._told = 0
         self._later: set[int] = set()
@@ -228,7 +228,7 @@ class _Lending:
             what, index = request.get("op"), request.get("index")
             if what == "wait":
                 self._wait()
-                channel.send({"have": self._news()})
+                channel.send({"have": self._pieces_to_tell()})
             elif what == "piece" and type(index) is int and 0 <= index < len(copy.pieces):
                 self._piece(index)
             else:
@@ -265,15 +265,15 @@ class _Lending:
                     return
                 copy.changed.wait(min(soonest, until - now))
 
-    def _news(self) -> list[int]:
+    def _pieces_to_tell(self) -> list[int]:
         """Pieces that this peer was not told of, and one that it was told to ask for later."""
-        news = list(self._copy.arrivals[self._told : self._told + _NEWS])
-        self._told += len(news)
+        told = list(self._copy.arrivals[self._told : self._told + _TOLD_AT_ONCE])
+        self._told += len(told)
         for index in self._later:
             if self._free_in(index) <= 0:
                 self._later.discard(index)
-                return [*news, index]
-        return news
+                return [*told, index]
+        return told
 
     def _free_in(self, index: int) -> float:
         return self._server.sending.free_in(self._copy, index, host=self._host)
@@ -281,13 +281,13 @@ class _Lending:
     def _piece(self, index: int) -> None:
         copy, channel, sending = self._copy, self._channel, self._server.sending
         if not copy.has(index):
-            channel.send({"error": "absent", "index": index, "have": self._news()})
+            channel.send({"error": "absent", "index": index, "have": self._pieces_to_tell()})
         elif not sending.begin(copy, index, host=self._host):
             self._later.add(index)
-            channel.send({"error": "later", "index": index, "have": self._news()})
+            channel.send({"error": "later", "index": index, "have": self._pieces_to_tell()})
         else:
             try:
-                channel.send_header({"index": index, "have": self._news()}, piece_bytes(copy.pieces[index]))
+                channel.send_header({"index": index, "have": self._pieces_to_tell()}, piece_bytes(copy.pieces[index]))
                 self._send_piece(copy.pieces[index])
             finally:
                 sending.end(copy, index)

@@ -13,8 +13,8 @@ from typing import Any
 from stoker.contexts.manifest import MOST_BYTES, PART_BYTES, piece_bytes
 from stoker.errors import StokerError
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import Board, Source, WrongBytesError
-from stoker.pilot.transfer.copy import Copy
+from stoker.pilot.transfer.board import Board, ObjectSource, WrongBytesError
+from stoker.pilot.transfer.copy import ObjectCopy
 
 DEPTH = 2
 """Pieces that a peer is asked for at one time where they come quickly: one is on its way while another is checked."""
@@ -30,11 +30,11 @@ _IDLE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class SourceAccess:
     """What a worker needs to read its source: the transfer key, patience, and who makes manifests of paths."""
 
     key: bytes
-    limits: wire.Limits = wire.LIMITS
+    limits: wire.WireLimits = wire.LIMITS
     manifest_at: Callable[[str], bytes] | None = None
 
 
@@ -43,7 +43,12 @@ class SourceReader:
     is there), and whether it served wrong bytes."""
 
     def __init__(
-        self, source: Source, board: Board, *, means: Means, ended: Callable[[SourceReader, str, bool], None]
+        self,
+        source: ObjectSource,
+        board: Board,
+        *,
+        means: SourceAccess,
+        ended: Callable[[SourceReader, str, bool], None],
     ) -> None:
         self.source = source
         self._board = board
@@ -112,7 +117,7 @@ class SourceReader:
                 self._channel = None
             channel.close()
 
-    def _open(self, channel: wire.Channel) -> Copy | None:
+    def _open(self, channel: wire.Channel) -> ObjectCopy | None:
         """Ask for the object until it is there, and for the manifest where nobody has told it yet."""
         board, busy_until = self._board, time.monotonic() + _BUSY_S
         while not self._done:
@@ -129,7 +134,7 @@ class SourceReader:
                 raise wire.PeerError("it does not have the object")
         return None
 
-    def _opened(self, channel: wire.Channel, header: dict[str, Any]) -> Copy:
+    def _opened(self, channel: wire.Channel, header: dict[str, Any]) -> ObjectCopy:
         manifest = _body(channel, header, "manifest", most=MOST_BYTES)
         bits = _body(channel, header, "have", most=MOST_BYTES)
         data = _body(channel, header, "data", most=PART_BYTES)
@@ -145,7 +150,7 @@ class SourceReader:
             self._arrived(0, data)
         return copy
 
-    def _converse(self, channel: wire.Channel, copy: Copy) -> None:
+    def _converse(self, channel: wire.Channel, copy: ObjectCopy) -> None:
         board, asked, depth = self._board, deque[int](), DEPTH if self.source.origin else 1
         buffer = memoryview(bytearray(PART_BYTES))
         while not self._done:
@@ -162,7 +167,7 @@ class SourceReader:
                 _body(channel, header, "", most=0)
                 board.hear(self.source, _indices(header, len(copy.pieces)))
 
-    def _answer(self, channel: wire.Channel, copy: Copy, index: int, buffer: memoryview) -> None:
+    def _answer(self, channel: wire.Channel, copy: ObjectCopy, index: int, buffer: memoryview) -> None:
         """The answer to a request for a piece."""
         header = channel.receive()
         size = piece_bytes(copy.pieces[index])
@@ -190,7 +195,7 @@ class SourceReader:
             if not board.told and make is None:
                 raise wire.PeerError("what it is made of is not known")
             copy = board.establish(board.told or (make(self.source.path) if make else b""))
-        original = Copy(Path(self.source.path), board.name, copy.data, whole=True)
+        original = ObjectCopy(Path(self.source.path), board.name, copy.data, whole=True)
         board.join(self.source, range(len(copy.pieces)))
         buffer = memoryview(bytearray(PART_BYTES))
         while not self._done:

@@ -51,7 +51,7 @@ class PeerError(StokerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WireLimits:
     """How long a peer is waited for, in seconds, and how much of a header is read."""
 
     connect_s: float = 5.0
@@ -61,13 +61,13 @@ class Limits:
     header_bytes: int = 1 << 16
 
 
-LIMITS = Limits()
+LIMITS = WireLimits()
 
 
 class Channel:
     """One connection whose other end has proven that it knows the key. One thread at a time."""
 
-    def __init__(self, sock: socket.socket, *, send_key: bytes, receive_key: bytes, limits: Limits) -> None:
+    def __init__(self, sock: socket.socket, *, send_key: bytes, receive_key: bytes, limits: WireLimits) -> None:
         self._socket = sock
         self._keys = send_key, receive_key
         self._counts = [0, 0]
@@ -162,7 +162,7 @@ class Channel:
         return hmac.digest(self._keys[direction], count.to_bytes(8, "big") + data, "sha256")[:_MAC_BYTES]
 
 
-def connect(address: str, *, key: bytes, limits: Limits = LIMITS) -> Channel:
+def connect(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
     """Connect to `host:port`, prove the key and have it proven. Raises PeerError."""
     try:
         sock = socket.create_connection(split_address(address), timeout=limits.connect_s)
@@ -183,7 +183,7 @@ def connect(address: str, *, key: bytes, limits: Limits = LIMITS) -> Channel:
         raise PeerError(f"{address}: {_why(error)}") from error
 
 
-def accept(sock: socket.socket, *, key: bytes, limits: Limits = LIMITS) -> Channel:
+def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
     """The server's side of `connect`, on a connection that has just come. Raises PeerError, and hangs up then."""
     try:
         _prepare(sock, limits)
@@ -209,7 +209,7 @@ def route_to(host: str) -> str:
 # ---- inside
 
 
-def _prepare(sock: socket.socket, limits: Limits) -> None:
+def _prepare(sock: socket.socket, limits: WireLimits) -> None:
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _set_timeout(sock, limits.handshake_s)
@@ -241,7 +241,7 @@ def _proof(key: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
 
 
 def _channel(
-    sock: socket.socket, key: bytes, *, nonces: tuple[bytes, bytes], limits: Limits, is_client: bool
+    sock: socket.socket, key: bytes, *, nonces: tuple[bytes, bytes], limits: WireLimits, is_client: bool
 ) -> Channel:
     asks, answers = _proof(key, b"asks", *nonces), _proof(key, b"answers", *nonces)
     if is_client:

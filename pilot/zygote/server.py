@@ -76,7 +76,7 @@ class ZygoteServer:
             poller.poll(1000.0 if self._trackers else None)
             self._drain_wake()
             self._reap()
-            self._look_at_trackers()
+            self._kill_late_trackers()
             self._receive()
         self._clean()
 
@@ -206,7 +206,7 @@ class ZygoteServer:
                 )
             )
 
-    def _look_at_trackers(self) -> None:
+    def _kill_late_trackers(self) -> None:
         if not self._trackers:
             return
         here = set(processes.trackers())  # the number of one that was reaped may be another process's by now

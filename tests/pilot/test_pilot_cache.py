@@ -21,7 +21,7 @@ from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Awareness, ObjectRef
 from stoker.manager.protocol.calls import FailureKind
 from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, disk, store
-from stoker.pilot.transfer.board import Source
+from stoker.pilot.transfer.board import ObjectSource
 
 
 def _file(folder: Path, name: str, size: int) -> ObjectRef:
@@ -37,7 +37,7 @@ def have(cache: ObjectCache, ref: ObjectRef) -> Pin:
     if here is not None:
         return here
     bringing = Bringing(cache, ref)
-    bringing.offer([Source(path=ref.source, origin=True)])
+    bringing.offer([ObjectSource(path=ref.source, origin=True)])
     return bringing.run(alone_s=0.0)[0]
 
 
@@ -49,11 +49,11 @@ from pathlib import Path
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol.calls import FailureKind
 from stoker.pilot.cache import Bringing, CacheError, ObjectCache
-from stoker.pilot.transfer.board import Source
+from stoker.pilot.transfer.board import ObjectSource
 def begin(bound):
     ref = ObjectRef(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     bringing = Bringing(ObjectCache(Path(sys.argv[1]), bound_bytes=bound), ref)
-    bringing.offer([Source(path=ref.source, origin=True)])
+    bringing.offer([ObjectSource(path=ref.source, origin=True)])
     return bringing
 """
     return [sys.executable, "-c", head + code, str(folder / "cache"), ref.name, str(ref.size_bytes), ref.source]
@@ -214,6 +214,23 @@ def test_a_copy_that_was_not_on_the_disk_before_a_crash_is_brought_again(
     assert cache.find(linked.name) is not None, "its content was there before"
     have(cache, copied).release()
     assert set(cache.sizes()) == {copied.name, linked.name}
+
+
+def test_an_entry_is_read_once_however_often_the_cache_is_listed(
+    cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each load lists the cache: with a hundred objects in it that took longer than the load."""
+    for number in range(3):
+        have(cache, _file(tmp_path, f"f{number}", 100)).release()
+    sizes, read, read_again = cache.sizes(), cache._read, []
+    monkeypatch.setattr(cache, "_read", lambda entry: read_again.append(entry.name) or read(entry))
+    assert cache.sizes() == sizes
+    cache.make_room(_file(tmp_path, "more", 100))
+    assert read_again == []
+    other = ObjectCache(cache.folder, bound_bytes=cache.bound_bytes)
+    have(other, _file(tmp_path, "from elsewhere", 100)).release()
+    assert set(cache.sizes()) == set(other.sizes())
+    assert len(read_again) == 1, "another pilot has brought one"
 
 
 def test_what_cannot_fit_evicts_nothing(cache: ObjectCache, tmp_path: Path) -> None:

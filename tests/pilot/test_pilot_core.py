@@ -11,9 +11,9 @@ from stoker.contexts.recipe import BARE, Recipe
 from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.core import commands, holding, lifecycle
-from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room, plain_name
+from stoker.pilot.core.cache import CachedObject, Shortage, file_name, make_room, plain_name
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import Before, FromManager, HelloDue, Prepared
+from stoker.pilot.core.events import FromManager, HelloDue, LibraryPrepared, UnacknowledgedFacts
 from stoker.pilot.core.ledger import Ledger
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import PilotFacts, PilotLibrary
@@ -81,14 +81,14 @@ class LedgerMachine(RuleBasedStateMachine):
 TestLedger = LedgerMachine.TestCase
 
 entries = st.lists(
-    st.builds(Entry, st.text("abc", min_size=1), st.integers(0, 50), st.floats(0, 9), st.booleans()),
+    st.builds(CachedObject, st.text("abc", min_size=1), st.integers(0, 50), st.floats(0, 9), st.booleans()),
     unique_by=lambda entry: entry.name,
 )
 
 
 @given(entries, st.integers(0, 120), st.integers(0, 120))
 def test_room_is_made_from_the_least_recently_used_and_never_from_pins(
-    here: list[Entry], size: int, bound: int
+    here: list[CachedObject], size: int, bound: int
 ) -> None:
     plan = make_room(here, size_bytes=size, bound_bytes=bound)
     movable = sorted((e for e in here if not e.pinned), key=lambda e: (e.used_at, e.name))
@@ -260,7 +260,7 @@ def test_an_event_that_a_command_leads_to_is_handled_after_the_other_commands() 
     def carry_out(command: commands.Command) -> None:
         done.append(command)
         if isinstance(command, commands.Prepare):
-            assert queue.handle(Prepared(command.ordered.library)) == 0
+            assert queue.handle(LibraryPrepared(command.ordered.library)) == 0
         if isinstance(command, commands.StartProcess | commands.KillProcess):
             done.append(f"after {type(command).__name__}")
 
@@ -278,8 +278,8 @@ def test_an_event_queue_goes_on_after_a_command_that_could_not_be_carried_out() 
 
     queue = EventQueue(core, fail, clock=lambda: 1.0)
     with pytest.raises(OSError, match="disk is full"):
-        queue.handle(HelloDue(Before(), 0, ()))
-    assert queue.handle(Prepared(1)) == 1
+        queue.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
+    assert queue.handle(LibraryPrepared(1)) == 1
 
 
 def test_a_later_timer_of_the_same_key_replaces_the_earlier() -> None:

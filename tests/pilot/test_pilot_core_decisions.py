@@ -16,27 +16,27 @@ from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.core import commands, limits, presence
 from stoker.pilot.core.events import (
     ArgumentsBrought,
-    Before,
     CacheListed,
     Farewell,
+    FetchFailure,
     HelloDue,
-    Lack,
     LibraryGarbled,
     LibraryHungUp,
+    LibraryPrepared,
     ManagerAway,
     ObjectArrived,
     ObjectLost,
     Pinned,
-    Prepared,
     Probed,
     Signalled,
     SourceFailed,
     Tick,
     TimerFired,
+    UnacknowledgedFacts,
     Unfit,
     WalltimeKnown,
 )
-from stoker.pilot.core.health import Answer
+from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.core.stages import NEXT, Stage
 
 WEIGHTS = ObjectRef("weights", GIB, "/models/weights")
@@ -53,10 +53,10 @@ def pilot() -> CoreShell:
 
 def test_a_library_goes_from_its_order_to_its_end(pilot: CoreShell) -> None:
     pilot.start(recipe=MODEL)
-    assert pilot.take(told.LibraryNews).phase is told.LibraryPhase.FETCHING
+    assert pilot.take(told.LibraryUpdate).phase is told.LibraryPhase.FETCHING
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
     pilot.hear(order.FetchObject(WEIGHTS, origin=True))
-    assert pilot.take(commands.Fetch).order.origin
+    assert pilot.take(commands.StartFetch).order.origin
     pilot.wait(3).cache.add("weights")
     pilot.give(ObjectArrived("weights", GIB, origin_bytes=GIB, seconds=3.0))
     assert pilot.take(told.ObjectsHere).arrivals[0].origin_bytes == GIB
@@ -107,7 +107,7 @@ def test_what_no_device_can_hold_is_refused_at_once(pilot: CoreShell) -> None:
 def test_a_library_starts_when_the_one_in_whose_place_it_comes_is_gone(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).forget()
     pilot.start(2, device_memory_bytes=5 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
-    assert (pilot.library(2).stage, pilot.take(told.LibraryNews).phase) == (Stage.WAITING, told.LibraryPhase.WAITING)
+    assert (pilot.library(2).stage, pilot.take(told.LibraryUpdate).phase) == (Stage.WAITING, told.LibraryPhase.WAITING)
     assert not pilot.all(commands.StartProcess)
     pilot.die(1)
     assert pilot.take(commands.StartProcess).ordered.library == 2
@@ -217,15 +217,15 @@ def test_a_growth_that_nothing_makes_room_for_is_refused_and_one_that_another_re
 def test_an_object_whose_source_is_named_unasked_is_not_asked_for(pilot: CoreShell) -> None:
     pilot.start(recipe=MODEL, planned=("weights",))
     assert not pilot.all(told.WantObjects)
-    pilot.hear(order.FetchObject(WEIGHTS, peers=(order.Peer(PilotId("p2"), "h:1"),)))
-    assert pilot.take(commands.Fetch).order.peers[0].pilot == "p2"
+    pilot.hear(order.FetchObject(WEIGHTS, peers=(order.ServingPeer(PilotId("p2"), "h:1"),)))
+    assert pilot.take(commands.StartFetch).order.peers[0].pilot == "p2"
 
 
 def test_an_object_that_is_here_is_not_fetched_though_its_transfer_was_planned(pilot: CoreShell) -> None:
     pilot.cache.add("weights")
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS, origin=True))
     assert {each.name for here in pilot.all(told.ObjectsHere) for each in here.arrivals} == {"weights"}
-    assert not pilot.all(commands.Fetch)
+    assert not pilot.all(commands.StartFetch)
     assert not pilot.all(told.ObjectsGone)
     assert pilot.take(commands.StartProcess)
 
@@ -235,33 +235,33 @@ def test_a_library_that_cannot_start_gives_up_what_was_planned_for_it(pilot: Cor
     pilot.start(recipe=greedy, planned=("weights",))
     assert pilot.take(told.ObjectsGone).names == ("weights",)
     pilot.hear(order.FetchObject(WEIGHTS, origin=True))
-    assert not pilot.all(commands.Fetch)
+    assert not pilot.all(commands.StartFetch)
 
 
 def test_nothing_is_fetched_before_the_cache_was_looked_at(pilot: CoreShell) -> None:
     pilot.is_slow = True
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS, origin=True))
-    pilot.give(Prepared(LibraryId(1), free_disk_bytes=GIB))
-    assert not pilot.all(commands.Fetch)
+    pilot.give(LibraryPrepared(LibraryId(1), free_disk_bytes=GIB))
+    assert not pilot.all(commands.StartFetch)
     pilot.give(Pinned(LibraryId(1), {}))
-    assert pilot.take(commands.Fetch).order.origin
+    assert pilot.take(commands.StartFetch).order.origin
     assert not pilot.all(told.WantObjects)
 
 
 def test_an_object_that_could_be_had_nowhere_when_it_was_planned_is_asked_for(pilot: CoreShell) -> None:
     pilot.is_slow = True
     pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS))
-    pilot.give(Prepared(LibraryId(1), free_disk_bytes=GIB)).give(Pinned(LibraryId(1), {}))
+    pilot.give(LibraryPrepared(LibraryId(1), free_disk_bytes=GIB)).give(Pinned(LibraryId(1), {}))
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
     pilot.hear(order.FetchObject(WEIGHTS))
     assert pilot.take(told.LibraryGone).failure is not None
 
 
 def test_objects_that_will_not_come_end_the_load_and_say_what_is_in_the_way(pilot: CoreShell) -> None:
-    pilot.start(recipe=MODEL).hear(order.FetchObject(WEIGHTS, peers=(order.Peer(PilotId("p2"), "h:1"),)))
+    pilot.start(recipe=MODEL).hear(order.FetchObject(WEIGHTS, peers=(order.ServingPeer(PilotId("p2"), "h:1"),)))
     pilot.give(SourceFailed("weights", "it hung", PilotId("p2")))
     assert pilot.take(told.FetchFailed).peers == ("p2",)
-    lack = Lack("it does not fit", is_pilots_fault=True, in_use_bytes={LibraryId(1): 5})
+    lack = FetchFailure("it does not fit", is_pilots_fault=True, in_use_bytes={LibraryId(1): 5})
     pilot.give(ObjectLost("weights", lack))
     gone = pilot.take(told.LibraryGone)
     assert gone.failure is not None
@@ -353,7 +353,7 @@ def test_a_call_that_was_evicted_and_comes_again_is_not_cancelled_any_more(pilot
     """A gang that loses a member begins again at once, partly in the libraries where it was."""
     pilot.ready().run(1)
     pilot.hear(order.CancelCalls(LibraryId(1), (1,), running=True, grace_s=10.0))  # type: ignore[arg-type]
-    pilot.say(1, to_agent.Evicted(CallProgress(1))).run(1).forget()  # type: ignore[arg-type]
+    pilot.say(1, to_agent.RunEvicted(CallProgress(1))).run(1).forget()  # type: ignore[arg-type]
     pilot.wait(11).observe(c1=11.0)
     assert not pilot.all(commands.KillProcess)
 
@@ -436,7 +436,7 @@ def test_nothing_is_blamed_for_what_the_pilot_lacks(pilot: CoreShell) -> None:
 def test_a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: CoreShell) -> None:
     pilot.ready(1).ready(2).run(1, 2).run(3, library=2).end(1)
     pilot.die(2, signal=9, running=(3,)).forget()
-    before = Before(left={1: [1]}, gone={2: [3]}, ready={1})
+    before = UnacknowledgedFacts(left={1: [1]}, gone={2: [3]}, ready={1})
     pilot.give(HelloDue(before, 4, ("weights",)))
     hello = pilot.take(commands.Greet).hello
     assert [(one.library, one.ready, one.calls) for one in hello.libraries] == [(1, False, (1, 2)), (2, True, (3,))]
@@ -445,7 +445,7 @@ def test_a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: Core
 
 def test_orders_of_before_the_last_hello_was_read_are_not_carried_out(pilot: CoreShell) -> None:
     pilot.ready().forget()
-    pilot.give(HelloDue(Before(), 0, ())).run(1).start(2)
+    pilot.give(HelloDue(UnacknowledgedFacts(), 0, ())).run(1).start(2)
     assert not pilot.all(told.CallsReturned)
     assert 2 not in pilot.core.state.libraries
     pilot.hear(order.PilotWelcome("s", 5.0, 60.0, hello=1)).run(1)
@@ -521,11 +521,11 @@ def test_a_device_is_faulty_after_two_bad_probes_and_is_not_probed_while_it_is_u
     pilot = CoreShell(probed=frozenset({DeviceId("gpu:0"), DeviceId("gpu:1")})).join()
     pilot.start(device="gpu:1").forget().give(Tick())
     assert pilot.take(commands.Probe).device == "gpu:0"
-    pilot.give(Probed(DeviceId("gpu:0"), Answer.WRONG, "wrong product"))
+    pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.WRONG, "wrong product"))
     assert not pilot.all(told.DeviceFault)
     pilot.wait(3).give(Tick())
     assert pilot.take(commands.Probe).device == "gpu:0"
-    pilot.give(Probed(DeviceId("gpu:0"), Answer.WRONG, "wrong product"))
+    pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.WRONG, "wrong product"))
     assert "wrong product, twice" in pilot.take(told.DeviceFault).reason
 
 
@@ -539,7 +539,7 @@ def test_large_arguments_come_first_where_the_session_is_not_seen() -> None:
     assert pilot.take(told.CallsReturned).calls == (3,)
     pilot.give(
         ArgumentsBrought(
-            LibraryId(1), brought.ticket, {1: "/cache/a", 3: "/cache/a"}, {2: Lack("no seed")}  # type: ignore[dict-item]
+            LibraryId(1), brought.ticket, {1: "/cache/a", 3: "/cache/a"}, {2: FetchFailure("no seed")}  # type: ignore[dict-item]
         )
     )  # fmt: skip
     run = pilot.take(to_library.Run)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.pilot.core.health import Answer
+from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.devices.cuda import DeviceError, Gpu, NoDriverError
 from stoker.pilot.devices.probe import SIZE, examine
 
@@ -76,7 +76,7 @@ class Driver:
 
 def test_a_product_through_the_driver() -> None:
     driver = Driver()
-    assert examine(Gpu(driver), name="cuda:0") == (Answer.SOUND, "")
+    assert examine(Gpu(driver), name="cuda:0") == (ProbeVerdict.SOUND, "")
     assert len(driver.memory[4096]) >= 3 * 4 * SIZE * SIZE  # more than the matrices was asked for
     assert driver.calls.index("cuModuleLoadData") < driver.calls.index("cuModuleGetFunction")
     assert driver.calls[-1] == "cuCtxSynchronize"
@@ -93,7 +93,7 @@ def test_a_product_through_the_driver() -> None:
     ],
 )
 def test_the_drivers_own_words(driver: Driver, said: str) -> None:
-    assert examine(Gpu(driver), name="cuda:0") == (Answer.FAILED, said)
+    assert examine(Gpu(driver), name="cuda:0") == (ProbeVerdict.FAILED, said)
 
 
 def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:

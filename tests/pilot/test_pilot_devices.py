@@ -18,8 +18,9 @@ from driver.machine import Machine
 from stoker.errors import ConfigError
 from stoker.manager.cli import machine as machine_of_doctor
 from stoker.pilot import devices
-from stoker.pilot.devices import cpu, find_devices, gpu, memory, visible
+from stoker.pilot.devices import cpu, find_devices, gpu, granted, memory, visible
 from stoker.pilot.devices import nvml as names
+from stoker.site import ProviderKind
 
 Driver = Callable[..., tuple[Any, Machine]]
 
@@ -68,7 +69,7 @@ def test_every_name_of_nvml_that_is_used_exists_in_the_real_module() -> None:
     assert [name for name in sorted(used) if not hasattr(real, name)] == []
 
 
-def _found(found: gpu.Found) -> list[str]:
+def _found(found: gpu.GrantedGpus) -> list[str]:
     return [device.uuid for device in found.devices]
 
 
@@ -336,3 +337,11 @@ def test_gpus_that_are_asked_for_and_not_granted(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigError, match="no GPU was granted"):
         find_devices("gpu")
     assert find_devices("auto").offered[0].facts.kind == "cpu"
+
+
+@pytest.mark.parametrize("kind", list(ProviderKind))
+def test_a_pilot_knows_the_jobs_of_every_batch_system(kind: ProviderKind) -> None:
+    """A pilot that does not know that it is a job takes every GPU of its node, those of other jobs too."""
+    systems = set(granted.JOB_VARIABLES.values())
+    seen_whole = {ProviderKind.LOCAL, ProviderKind.KUBERNETES}  # a container sees the GPUs of its own pod alone
+    assert (kind.title in systems) == (kind not in seen_whole)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.pilot.core.health import Answer, DeviceHealth
+from stoker.pilot.core.health import DeviceHealth, ProbeVerdict
 
-SOUND, UNKNOWN, FAILED, WRONG = Answer.SOUND, Answer.UNKNOWN, Answer.FAILED, Answer.WRONG
+SOUND, UNKNOWN, FAILED, WRONG = ProbeVerdict.SOUND, ProbeVerdict.UNKNOWN, ProbeVerdict.FAILED, ProbeVerdict.WRONG
 
 
-def after(*answers: Answer) -> DeviceHealth:
+def after(*answers: ProbeVerdict) -> DeviceHealth:
     health = DeviceHealth()
     for number, answer in enumerate(answers):
         before = health.fault
@@ -36,7 +36,7 @@ def after(*answers: Answer) -> DeviceHealth:
         ([WRONG, WRONG, SOUND, SOUND, SOUND], "answer 1, twice"),
     ],
 )
-def test_the_fault_after_these_answers(answers: list[Answer], fault: str) -> None:
+def test_the_fault_after_these_answers(answers: list[ProbeVerdict], fault: str) -> None:
     assert after(*answers).fault == fault
 
 
@@ -51,7 +51,7 @@ def test_the_fault_after_these_answers(answers: list[Answer], fault: str) -> Non
         ([FAILED, SOUND], True, False),
     ],
 )
-def test_when_there_is_something_to_go_by(answers: list[Answer], known: bool, suspected: bool) -> None:
+def test_when_there_is_something_to_go_by(answers: list[ProbeVerdict], known: bool, suspected: bool) -> None:
     health = after(*answers)
     assert (health.known, health.suspected) == (known, suspected)
 

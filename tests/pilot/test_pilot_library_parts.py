@@ -229,8 +229,27 @@ def test_memory_is_measured_exactly_before_anybody_is_accused() -> None:
     mine = usage.resident_bytes(os.getpid())
     assert mine > 10_000_000
     assert 0 < usage.proportional_bytes(os.getpid()) <= mine
-    assert usage.over_limit(os.getpid(), mine * 10) == 0
-    assert usage.over_limit(os.getpid(), 1_000_000) > 1_000_000
+    assert usage.MemoryLimit().excess(os.getpid(), mine * 10, now=0.0) == 0
+    assert usage.MemoryLimit().excess(os.getpid(), 1_000_000, now=0.0) > 1_000_000
+
+
+def test_exact_memory_is_measured_again_when_it_may_have_passed_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident, exact, asked = 150, 50, []
+    monkeypatch.setattr(usage, "resident_bytes", lambda pid: resident)
+    monkeypatch.setattr(usage, "proportional_bytes", lambda pid: asked.append(pid) or exact)
+    memory = usage.MemoryLimit()
+    assert memory.excess(7, 100, now=0.0) == 0
+    resident = 200  # 100 bytes at most
+    assert memory.excess(7, 100, now=0.25) == 0
+    assert asked == [7]
+    resident, exact = 201, 101
+    assert memory.excess(7, 100, now=0.5) == 101
+    assert asked == [7, 7]
+    exact = 60
+    assert memory.excess(7, 100, now=0.75) == 0, "it was over: it is measured every time"
+    exact = 130  # whoever shared its pages has ended
+    assert memory.excess(7, 100, now=1.0) == 0
+    assert memory.excess(7, 100, now=0.75 + memory.AGAIN_S) == 130
 
 
 PRINTS = """

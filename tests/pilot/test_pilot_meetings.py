@@ -11,7 +11,7 @@ from stoker.errors import GangBroken
 from stoker.manager.protocol.calls import GangPlace
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_agent import Listens
-from stoker.pilot.library.meetings import Meetings
+from stoker.pilot.library.meetings import GangMeetings
 
 CALL = CallId(7)
 
@@ -22,11 +22,11 @@ def said() -> list[Listens]:
 
 
 @pytest.fixture
-def meetings(said: list[Listens]) -> Meetings:
-    return Meetings(host="127.0.0.1", say=said.append)
+def meetings(said: list[Listens]) -> GangMeetings:
+    return GangMeetings(host="127.0.0.1", say=said.append)
 
 
-def test_rank_0_listens_before_it_says_so(meetings: Meetings, said: list[Listens]) -> None:
+def test_rank_0_listens_before_it_says_so(meetings: GangMeetings, said: list[Listens]) -> None:
     place = meetings.seat(CALL, GangPlace(0, 3), limit_s=1.0)
     assert said == [Listens(CALL, int(place.rendezvous.rpartition(":")[2]))]
     with socket.create_connection(("127.0.0.1", said[0].port)):
@@ -35,26 +35,26 @@ def test_rank_0_listens_before_it_says_so(meetings: Meetings, said: list[Listens
     place.close()
 
 
-def test_an_address_may_come_before_its_rank_asks(meetings: Meetings) -> None:
+def test_an_address_may_come_before_its_rank_asks(meetings: GangMeetings) -> None:
     meetings.told(CALL, "10.0.0.7:29500")
     place = meetings.seat(CALL, GangPlace(2, 3), limit_s=0.0)
     assert (place.rank, place.size, place.rendezvous, place.listener) == (2, 3, "10.0.0.7:29500", None)
 
 
-def test_an_address_that_comes_late_wakes_its_rank(meetings: Meetings) -> None:
+def test_an_address_that_comes_late_wakes_its_rank(meetings: GangMeetings) -> None:
     timer = threading.Timer(0.05, meetings.told, (CALL, "10.0.0.7:29500"))
     timer.start()
     assert meetings.seat(CALL, GangPlace(1, 2), limit_s=30.0).rendezvous == "10.0.0.7:29500"
     timer.join()
 
 
-def test_an_address_of_another_call_is_not_taken(meetings: Meetings) -> None:
+def test_an_address_of_another_call_is_not_taken(meetings: GangMeetings) -> None:
     meetings.told(8, "10.0.0.7:29500")
     with pytest.raises(GangBroken, match=r"rank 1 of 2 was not told within .* where rank 0 is"):
         meetings.seat(CALL, GangPlace(1, 2), limit_s=0.01)
 
 
-def test_a_rank_that_is_called_off_does_not_wait(meetings: Meetings) -> None:
+def test_a_rank_that_is_called_off_does_not_wait(meetings: GangMeetings) -> None:
     meetings.told(CALL, "")
     with pytest.raises(GangBroken, match="rank 1 of 2 was called off"):
         meetings.seat(CALL, GangPlace(1, 2), limit_s=30.0)
@@ -62,19 +62,19 @@ def test_a_rank_that_is_called_off_does_not_wait(meetings: Meetings) -> None:
     assert meetings.seat(CALL, GangPlace(1, 2), limit_s=0.0).rendezvous == "10.0.0.7:29500"
 
 
-def test_what_was_said_of_one_gang_is_nothing_to_the_next(meetings: Meetings) -> None:
+def test_what_was_said_of_one_gang_is_nothing_to_the_next(meetings: GangMeetings) -> None:
     meetings.told(CALL, "10.0.0.7:29500")  # and the rank ended without asking
     meetings.over(CALL)
     with pytest.raises(GangBroken, match="was not told"):
         meetings.seat(CALL, GangPlace(1, 2), limit_s=0.01)
 
 
-def test_a_gang_of_one_meets_nobody(meetings: Meetings, said: list[Listens]) -> None:
+def test_a_gang_of_one_meets_nobody(meetings: GangMeetings, said: list[Listens]) -> None:
     place = meetings.seat(CALL, GangPlace(0, 1), limit_s=0.0)
     assert (place.rendezvous, place.listener, said) == ("", None, [])
 
 
 def test_rank_0_that_cannot_listen_says_where() -> None:
-    elsewhere = Meetings(host="192.0.2.1", say=lambda _: None)  # an address for documentation: nobody's
+    elsewhere = GangMeetings(host="192.0.2.1", say=lambda _: None)  # an address for documentation: nobody's
     with pytest.raises(GangBroken, match=r"rank 0 of 2 cannot listen on 192\.0\.2\.1"):
         elsewhere.seat(CALL, GangPlace(0, 2), limit_s=1.0)

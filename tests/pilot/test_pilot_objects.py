@@ -19,7 +19,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol.calls import CallOptions, CallSpec, FailureKind
 from stoker.manager.protocol.session import KeyPair
 from stoker.manager.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
-from stoker.manager.protocol.to_pilot import Exit, FetchObject, Peer, RunCalls
+from stoker.manager.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import get
 
@@ -34,7 +34,7 @@ class Other:
         self.manager.plans = first.plans
         self.pilot = self.manager.start_pilot()
         self.hello = self.manager.hello()
-        self.peer = Peer(pilot=self.manager.peer.decode(), address=self.hello.peer)  # type: ignore[arg-type]
+        self.peer = ServingPeer(pilot=self.manager.peer.decode(), address=self.hello.peer)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_peer_that_is_not_there_is_named_and_another_serves(keyed: FakeManager
     ref = gone_from_here(big)
     keyed.start(wanting(ref))
     keyed.until(lambda: keyed.wanted)
-    keyed.send(FetchObject(ref, peers=(Peer(pilot="lost", address="127.0.0.1:1"),)))  # type: ignore[arg-type]
+    keyed.send(FetchObject(ref, peers=(ServingPeer(pilot="lost", address="127.0.0.1:1"),)))  # type: ignore[arg-type]
     failed = keyed.wait_for(FetchFailed)
     assert failed.peers == ("lost",)
     assert "cannot be reached" in failed.reason

@@ -13,12 +13,12 @@ from fake_manager import FakeManager, recipe
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts, DeviceFault
 from stoker.pilot.agent import probing
-from stoker.pilot.core.health import Answer
-from stoker.pilot.devices import Device, find_devices, gpu
+from stoker.pilot.core.health import ProbeVerdict
+from stoker.pilot.devices import PilotDevice, find_devices, gpu
 from stoker.pilot.devices.cuda import DeviceError
 from stoker.pilot.devices.probe import SIZE, examine
 
-DEVICE = Device(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
+DEVICE = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 
 
 class Computer:
@@ -48,20 +48,20 @@ def flip(index: int, by: float) -> Any:
 
 
 def test_a_sound_device() -> None:
-    assert examine(Computer(), name="cuda:0") == (Answer.SOUND, "")
+    assert examine(Computer(), name="cuda:0") == (ProbeVerdict.SOUND, "")
 
 
 @pytest.mark.parametrize("index", [0, 777, SIZE * SIZE - 1])
 def test_one_wrong_element_is_seen(index: int) -> None:
     answer, said = examine(Computer(flip(index, 7000.0)), name="cuda:0")
-    assert answer is Answer.WRONG
+    assert answer is ProbeVerdict.WRONG
     assert said.startswith("cuda:0 gave a wrong matrix product (error ")
     assert said.endswith("allowed 1e-3)")
 
 
 def test_no_number_is_wrong() -> None:
     answer, said = examine(Computer(flip(5, float("nan"))), name="cuda:1")
-    assert (answer, said) == (Answer.WRONG, "cuda:1 gave a wrong matrix product (error 1e0, allowed 1e-3)")
+    assert (answer, said) == (ProbeVerdict.WRONG, "cuda:1 gave a wrong matrix product (error 1e0, allowed 1e-3)")
 
 
 def test_a_device_that_refuses() -> None:
@@ -69,23 +69,23 @@ def test_a_device_that_refuses() -> None:
         raise DeviceError("cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory")
 
     answer, said = examine(Computer(refuse), name="cuda:0")
-    assert answer is Answer.FAILED
+    assert answer is ProbeVerdict.FAILED
     assert said == "cuda:0 failed: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory"
 
 
 @pytest.mark.parametrize(
     ("text", "answer", "said"),
     [
-        ("", Answer.SOUND, ""),
-        ("print('cpu:0 gave nonsense'); sys.exit(5)", Answer.WRONG, "cpu:0 gave nonsense"),
-        ("print('none here'); sys.exit(3)", Answer.UNKNOWN, "none here"),
-        ("raise OSError('a driver fault')", Answer.FAILED, "exit code 1: OSError: a driver fault"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", Answer.FAILED, "its probe ended with SIGSEGV"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", Answer.UNKNOWN, "was ended by somebody"),
-        ("time.sleep(100)", Answer.FAILED, "did not end within"),
+        ("", ProbeVerdict.SOUND, ""),
+        ("print('cpu:0 gave nonsense'); sys.exit(5)", ProbeVerdict.WRONG, "cpu:0 gave nonsense"),
+        ("print('none here'); sys.exit(3)", ProbeVerdict.UNKNOWN, "none here"),
+        ("raise OSError('a driver fault')", ProbeVerdict.FAILED, "exit code 1: OSError: a driver fault"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", ProbeVerdict.FAILED, "its probe ended with SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ProbeVerdict.UNKNOWN, "was ended by somebody"),
+        ("time.sleep(100)", ProbeVerdict.FAILED, "did not end within"),
     ],
 )
-def test_how_a_probe_may_end(monkeypatch: pytest.MonkeyPatch, text: str, answer: Answer, said: str) -> None:
+def test_how_a_probe_may_end(monkeypatch: pytest.MonkeyPatch, text: str, answer: ProbeVerdict, said: str) -> None:
     if "sleep" in text:
         monkeypatch.setattr(probing, "_LIMIT_S", 0.3)
     command = (sys.executable, "-c", f"import os, signal, sys, time; {text or 'pass'}")
@@ -96,7 +96,7 @@ def test_how_a_probe_may_end(monkeypatch: pytest.MonkeyPatch, text: str, answer:
 
 def test_a_probe_that_cannot_be_started() -> None:
     answer, said = probing.run(("/no/such/probe",), DEVICE)
-    assert answer is Answer.UNKNOWN
+    assert answer is ProbeVerdict.UNKNOWN
     assert "could not be started" in said
 
 
@@ -156,4 +156,7 @@ def test_a_real_gpu_is_sound() -> None:
     if not found.devices:
         pytest.skip(found.why)
     for device in find_devices("gpu").offered:
-        assert probing.run((sys.executable, "-P", "-m", "stoker.pilot.devices.probe"), device) == (Answer.SOUND, "")
+        assert probing.run((sys.executable, "-P", "-m", "stoker.pilot.devices.probe"), device) == (
+            ProbeVerdict.SOUND,
+            "",
+        )

@@ -251,7 +251,7 @@ for pid in (tracker, second):
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 while len(told) < 2:
     server._reap()
-server._look_at_trackers()
+server._kill_late_trackers()
 print([each.orphans for each in told], server._trackers)
 """
 

@@ -24,7 +24,7 @@ from stoker.manager.protocol.to_manager import CallsReturned
 from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, TakeBack
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function
-from stoker.pilot.library.runner import Work
+from stoker.pilot.library.runner import RunnableCall
 from stoker.pilot.library.side_by_side import SideBySide
 
 
@@ -223,13 +223,13 @@ def test_a_function_is_opened_anew_when_a_module_of_its_is_forgotten(served: Fak
 # ---- who may begin
 
 
-def work(call: int, function: Function, payload: bytes | ObjectRef = b"") -> Work:
+def work(call: int, function: Function, payload: bytes | ObjectRef = b"") -> RunnableCall:
     run = Run(function=FunctionKey(""), calls=[], options=CallOptions())
-    return Work(CallSpec(call=CallId(call), payload=payload), run, function)
+    return RunnableCall(CallSpec(call=CallId(call), payload=payload), run, function)
 
 
-def queue_of(*works: Work) -> FirstCome[Work]:
-    queue = FirstCome[Work]()
+def queue_of(*works: RunnableCall) -> FirstCome[RunnableCall]:
+    queue = FirstCome[RunnableCall]()
     for each in works:
         queue.add(each.spec.call, each)
     return queue

@@ -18,7 +18,7 @@ from stoker.manager.factory.pilot_command import pilot_options
 from stoker.manager.protocol.to_manager import DeviceFault
 from stoker.manager.protocol.to_pilot import StopLibrary
 from stoker.pilot.cache import Bringing, ObjectCache
-from stoker.pilot.transfer.board import Source
+from stoker.pilot.transfer.board import ObjectSource
 
 SIZE = 60_000
 
@@ -86,7 +86,7 @@ def test_what_was_not_used_for_the_age_that_the_site_says_is_gone(manager: FakeM
     cache = ObjectCache(cache_folder(manager), bound_bytes=10**9)
     for ref, age_s in ((week, 7 * 86400), (hour, 3600)):
         bringing = Bringing(cache, ref)
-        bringing.offer([Source(path=ref.source, origin=True)])
+        bringing.offer([ObjectSource(path=ref.source, origin=True)])
         bringing.run()[0].release()
         used_at = time.time() - age_s
         os.utime(cache._entries / ref.name, (used_at, used_at))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.manager.cli.caches import look
+from stoker.manager.cli.caches import inspect_caches
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, snapshot_names
 
@@ -54,10 +54,10 @@ def test_an_object_of_the_cache_and_what_is_being_written_stay(cache: ObjectCach
 def test_caches_clear_removes_them_unless_a_pilot_lives(cache: ObjectCache) -> None:
     place = snapshot(cache, FORM)
     pilot = Scratch(base_folder(), pilot="n1-ab12")
-    look(clear=True)
+    inspect_caches(clear=True)
     assert place.exists()
     pilot.remove()
-    look()
+    inspect_caches()
     assert place.exists(), "only --clear removes what is not old"
-    look(clear=True)
+    inspect_caches(clear=True)
     assert not place.exists()

@@ -18,7 +18,7 @@ from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.session import PYTHON
 from stoker.manager.protocol.to_manager import LibraryGone, PilotLeaving
 from stoker.pilot.agent.parent import Parent
-from stoker.pilot.library.sandbox import Ground
+from stoker.pilot.library.sandbox import ScratchGuard
 
 
 def scratch_of(manager: FakeManager) -> Path:
@@ -137,9 +137,9 @@ def test_a_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -
 def test_a_folder_that_went_before_the_first_call_is_gone_too(tmp_path: Path) -> None:
     """A library says that it is ready before it has looked."""
     folder = tmp_path / "pilot"
-    assert Ground(str(folder)).is_gone
+    assert ScratchGuard(str(folder)).is_gone
     folder.mkdir()
-    ground = Ground(str(folder))
+    ground = ScratchGuard(str(folder))
     assert not ground.is_gone
     folder.rmdir()
     assert ground.is_gone

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_manager import FakeManager, recipe
 
-from stoker.manager.protocol.to_manager import PilotLeaving, WalltimeNews
+from stoker.manager.protocol.to_manager import PilotLeaving, WalltimeUpdate
 from stoker.pilot.agent import walltime
 
 NOW = 1_800_000_000.0
@@ -115,7 +115,7 @@ def test_slurm_corrects_what_the_site_file_says(manager: FakeManager, tmp_path: 
     """The pilot does not wait for squeue, and does not say hello again: that would deny what it was told since."""
     environ = command(tmp_path / "bin", "squeue", f"sleep 1; echo {in_seconds(1800)}")
     manager.start_pilot("--devices", "cpu:1", "--walltime-s", "60000", SLURM_JOB_ID="88", **environ)
-    assert 1000 < manager.wait_for(WalltimeNews).ends_in_s < 1800
+    assert 1000 < manager.wait_for(WalltimeUpdate).ends_in_s < 1800
     [hello] = manager.hellos
     assert hello.ends_in_s > 50_000
     manager.ready(recipe())  # and all is as it was

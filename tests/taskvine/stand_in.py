@@ -8,11 +8,11 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
 from stoker.manager.protocol.to_pilot import FunctionBlob, PilotWelcome, ToPilot
-from stoker.pilot.core.events import Before, FromManager, HelloDue
+from stoker.pilot.core.events import FromManager, HelloDue, UnacknowledgedFacts
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.engine import Finished
-from stoker.pilot.taskvine.pool import ANY_BYTES, Pool
+from stoker.pilot.taskvine.engine import FinishedTicket
+from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
 
 GB = 10**9
 
@@ -21,7 +21,7 @@ class Vine:
     """TaskVine as far as a pool sees it: orders that it was given, none of which ends by itself."""
 
     def __init__(self) -> None:
-        self.orders: list[messages.Order] = []
+        self.orders: list[messages.PoolOrder] = []
         self.forgotten: list[str] = []
 
     def new_ticket(self) -> int:
@@ -33,7 +33,7 @@ class Vine:
     def install(self, setup: messages.Setup, *, cores: int) -> str:
         return setup.recipe.key
 
-    def submit(self, name: str, order: messages.Order, *, large: tuple[ObjectRef, ...]) -> None:
+    def submit(self, name: str, order: messages.PoolOrder, *, large: tuple[ObjectRef, ...]) -> None:
         self.orders.append(order)
 
     def forget(self, name: str) -> None:
@@ -68,11 +68,11 @@ class PoolOfSlots:
         self.vine, self.manager = Vine(), Manager()
         facts = PilotFacts(pilot="pool", session="s", host="h", pid=1, devices=(), cache_bound_bytes=ANY_BYTES)
         setup = messages.Setup(pilot="pool", logs="", objects="", running=str(running))
-        self.pool = Pool(self.vine, self.manager, facts=facts, setup=setup)  # type: ignore[arg-type]  # it stands in for a C library
+        self.pool = VinePool(self.vine, self.manager, facts=facts, setup=setup)  # type: ignore[arg-type]  # it stands in for a C library
         self.pool.have_devices(
             tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "cpu (TaskVine)", GB) for number in range(slots))
         )
-        self.pool.handle(HelloDue(Before(), 0, ()))
+        self.pool.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
         self.hear(PilotWelcome("s", 5.0, 60.0, hello=1))
 
     @property
@@ -83,13 +83,15 @@ class PoolOfSlots:
         """The manager says something."""
         self.pool.handle(FromManager(message))
 
-    def finish(self, order: messages.Order, answer: messages.Answer | None = None, *, result: str = "success") -> None:
+    def finish(
+        self, order: messages.PoolOrder, answer: messages.PoolAnswer | None = None, *, result: str = "success"
+    ) -> None:
         """TaskVine is done with an order."""
         data = messages.encode(answer) if answer is not None else b""
-        self.pool.finished(Finished(order.ticket, result, data))
+        self.pool.finished(FinishedTicket(order.ticket, result, data))
 
-    def loaded(self, load: messages.Order, *, load_s: float = 0.0, resident_bytes: int = 0) -> None:
+    def loaded(self, load: messages.PoolOrder, *, load_s: float = 0.0, resident_bytes: int = 0) -> None:
         """The context that an order without calls was for is loaded."""
         assert load.calls == []
-        held = messages.Held(host="node", pid=1, log="", load_s=load_s, resident_bytes=resident_bytes)
-        self.finish(load, messages.Answer(load.ticket, held))
+        held = messages.LibraryReport(host="node", pid=1, log="", load_s=load_s, resident_bytes=resident_bytes)
+        self.finish(load, messages.PoolAnswer(load.ticket, held))

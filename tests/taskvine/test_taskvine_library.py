@@ -49,19 +49,19 @@ class Process:
         first = 100 * ticket if call is None else call
         calls = [CallSpec(CallId(first + n), payloads.dumps(((x,), {}))) for n, x in enumerate(arguments)]
         name = getattr(function, "__name__", "")
-        order = messages.Order(
+        order = messages.PoolOrder(
             ticket, FunctionKey(name), name, calls if function else [], CallOptions(limit_s=limit_s)
         )  # fmt: skip
         self._say((messages.encode(order), payloads.dumps((function, True), what="function")))
         return ticket
 
-    def take(self) -> messages.Answer:
+    def take(self) -> messages.PoolAnswer:
         """The next answer. The process stands in the order's folder when it gives it."""
         answer, stays = pickle.load(self._process.stdout)
         assert stays
         return messages.decode_answer(answer)
 
-    def ask(self, function: Callable[..., Any] | None, *arguments: Any, limit_s: float = 0.0) -> messages.Answer:
+    def ask(self, function: Callable[..., Any] | None, *arguments: Any, limit_s: float = 0.0) -> messages.PoolAnswer:
         self.send(function, *arguments, limit_s=limit_s)
         return self.take()
 

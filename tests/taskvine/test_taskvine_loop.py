@@ -20,12 +20,12 @@ from stoker.manager.protocol.to_pilot import Exit, HelloAgain
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.engine import Finished, Worker
-from stoker.pilot.taskvine.loop import Loop
-from stoker.pilot.taskvine.plan import Plan
-from stoker.pilot.taskvine.pool import ANY_BYTES, Pool
+from stoker.pilot.taskvine.engine import FinishedTicket, VineWorker
+from stoker.pilot.taskvine.loop import PoolLoop
+from stoker.pilot.taskvine.plan import VinePlan
+from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
 
-HELD = messages.Held(host="node", pid=1, log="")
+HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class WorkingVine(Vine):
@@ -33,22 +33,24 @@ class WorkingVine(Vine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.here = [Worker("node", cores=2, gpus=0, memory_bytes=2 * 10**9)]
+        self.here = [VineWorker("node", cores=2, gpus=0, memory_bytes=2 * 10**9)]
         self.done = 0
 
     @property
     def open(self) -> int:
         return len(self.orders) - self.done
 
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[VineWorker]:
         return self.here
 
-    def turn(self, *, block: bool) -> list[Finished]:
+    def collect_finished(self, *, block: bool) -> list[FinishedTicket]:
         fresh, self.done = self.orders[self.done :], len(self.orders)
         out = []
         for order in fresh:
             ends = [CallEnd(spec.call, ok=True, payload=b"\x80\x04N.") for spec in order.calls]
-            out.append(Finished(order.ticket, "success", messages.encode(messages.Answer(order.ticket, HELD, ends))))
+            out.append(
+                FinishedTicket(order.ticket, "success", messages.encode(messages.PoolAnswer(order.ticket, HELD, ends)))
+            )
         return out
 
     def close(self) -> None:
@@ -82,8 +84,8 @@ class Played:
         link = ManagerLink(self.manager.folder, pilot="pool")
         facts = PilotFacts(pilot="pool", session="test", host="h", pid=1, devices=(), cache_bound_bytes=ANY_BYTES)
         setup = messages.Setup(pilot="pool", logs="", objects="", running=str(running))
-        pool = Pool(self.vine, link, facts=facts, setup=setup)  # type: ignore[arg-type]
-        self.loop = Loop(link, pool, self.vine, self.factory, plan=Plan(devices="cpu:2", most_workers=2))  # type: ignore[arg-type]
+        pool = VinePool(self.vine, link, facts=facts, setup=setup)  # type: ignore[arg-type]
+        self.loop = PoolLoop(link, pool, self.vine, self.factory, plan=VinePlan(devices="cpu:2", most_workers=2))  # type: ignore[arg-type]
         self.failure: BaseException | None = None
 
     def play(self, script: Callable[[FakeManager], Any]) -> int:
@@ -141,7 +143,7 @@ def test_slots_without_a_worker_are_told_until_it_comes(played: Played) -> None:
         manager.hello()
         fault = manager.wait_for(DeviceFault, device="cpu:3")
         assert "1 of 2 are here" in fault.reason
-        played.vine.here.append(Worker("other", cores=2, gpus=0, memory_bytes=2 * 10**9))
+        played.vine.here.append(VineWorker("other", cores=2, gpus=0, memory_bytes=2 * 10**9))
         manager.wait_for(DeviceFault, device="cpu:3", reason="")
         manager.send(Exit("enough"))
 

@@ -18,7 +18,7 @@ from stoker.manager.factory.condor_description import gpu_expression
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.taskvine.planning import plan_of
 from stoker.pilot.taskvine import finding, plan
-from stoker.pilot.taskvine.engine import Worker
+from stoker.pilot.taskvine.engine import VineWorker
 from stoker.pilot.taskvine.slots import slots_of
 
 SLURM = """
@@ -60,7 +60,7 @@ def site(text: str) -> Site:
     return parse_site(text, file="site.toml")
 
 
-def command(made: plan.Plan, **more) -> list[str]:
+def command(made: plan.VinePlan, **more) -> list[str]:
     return plan.factory_command(
         made,
         factory="/v/vine_factory",
@@ -161,15 +161,15 @@ def test_a_plan_travels_in_the_session_folder(tmp_path):
 
 
 def test_slots_are_gpus_where_there_are_some_and_cores_elsewhere():
-    gpus = Worker(name="n1", cores=8, gpus=2, memory_bytes=64_000)
-    cores = Worker(name="n2", cores=8, gpus=0, memory_bytes=64_000)
-    many = plan.Plan(most_workers=3)
+    gpus = VineWorker(name="n1", cores=8, gpus=2, memory_bytes=64_000)
+    cores = VineWorker(name="n2", cores=8, gpus=0, memory_bytes=64_000)
+    many = plan.VinePlan(most_workers=3)
     assert [slot.device for slot in slots_of(gpus, many)] == [f"cuda:{n}" for n in range(6)]
     assert [slot.device for slot in slots_of(gpus, many, workers=1)] == ["cuda:0", "cuda:1"]
     assert slots_of(gpus, many)[0].memory_bytes == 32_000
     assert len(slots_of(cores, many)) == 24
-    assert [slot.cores for slot in slots_of(cores, plan.Plan(devices="cpu:2"))] == [4, 4]
-    assert [slot.device for slot in slots_of(gpus, plan.Plan(devices="cpu:4"))] == [f"cpu:{n}" for n in range(4)]
+    assert [slot.cores for slot in slots_of(cores, plan.VinePlan(devices="cpu:2"))] == [4, 4]
+    assert [slot.device for slot in slots_of(gpus, plan.VinePlan(devices="cpu:4"))] == [f"cpu:{n}" for n in range(4)]
     assert {slot.kind.partition(" ")[0] for slot in slots_of(gpus, many)} == {"gpu"}
 
 

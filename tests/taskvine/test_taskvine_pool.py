@@ -19,11 +19,19 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
 )
 from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, StartLibrary, StopLibrary, TakeBack
-from stoker.pilot.core.events import Before, DeviceAway, EngineEnded, HelloDue, Measured, Signalled, Tick
+from stoker.pilot.core.events import (
+    DeviceAway,
+    EngineEnded,
+    HelloDue,
+    Signalled,
+    Tick,
+    UnacknowledgedFacts,
+    UsageMeasured,
+)
 from stoker.pilot.taskvine import messages, pool
 
 BLOB = FunctionBlob(FunctionKey("f"), "work", b"code")
-HELD = messages.Held(host="node", pid=1, log="")
+HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class World(PoolOfSlots):
@@ -45,18 +53,18 @@ class World(PoolOfSlots):
         self.loaded(self.vine.orders[-1])
         return library
 
-    def run(self, library: LibraryId, *calls: int, payload: object = b"arguments") -> messages.Order:
+    def run(self, library: LibraryId, *calls: int, payload: object = b"arguments") -> messages.PoolOrder:
         """The manager sends calls to a library; the order that TaskVine is given."""
         specs = [CallSpec(CallId(call), payload) for call in calls]  # type: ignore[arg-type]
         self.hear(RunCalls(library, FunctionKey("f"), specs, CallOptions(), BLOB))
         return self.vine.orders[-1]
 
-    def end(self, order: messages.Order) -> None:
+    def end(self, order: messages.PoolOrder) -> None:
         """TaskVine has run an order's calls."""
         ends = [CallEnd(spec.call, ok=True, run_s=1.0) for spec in order.calls]
-        self.finish(order, messages.Answer(order.ticket, HELD, ends))
+        self.finish(order, messages.PoolAnswer(order.ticket, HELD, ends))
 
-    def stops(self, order: messages.Order, call: int) -> bool:
+    def stops(self, order: messages.PoolOrder, call: int) -> bool:
         return messages.stop_file(str(self.running), order.ticket, CallId(call)).exists()
 
 
@@ -98,7 +106,7 @@ def test_a_cancelled_call_that_runs_is_stopped_and_its_context_stays(world: Worl
     order = world.run(world.lost, 7)
     world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
     failure = Failure(FailureKind.CANCELLED, "it was cancelled while it ran")
-    world.finish(order, messages.Answer(order.ticket, HELD, [CallEnd(CallId(7), ok=False, failure=failure)]))
+    world.finish(order, messages.PoolAnswer(order.ticket, HELD, [CallEnd(CallId(7), ok=False, failure=failure)]))
     ended = world.said[-1]
     assert isinstance(ended, CallsEnded)
     assert [(end.call, end.failure) for end in ended.ends] == [(7, failure)]
@@ -132,8 +140,8 @@ def test_a_loader_that_fails_ends_its_library_with_what_it_said(world: World) ->
     library = world.start(3, device=3)
     load = world.vine.orders[-1]
     failure = Failure(FailureKind.CONTEXT, "no such file")
-    held = messages.Held(host="node", pid=1, log="", failure=failure)
-    world.finish(load, messages.Answer(load.ticket, held))
+    held = messages.LibraryReport(host="node", pid=1, log="", failure=failure)
+    world.finish(load, messages.PoolAnswer(load.ticket, held))
     gone = world.said[-1]
     assert isinstance(gone, LibraryGone)
     assert (gone.library, gone.loading) == (library, True)
@@ -144,7 +152,7 @@ def test_short_calls_share_an_order_once_they_are_known_to_be_short(world: World
     order = world.run(world.lost, 1, 2, 3)
     assert [spec.call for spec in order.calls] == [1], "how long they take is not known"
     ends = [CallEnd(CallId(1), ok=True, run_s=0.001)]
-    world.finish(order, messages.Answer(order.ticket, HELD, ends))
+    world.finish(order, messages.PoolAnswer(order.ticket, HELD, ends))
     assert [spec.call for spec in world.vine.orders[-1].calls] == [2, 3]
 
 
@@ -225,7 +233,7 @@ def test_what_a_context_took_is_measured_but_not_planned_with(world: World) -> N
     assert isinstance(ready, LibraryReady)
     assert (ready.resident_bytes, ready.device_bytes) == (0, 0)
     sizes = {number: library.memory_bytes for number, library in world.pool.libraries.items() if library.memory_bytes}
-    world.pool.handle(Measured(sizes, {}, 0))
+    world.pool.handle(UsageMeasured(sizes, {}, 0))
     beat = world.said[-1]
     assert isinstance(beat, Heartbeat)
     assert [(use.library, use.memory_bytes) for use in beat.libraries] == [(3, 1000)]
@@ -235,7 +243,7 @@ def test_what_is_reserved_is_said_again_after_a_reconnect(world: World) -> None:
     world.hear(StartLibrary(LibraryId(3), BARE, (DeviceId("cpu:3"),), device_memory_bytes=500))
     world.loaded(world.vine.orders[-1])
     world.run(LibraryId(3), 7)
-    world.pool.handle(HelloDue(Before(), 4, ()))
+    world.pool.handle(HelloDue(UnacknowledgedFacts(), 4, ()))
     facts = world.manager.hellos[-1].libraries[-1]
     assert (facts.library, facts.ready, facts.calls, facts.reserved_bytes) == (3, True, (7,), 500)
 
@@ -243,7 +251,7 @@ def test_what_is_reserved_is_said_again_after_a_reconnect(world: World) -> None:
 def test_a_slot_without_a_worker_is_told_and_comes_back(world: World) -> None:
     world.pool.handle(DeviceAway(DeviceId("cpu:3"), "TaskVine has no worker for it"))
     assert world.said[-1] == DeviceFault(DeviceId("cpu:3"), "TaskVine has no worker for it")
-    world.pool.handle(HelloDue(Before(), 0, ()))
+    world.pool.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
     assert world.manager.hellos[-1].faults == {"cpu:3": "TaskVine has no worker for it"}
     world.pool.handle(DeviceAway(DeviceId("cpu:3")))
     assert world.said[-1] == DeviceFault(DeviceId("cpu:3"), "")

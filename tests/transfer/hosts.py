@@ -16,14 +16,14 @@ from stoker.addresses import join_address, split_address
 from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, matches, object_of
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import Outcome, Source
-from stoker.pilot.transfer.copy import Copy
-from stoker.pilot.transfer.fetch import Fetch
+from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
+from stoker.pilot.transfer.copy import ObjectCopy
+from stoker.pilot.transfer.fetch import ObjectFetch
 from stoker.pilot.transfer.server import ObjectServer
-from stoker.pilot.transfer.sources import Means
+from stoker.pilot.transfer.sources import SourceAccess
 
 KEY = bytes(range(32))
-SHORT = wire.Limits(connect_s=2.0, handshake_s=2.0, silence_s=2.0, body_s=4.0)
+SHORT = wire.WireLimits(connect_s=2.0, handshake_s=2.0, silence_s=2.0, body_s=4.0)
 WAIT_S = 30.0
 
 until = partial(peers.until, seconds=WAIT_S)
@@ -39,26 +39,26 @@ class Original:
         self.manifest = manifest_of(self.ref)
 
     @property
-    def source(self) -> Source:
-        return Source(path=str(self.path), origin=True)
+    def source(self) -> ObjectSource:
+        return ObjectSource(path=str(self.path), origin=True)
 
 
 class Host:
     """A disk, a server on it, and fetches to it."""
 
-    def __init__(self, folder: Path, *, key: bytes, limits: wire.Limits = wire.LIMITS, most: int = 4) -> None:
+    def __init__(self, folder: Path, *, key: bytes, limits: wire.WireLimits = wire.LIMITS, most: int = 4) -> None:
         folder.mkdir()
         self.folder = folder
-        self.means = Means(key=key, limits=limits)
-        self.copies: dict[str, Copy] = {}
+        self.means = SourceAccess(key=key, limits=limits)
+        self.copies: dict[str, ObjectCopy] = {}
         self.expected: set[str] = set()
-        self.lost: list[tuple[Source, str]] = []
-        self.fetches: list[Fetch] = []
+        self.lost: list[tuple[ObjectSource, str]] = []
+        self.fetches: list[ObjectFetch] = []
         self.server = ObjectServer(self, key=key, host="127.0.0.1", limits=limits, most=most)
-        self.source = Source(address=self.server.address, label=folder.name)
+        self.source = ObjectSource(address=self.server.address, label=folder.name)
 
     @contextmanager
-    def lend(self, name: str) -> Iterator[Copy | None]:
+    def lend(self, name: str) -> Iterator[ObjectCopy | None]:
         yield self.copies.get(name)
 
     def expects(self, name: str) -> bool:
@@ -66,11 +66,11 @@ class Host:
 
     def hold(self, original: Original) -> None:
         """Have the whole object."""
-        self.copies[original.name] = Copy(original.path, original.name, original.manifest, whole=True)
+        self.copies[original.name] = ObjectCopy(original.path, original.name, original.manifest, whole=True)
 
-    def fetch(self, original: Original, *sources: Source, manifest: bool = False) -> Fetch:
+    def fetch(self, original: Original, *sources: ObjectSource, manifest: bool = False) -> ObjectFetch:
         """Begin to fetch an object from these."""
-        fetch = Fetch(
+        fetch = ObjectFetch(
             original.name,
             self.folder / "object",
             means=self.means,
@@ -81,7 +81,7 @@ class Host:
         fetch.offer(sources, manifest=original.manifest if manifest else b"")
         return fetch
 
-    def get(self, original: Original, *sources: Source, manifest: bool = False) -> Outcome:
+    def get(self, original: Original, *sources: ObjectSource, manifest: bool = False) -> FetchOutcome:
         """Fetch an object, and see that it is right."""
         outcome = self.fetch(original, *sources, manifest=manifest).run(alone_s=0.0)
         assert matches(self.folder / "object", original.ref)
@@ -96,19 +96,19 @@ class Host:
 class Running:
     """A fetch on a thread of its own."""
 
-    def __init__(self, fetch: Fetch, *, alone_s: float = float("inf")) -> None:
-        self.outcome: Outcome | None = None
+    def __init__(self, fetch: ObjectFetch, *, alone_s: float = float("inf")) -> None:
+        self.outcome: FetchOutcome | None = None
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(fetch, alone_s), daemon=True)
         self._thread.start()
 
-    def _run(self, fetch: Fetch, alone_s: float) -> None:
+    def _run(self, fetch: ObjectFetch, alone_s: float) -> None:
         try:
             self.outcome = fetch.run(alone_s=alone_s)
         except Exception as error:
             self.error = error
 
-    def wait(self, seconds: float = WAIT_S) -> Outcome:
+    def wait(self, seconds: float = WAIT_S) -> FetchOutcome:
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the fetch did not end"
         if self.error is not None:
@@ -132,7 +132,7 @@ class Between:
         self.passed = 0
         self._open: list[socket.socket] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self.source = Source(address=join_address("127.0.0.1", self._socket.getsockname()[1]), label="between")
+        self.source = ObjectSource(address=join_address("127.0.0.1", self._socket.getsockname()[1]), label="between")
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:

@@ -15,7 +15,7 @@ from transfer.hosts import KEY, PART, SHORT, Between, Host, Link, Original, Runn
 from stoker.addresses import split_address
 from stoker.contexts.objects import matches
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import Source
+from stoker.pilot.transfer.board import ObjectSource
 
 Hosts = Callable[..., Host]
 
@@ -116,7 +116,7 @@ def test_what_one_reads_from_the_origin_others_have_from_each_other_too(host: Ho
     hosts = [host(most=8) for _ in range(8)]
     for one in hosts:
         one.expected.add(big.name)
-    first = Running(hosts[0].fetch(big, Source(address=slow.source.address, origin=True), manifest=True))
+    first = Running(hosts[0].fetch(big, ObjectSource(address=slow.source.address, origin=True), manifest=True))
     until(lambda: hosts[0].copies.get(big.name) and hosts[0].copies[big.name].arrivals, what="the first piece")
     others = []
     for place, one in enumerate(hosts[1:], start=1):
@@ -345,9 +345,9 @@ def test_sources_that_nobody_reaches_are_named(host: Hosts, big: Original) -> No
     taker = host()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    gone = Source(address=f"127.0.0.1:{port}", label="n014")
+    gone = ObjectSource(address=f"127.0.0.1:{port}", label="n014")
     with pytest.raises(wire.PeerError, match="no source"):
-        taker.get(big, gone, Source(address="nonsense", label="n021"))
+        taker.get(big, gone, ObjectSource(address="nonsense", label="n021"))
     assert {str(source) for source, _ in taker.lost} == {"n014", "n021"}
     assert all("cannot be reached" in why for _, why in taker.lost)
 
@@ -355,7 +355,7 @@ def test_sources_that_nobody_reaches_are_named(host: Hosts, big: Original) -> No
 def test_new_sources_help_a_fetch_that_has_none(host: Hosts, big: Original) -> None:
     one, two = host(), host()
     one.hold(big)
-    fetch = two.fetch(big, Source(address="127.0.0.1:1", label="gone"))
+    fetch = two.fetch(big, ObjectSource(address="127.0.0.1:1", label="gone"))
     running = Running(fetch)
     until(lambda: two.lost)
     assert running.outcome is None

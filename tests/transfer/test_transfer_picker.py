@@ -60,7 +60,7 @@ def test_what_hangs_is_asked_for_elsewhere_when_nothing_else_is_left() -> None:
     one.arrived(1 - other, 11.0)
     assert one.take("slow", 11.0) is None  # not this one: "quick" was asked just now
     assert not one.arrived(1 - other, 12.0)
-    assert one.left == 1
+    assert one.missing == 1
 
 
 def test_while_there_is_other_work_nothing_is_asked_for_twice() -> None:
@@ -139,7 +139,7 @@ def test_all_that_anybody_has_comes(count: int, seed: int, shares: list[float]) 
             assert one.arrived(index, now)
             came[index] += 1
     assert set(came) == set().union(*held.values())
-    assert one.left == count - len(came)
+    assert one.missing == count - len(came)
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -148,4 +148,4 @@ def test_small_ones(count: int) -> None:
     one.add("a")
     one.has("a", range(count))
     assert one.take("a", 0.0) == (0 if count else None)
-    assert one.left == count
+    assert one.missing == count

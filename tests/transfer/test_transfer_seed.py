@@ -20,7 +20,7 @@ from stoker.contexts.objects import matches
 from stoker.contexts.published import publish
 from stoker.manager.protocol.session import KeyPair, SessionFile, SessionFolder
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import Source
+from stoker.pilot.transfer.board import ObjectSource
 from stoker.pilot.transfer.client import SEED_FILE, get, put, read_key
 
 Start = Callable[[], subprocess.Popen[bytes]]
@@ -67,7 +67,7 @@ def test_what_was_published_is_handed_out(
 ) -> None:
     start()
     publish(session.objects, (big.ref,))
-    seed = Source(address=address(session), label="seed", origin=True)
+    seed = ObjectSource(address=address(session), label="seed", origin=True)
     assert host().get(big, seed).origin_bytes == big.ref.size_bytes
     taker = host()
     with pytest.raises(wire.PeerError, match="does not have the object"):

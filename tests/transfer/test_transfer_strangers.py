@@ -14,7 +14,7 @@ from transfer.hosts import KEY, Host
 from stoker.addresses import split_address
 from stoker.contexts.objects import manifest_of, object_of
 from stoker.pilot.transfer import client, wire
-from stoker.pilot.transfer.copy import Copy
+from stoker.pilot.transfer.copy import ObjectCopy
 from stoker.pilot.transfer.seed import Seed
 from stoker.pilot.transfer.server import ObjectServer
 
@@ -32,7 +32,7 @@ def test_forty_silent_sockets_refuse_no_honest_fetch(
     server: ObjectServer
     if kind == "pilot":
         one = host()
-        one.copies[ref.name] = Copy(path, ref.name, manifest_of(ref), whole=True)
+        one.copies[ref.name] = ObjectCopy(path, ref.name, manifest_of(ref), whole=True)
         server = one.server
     else:
         objects = tmp_path / "objects"

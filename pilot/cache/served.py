@@ -11,23 +11,23 @@ from stoker.contexts.objects import manifest_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.pilot.cache.store import ObjectCache, Pin
-from stoker.pilot.transfer.copy import Copy
+from stoker.pilot.transfer.copy import ObjectCopy
 
 log = logging.getLogger("stoker.pilot")
 
 
-class CacheShelf:
-    """For a transfer server: see `stoker.pilot.transfer.server.Shelf`. Any thread may use it."""
+class ServedCache:
+    """For a transfer server: see `stoker.pilot.transfer.server.ServedObjects`. Any thread may use it."""
 
     def __init__(self, cache: ObjectCache) -> None:
         self._cache = cache
-        self._coming: dict[str, Copy | None] = {}
+        self._coming: dict[str, ObjectCopy | None] = {}
 
     def expect(self, name: str) -> None:
         """An object is wanted here: peers that ask for it are told that it comes."""
         self._coming.setdefault(name, None)
 
-    def grows(self, copy: Copy) -> None:
+    def grows(self, copy: ObjectCopy) -> None:
         """An object that is expected has begun to come: its pieces can be served."""
         self._coming[copy.name] = copy
 
@@ -40,7 +40,7 @@ class CacheShelf:
         return name in self._coming
 
     @contextmanager
-    def lend(self, name: str) -> Iterator[Copy | None]:
+    def lend(self, name: str) -> Iterator[ObjectCopy | None]:
         """The object, whole and pinned, or as far as it has come."""
         growing = self._coming.get(name)
         if growing is not None:
@@ -53,13 +53,13 @@ class CacheShelf:
             if pin is not None:
                 pin.release()
 
-    def _whole(self, name: str, pin: Pin) -> Copy | None:
+    def _whole(self, name: str, pin: Pin) -> ObjectCopy | None:
         try:
             known = self._cache.manifest(name)
             data = known or manifest_of(ObjectRef(name=name, size_bytes=0, source=pin.path))
             if not known:
                 self._cache.keep_manifest(name, data)
-            return Copy(Path(pin.path), name, data, whole=True)
+            return ObjectCopy(Path(pin.path), name, data, whole=True)
         except (OSError, ValueError, StokerError) as error:
             log.warning("%s cannot be served to other pilots: %s", name, error)
             return None

@@ -1,0 +1,134 @@
+"""Who writes each piece of a pilot's state, read off the sources of its core.
+
+What decides where calls, objects and memory are has one file that writes it; a few facts about a process are noted
+where they are heard. A new writer of anything fails here, and is either put where the others are or named.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from source_writes import written
+
+import stoker.pilot.core
+
+CORE = Path(stoker.pilot.core.__file__).parent
+OUT_TRAY = {("state", "out")}
+"""What is to be said: every file adds to it."""
+
+WRITERS: dict[str, dict[str, str]] = {
+    "library": {
+        "arguments": "running",
+        "asked_back_at": "library_messages limits orders",
+        "awaits_forms": "starting",
+        "cache_lacks_bytes": "starting",
+        "cancelling": "holding orders",
+        "cause": "lifecycle limits",
+        "device_bytes": "device_memory library_messages",
+        "fetched_at": "starting",
+        "forms": "starting",
+        "garbled": "library_messages",
+        "has_limits": "holding",
+        "has_pins": "starting",
+        "has_process": "station",
+        "held": "holding",
+        "hello_at": "library_messages",
+        "hung_up_at": "core",
+        "is_over": "device_memory",
+        "is_settled": "device_memory",
+        "last_line": "presence",
+        "missing": "starting wants",
+        "orders_back": "limits orders",
+        "orders_waiting_for_arguments": "holding running",
+        "paths": "starting",
+        "pid": "core library_messages",
+        "ready_at": "library_messages",
+        "resident_bytes": "library_messages presence",
+        "resizes": "resizing",
+        "served": "holding",
+        "stage": "lifecycle",
+        "started_at": "starting",
+        "times_idle": "library_messages limits",
+        "told_to_end": "leaving lifecycle presence",
+        "void_order": "limits",
+        "waiting": "holding",
+    },
+    "state": {
+        "answered": "orders",
+        "claims": "station",
+        "drain_at": "presence",
+        "ends_at": "presence",
+        "exit_code": "leaving",
+        "faults": "probes",
+        "gone": "lifecycle",
+        "greeted_at": "presence",
+        "handing_in": "running",
+        "hands_on_until": "orders",
+        "has_ended": "presence",
+        "heartbeat_at": "orders presence",
+        "heartbeat_s": "orders",
+        "hello_is_due": "orders presence",
+        "hellos": "presence",
+        "is_unfit": "core",
+        "last_library": "starting",
+        "last_ticket": "running",
+        "lease_s": "orders",
+        "leave_by": "leaving presence",
+        "leaving": "leaving",
+        "libraries": "lifecycle starting",
+        "loss": "leaving",
+        "now": "core",
+        "says_farewell": "orders",
+        "serves_until": "leaving",
+        "snapshots": "library_messages",
+        "told": "core presence wants",
+        "told_snapshots": "core",
+        "turns": "probes",
+        "wants": "wants",
+        "welcomed_at": "orders",
+    },
+}
+
+LEDGER = {
+    "reserve": "station",
+    "release": "station",
+    "resize": "device_memory library_messages resizing station",
+}
+"""Methods that change reserved device memory, and the files that call them."""
+
+
+def found() -> dict[str, dict[str, str]]:
+    writers: dict[str, dict[str, set[str]]] = {noun: defaultdict(set) for noun in WRITERS}
+    for path in sorted(CORE.glob("*.py")):
+        for field, owner, _ in written(ast.parse(path.read_text())):
+            noun = owner.rpartition(".")[2]
+            if noun in WRITERS and (noun, field) not in OUT_TRAY:
+                writers[noun][field].add(path.stem)
+    return {
+        noun: {field: " ".join(sorted(files)) for field, files in sorted(fields.items())}
+        for noun, fields in writers.items()
+    }
+
+
+@pytest.mark.parametrize("noun", WRITERS)
+def test_each_field_is_written_where_the_table_says(noun: str) -> None:
+    assert found()[noun] == WRITERS[noun]
+
+
+def test_where_calls_objects_and_leaving_are_decided_there_is_one_writer() -> None:
+    of_library, of_pilot = WRITERS["library"], WRITERS["state"]
+    assert [of_library[field] for field in ("held", "waiting", "served", "stage")] == [*["holding"] * 3, "lifecycle"]
+    assert [of_pilot[field] for field in ("claims", "wants", "leaving")] == ["station", "wants", "leaving"]
+
+
+def test_the_ledger_of_device_memory_is_changed_by_these_files_alone() -> None:
+    called = defaultdict(set)
+    for path in CORE.glob("*.py"):
+        for method in re.findall(r"ledger\.([a-z_]+)\(", path.read_text()):
+            if path.stem != "ledger" and method in LEDGER:
+                called[method].add(path.stem)
+    assert {method: " ".join(sorted(files)) for method, files in called.items()} == LEDGER
