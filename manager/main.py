@@ -17,8 +17,10 @@ from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, journal, keeper, lease
 from stoker.manager.live.chosen import chosen_in, policies_of
+from stoker.manager.live.patience import Patience
 from stoker.manager.live.ports_taken import NO_PORT, PortsTakenError
-from stoker.manager.live.server import ManagerServer, Patience, check_folder
+from stoker.manager.live.server import ManagerServer
+from stoker.manager.live.session_address import check_folder
 from stoker.manager.live.taken import TAKEN_OVER, TakenError
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import Session
@@ -55,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         if held.from_elsewhere:
             lease.copy_journal(folder.journal)
         server = _server(folder, options, sure=held.wait_until_sure)
-        held.renewed = server.write_address_again
+        held.renewed = server.address.write_again
         try:
             over = server.run()
         finally:
@@ -127,7 +129,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callabl
     )
 
 
-def _taken_over(holder: lease.Holder | None) -> None:
+def _taken_over(holder: lease.LeaseHolder | None) -> None:
     """On the lease's thread. At once: nothing more may be said in the session's name."""
     who = "its folder is gone" if holder is None else f"its manager is {holder}"
     logging.critical("this manager is no longer the session's: %s", who)

@@ -26,7 +26,7 @@ from stoker.manager.protocol.session import SessionFile, SessionFolder
 TIMEOUT_S = 5.0
 """A manager that handles its worst burst still answers within this."""
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 """How often it is looked whether a session that does not answer has ended."""
 
 A = TypeVar(
@@ -101,7 +101,7 @@ class Observer:
         self._socket.send(wire.encode([question]))
         until = time.monotonic() + self._timeout_s
         while (left := until - time.monotonic()) > 0:
-            if not self._socket.poll(int(min(left, _LOOK_S) * 1000) + 1):
+            if not self._socket.poll(int(min(left, _POLL_S) * 1000) + 1):
                 if self.folder.over():  # it ended just now, and has left the question unread
                     raise SessionEndedError(nobody_listens(self.folder, self.file))
                 continue

@@ -20,7 +20,7 @@ _BACK_WITHIN_S = 10.0
 
 
 @click.command(short_help="Show a session live; start its manager again if that died.")
-@sessions.takes_session(default=choosing.CHANGES)
+@sessions.takes_session(default=choosing.CHANGED_BY_DEFAULT)
 def attach(*, session: str) -> None:
     """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then what changes.
 
@@ -29,7 +29,7 @@ def attach(*, session: str) -> None:
     """
     folder = choosing.session_to_show(session) if session else choosing.session_to_change()
     revive(folder)
-    watch = Watch(folder)
+    watch = AttachedPicture(folder)
     try:
         watch.run()
     except SessionEndedError as ended:
@@ -65,7 +65,7 @@ def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
     )
 
 
-class Watch:
+class AttachedPicture:
     """A picture of a session that stands still, while managers come and go. `last`: what it showed last."""
 
     def __init__(self, folder: SessionFolder) -> None:
@@ -75,7 +75,7 @@ class Watch:
     def run(self) -> None:
         """Show the session until it is over (SessionEndedError)."""
         with console.redrawn() as place:
-            picture = status.Picture(place, policy=status.policy_of(self._folder))
+            picture = status.StatusPicture(place, policy=status.policy_of(self._folder))
             while True:
                 try:
                     with Observer(self._folder) as observer:

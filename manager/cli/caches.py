@@ -27,7 +27,7 @@ _DAY_S = 86400.0
 _HOW = "for the next session; old files leave by themselves; to remove all now: stoker caches --clear"
 
 
-class Kept(msgspec.Struct, frozen=True):
+class CacheContents(msgspec.Struct, frozen=True):
     """What pilots keep at one place of this host, and what of it was removed."""
 
     host: str
@@ -46,14 +46,14 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
     It is bounded ([pilot] cache_size), and leaves by itself when no program has used it for long (cache_age). For a
     compute node run it there: srun -w n014 stoker caches --clear
     """
-    kept = look(scratch, clear=clear)
+    kept = inspect_caches(scratch, clear=clear)
     if as_json:
         console.json(kept)
     else:
         console.lines(render(kept, clear=clear))
 
 
-def look(scratch: str = "", *, clear: bool = False) -> Kept:
+def inspect_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
     """What is there, after what nobody uses was removed if it is to be. Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
     if scratch and not place.is_dir() and not str(place).startswith("$"):
@@ -75,10 +75,10 @@ def look(scratch: str = "", *, clear: bool = False) -> Kept:
     if (base / "environments").is_dir():
         Environments(base, kept_s=kept_s).expire()
     after = size_bytes(base)
-    return Kept(socket.gethostname(), str(base), after, before - after)
+    return CacheContents(socket.gethostname(), str(base), after, before - after)
 
 
-def render(kept: Kept, *, clear: bool) -> list[str]:
+def render(kept: CacheContents, *, clear: bool) -> list[str]:
     """The lines of `stoker caches`."""
     where = f"{kept.folder} on {kept.host}"
     if clear:

@@ -30,7 +30,7 @@ _LIMIT = 20
     help=f"At most N of each state. [{_LIMIT}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@takes_session(default=choosing.LOOKS)
+@takes_session(default=choosing.SHOWN_BY_DEFAULT)
 def calls(*, session: str, only: str | None, limit: int, as_json: bool) -> None:
     """List calls of SESSION: the longest running, the next to run, and the last that failed.
 

@@ -29,15 +29,15 @@ from stoker.manager.executor import detached
 from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.protocol.session import SessionFolder, find_session, named_folder
 
-LOOKS = "the one of this folder if it is up, else the newest that is up, else this folder's newest"
+SHOWN_BY_DEFAULT = "the one of this folder if it is up, else the newest that is up, else this folder's newest"
 """Which session a command means that only looks."""
-CHANGES = "the one that is up; of several this folder's"
+CHANGED_BY_DEFAULT = "the one that is up; of several this folder's"
 """Which session a command means that changes it."""
 _ASKED_AT_ONCE = 16
 _CHOSEN = "stoker.manager.cli.choosing"
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class SessionCandidate(msgspec.Struct, frozen=True):
     """A session that may be meant. `is_own`: it belongs to the folder where the command was typed."""
 
     session: str
@@ -78,12 +78,12 @@ def session_to_change() -> SessionFolder:
     return SessionFolder((own or found)[0].folder)
 
 
-def first(candidates: Sequence[Candidate]) -> Candidate:
+def first(candidates: Sequence[SessionCandidate]) -> SessionCandidate:
     """The session that is meant; `candidates` are sorted, the newest first."""
     return min(candidates, key=lambda each: (not each.is_up, not each.is_own))
 
 
-def told(best: Candidate, candidates: Sequence[Candidate], *, hint: str) -> str:
+def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint: str) -> str:
     """What to say of the choice; empty where there was none."""
     others = [each.session for each in candidates if each.is_up and each is not best]
     passed = next((each.session for each in candidates if each.is_own), "") if not best.is_own else ""
@@ -96,7 +96,7 @@ def told(best: Candidate, candidates: Sequence[Candidate], *, hint: str) -> str:
     return f"this is session {best.session}; {', and '.join(reasons)} ({hint} {other})"
 
 
-def _candidates(name: str = "", *, detached_only: bool = False) -> list[Candidate]:
+def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
     """Sessions that are known here and whose id begins so, the newest first."""
     wait_for_begun(name)
     here = _here()
@@ -111,7 +111,7 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[Candidat
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a host that is away answers late
         up = pool.map(_is_not_over if detached_only or is_alone else _is_up, [folder for _, folder in found])
         return [
-            Candidate(session, folder.path, here is not None and _belong(folder.path, here), is_up)
+            SessionCandidate(session, folder.path, here is not None and _belong(folder.path, here), is_up)
             for (session, folder), is_up in zip(found, up, strict=True)
         ]
 

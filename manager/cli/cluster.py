@@ -16,7 +16,7 @@ from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.site_draft import describe
 from stoker.manager.cli.slurm_facts import Partition, Slurm
-from stoker.manager.cli.surroundings import Surroundings, look
+from stoker.manager.cli.surroundings import HostFacts, inspect_host
 from stoker.manager.executor import detached
 from stoker.manager.factory import pacing
 from stoker.manager.live import interfaces
@@ -36,7 +36,7 @@ _SLACK_S = 60.0
 
 def batch_system() -> Iterator[Finding]:
     """The batch system of this host, and what this user may ask of it."""
-    around = look()
+    around = inspect_host()
     if around.kind is ProviderKind.LOCAL:
         yield Finding("batch", Level.NO, "no batch system on PATH: pilots run on this machine")
         return
@@ -48,7 +48,7 @@ def batch_system() -> Iterator[Finding]:
     yield from _places(around)
 
 
-def _slurm(around: Surroundings, slurm: Slurm) -> Iterator[Finding]:
+def _slurm(around: HostFacts, slurm: Slurm) -> Iterator[Finding]:
     if slurm.trouble:
         text = f"Slurm {slurm.version} is installed, and does not answer: {slurm.trouble}"
         yield Finding("batch", Level.WARN, text, "is this a login node of the cluster? try: sinfo")
@@ -61,7 +61,7 @@ def _slurm(around: Surroundings, slurm: Slurm) -> Iterator[Finding]:
         yield Finding("account", Level.OK, "no accounting here: jobs need no account")
 
 
-def _places(around: Surroundings) -> Iterator[Finding]:
+def _places(around: HostFacts) -> Iterator[Finding]:
     for each in around.scratch:
         seen = "seen by other hosts too" if each.shared else "of this host"
         yield Finding("scratch", Level.OK, f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
@@ -92,7 +92,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
         return
     if site.provider.kind is ProviderKind.CONDOR and site.environment.kind is EnvironmentKind.SHARED:
         yield from _seen_by_slot_users(topic, Path(site.environment.python or sys.executable))
-    around = look()
+    around = inspect_host()
     if around.kind is not site.provider.kind and site.provider.kind not in around.others:
         here = around.kind.value if around.command else "no batch system"
         text = f"{topic} is for {site.provider.kind.value}; this host has {here}"

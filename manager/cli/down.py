@@ -36,7 +36,7 @@ _SILENT_S = 2.0
     help="Seconds to wait until all is gone. [60]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@sessions.takes_session(default=choosing.CHANGES)
+@sessions.takes_session(default=choosing.CHANGED_BY_DEFAULT)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
     """End SESSION: calls that are left are cancelled, pilots end, jobs are cancelled. Says what is left if something
     is, and how to remove it; exit code 1 then. What pilots keep on their nodes for the next session is named too.
@@ -109,7 +109,7 @@ def _end_by_file(folder: SessionFolder) -> bool:
 
 def wait_until_gone(
     folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
-) -> list[left.Left]:
+) -> list[left.LeftBehind]:
     """What is left of a session once all is gone or the time is up. `waiting` hears what takes long."""
     began, said = time.monotonic(), ""
     while True:
@@ -125,7 +125,7 @@ def wait_until_gone(
         time.sleep(_LOOK_EVERY_S if here else _ASK_EVERY_S)
 
 
-def render(remains: list[left.Left], *, name: str) -> list[str]:
+def render(remains: list[left.LeftBehind], *, name: str) -> list[str]:
     """What to do about what is left."""
     lines = (f"  left  {each.what}" + (f"; end it: {each.remove}" if each.remove else "") for each in remains)
     return [

@@ -14,7 +14,7 @@ import msgspec
 
 from stoker.manager.executor import detached, engines
 from stoker.manager.factory.batch import BatchTrouble
-from stoker.manager.factory.commands import Commands
+from stoker.manager.factory.commands import CommandRunner
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
 
@@ -22,14 +22,14 @@ _EXAMPLE = "k3v9"
 """Stands for the id of the session, which a dry run does not have."""
 
 
-class Shown(msgspec.Struct, frozen=True):
+class DryRunLines(msgspec.Struct, frozen=True):
     """The lines for one site, and whether its batch system would refuse the job."""
 
     lines: tuple[str, ...]
     refused: bool = False
 
 
-def show(site: Site, *, place: str = "") -> Shown:
+def show(site: Site, *, place: str = "") -> DryRunLines:
     """What would be submitted for one site. Raises ConfigError for settings that its batch system cannot have."""
     from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run  # imports Parsl, which takes a while
 
@@ -42,11 +42,11 @@ def show(site: Site, *, place: str = "") -> Shown:
     lines = (head, *text.rstrip("\n").split("\n"))
     if site.engine is Engine.TASKVINE:
         factory = engines.factory_command(site, folder, session=_EXAMPLE)
-        return Shown((*lines, f"# which has TaskVine start workers, {blocks}:", factory))
+        return DryRunLines((*lines, f"# which has TaskVine start workers, {blocks}:", factory))
     if site.provider.kind is not ProviderKind.SLURM:
-        return Shown(lines)
+        return DryRunLines(lines)
     verdict, refused = _ask_slurm(site, text)
-    return Shown((*lines, f"# site {site.name}: {verdict}"), refused)
+    return DryRunLines((*lines, f"# site {site.name}: {verdict}"), refused)
 
 
 def _ask_slurm(site: Site, script: str) -> tuple[str, bool]:
@@ -59,7 +59,7 @@ def _ask_slurm(site: Site, script: str) -> tuple[str, bool]:
         path = Path(folder) / "script.sh"
         path.write_text(script, errors="surrogateescape")
         try:
-            said = Commands(limit_s=site.provider.command_limit_s, folder=path.parent).run(
+            said = CommandRunner(limit_s=site.provider.command_limit_s, folder=path.parent).run(
                 ["sbatch", "--test-only", path.name]
             )
         except BatchTrouble as trouble:

@@ -15,7 +15,7 @@ _PATIENCE_S = 5.0
 """A terminal that closes may send SIGHUP twice; a signal that comes later than this after the first one kills."""
 
 
-class Ended(KeyboardInterrupt):
+class Terminated(KeyboardInterrupt):
     """SIGTERM or SIGHUP came: `scancel`, `timeout`, a terminal that was closed."""
 
 
@@ -33,7 +33,7 @@ def as_ctrl_c() -> Iterator[list[int]]:
         if os.getpid() == owner and not came:
             came.append(number)
             ended_at = time.monotonic()
-            raise Ended
+            raise Terminated
         if os.getpid() != owner or time.monotonic() - ended_at > _PATIENCE_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

@@ -17,7 +17,7 @@ from stoker.manager.protocol.to_client import Story
 @click.command(short_help="Tell why a call, pilot, context or block is where it is.")
 @click.argument("subject")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@takes_session(default=choosing.LOOKS)
+@takes_session(default=choosing.SHOWN_BY_DEFAULT)
 def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Tell why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3).
 

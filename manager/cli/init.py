@@ -10,7 +10,7 @@ from stoker.config import parse_site
 from stoker.errors import ConfigError
 from stoker.manager.cli import console
 from stoker.manager.cli.site_draft import Draft, draft
-from stoker.manager.cli.surroundings import look
+from stoker.manager.cli.surroundings import inspect_host
 
 
 @click.command(short_help="Write a site file for the batch system that is here.")
@@ -26,7 +26,7 @@ def init(*, output: Path, partition: str) -> None:
     to_stdout = str(output) == "-"
     if output.exists() and not to_stdout:
         raise ConfigError(f"{output} is there already; name another file: stoker init --output FILE", file=str(output))
-    made = draft(look(), partition=partition)
+    made = draft(inspect_host(), partition=partition)
     parse_site(made.text, file=str(output))  # what we write must be what we read
     if to_stdout:
         console.raw(made.text.encode())

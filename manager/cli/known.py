@@ -39,7 +39,7 @@ class SessionState(enum.Enum):
     """It has ended."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownSession(msgspec.Struct, frozen=True):
     """A session whose folder is there. `idle_s`: the time since anything was written at the top of its folder."""
 
     session: str
@@ -62,7 +62,7 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
         older_s = parse_seconds(older)
     except UnitError as error:
         raise ConfigError(f"--older: {error}", key="older") from None
-    found = known()
+    found = known_sessions()
     if not remove:
         if as_json:
             console.json({"sessions": found})
@@ -77,7 +77,7 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
         console.lines(render_pruned(pruned, older=older))
 
 
-def known() -> list[Known]:
+def known_sessions() -> list[KnownSession]:
     """Every session whose folder is there, the newest first."""
     home = state_folder()
     places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*")]
@@ -88,10 +88,10 @@ def known() -> list[Known]:
     found = {place.resolve() for place in [*filter(holds_session, places), *begun]}
     newest_first = sorted((_idle_s(path), path) for path in found)
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a manager on another machine may take seconds to answer
-        return [each for each in pool.map(lambda one: _look(*one), newest_first) if each is not None]
+        return [each for each in pool.map(lambda one: _read_known(*one), newest_first) if each is not None]
 
 
-def render(found: Sequence[Known]) -> list[str]:
+def render(found: Sequence[KnownSession]) -> list[str]:
     """The lines of `stoker sessions`."""
     if not found:
         return ["no session is known here; `stoker up` or a program with stoker.load() starts one"]
@@ -124,11 +124,11 @@ def render_pruned(pruned: Sequence[prune.Pruned], *, older: str) -> list[str]:
     return [*out, f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}"]
 
 
-def _look(idle_s: float, path: Path) -> Known | None:
+def _read_known(idle_s: float, path: Path) -> KnownSession | None:
     """What is known of the session in a folder; None if it is damaged, or was removed meanwhile."""
     folder = SessionFolder(path)
     try:
-        return Known(detached.name_of(folder), str(path), _state(folder, idle_s=idle_s), idle_s)
+        return KnownSession(detached.name_of(folder), str(path), _state(folder, idle_s=idle_s), idle_s)
     except SessionError:
         return None
 

@@ -44,26 +44,26 @@ _REMOVES = {
 """What a person types to end jobs."""
 
 
-class Left(msgspec.Struct, frozen=True):
+class LeftBehind(msgspec.Struct, frozen=True):
     """Something of a session that is still there. `remove` is the command that ends it, where one can be told."""
 
     what: str
     remove: str = ""
 
 
-def processes(folder: SessionFolder) -> Iterator[Left]:
+def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
     """The session's processes on this machine. Of the manager elsewhere its lease tells."""
-    for process, kind, path in ours():
+    for process, kind, path in own_processes():
         if path == folder.path:
-            yield Left(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
+            yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
     holder = None
     with contextlib.suppress(SessionError):  # it is damaged
         holder = lease.read(lease.lease_file(folder))
     if holder is not None and lease.is_alive(holder) is None and not holder.over:
-        yield Left(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
+        yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
 
 
-def ours() -> Iterator[tuple[psutil.Process, str, Path]]:
+def own_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
     """This user's processes of any session on this machine: what each is, and its session's folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
@@ -89,13 +89,13 @@ def _of_taskvine(process: psutil.Process, command: Sequence[str]) -> tuple[str, 
     return (kind, Path(pool)) if pool else None
 
 
-def factory(folder: SessionFolder) -> Iterator[Left]:
+def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
     """Whether a factory still looks after the session's jobs on another machine."""
     lock = folder.path / "factory.lock"
-    if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in ours()):
+    if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in own_processes()):
         return
     if is_locked(lock, exclusively=True):
-        yield Left("its job submitter on another machine, which cancels its jobs")
+        yield LeftBehind("its job submitter on another machine, which cancels its jobs")
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
@@ -118,7 +118,7 @@ def batch_of(site: Site, folder: SessionFolder) -> Batch:
     return make_batch(own, session=folder.read().session, folder=folder)
 
 
-def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
+def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
     """Jobs of the session that its batch systems still have. Of those that do not answer, what was there `before`."""
     seen: set[str] = set()
     try:
@@ -126,7 +126,7 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
     except ConfigError as error:
         if before is not None and before.jobs:
             names = job_ids([job.job for job in before.jobs if job.job])
-            yield Left(f"perhaps jobs {names}, which cannot be asked about: {error}")
+            yield LeftBehind(f"perhaps jobs {names}, which cannot be asked about: {error}")
         return
     for site in sites.values():
         if site.provider.kind is ProviderKind.LOCAL:  # its jobs are processes of this machine
@@ -135,20 +135,20 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
         try:
             batch = batch_of(site, folder)
             listed = [job for job in batch.find() if job not in seen]
-            looks = batch.look(listed) if listed else {}
-            there = [job for job in listed if job not in looks or not looks[job].phase.over]
+            statuses = batch.query(listed) if listed else {}
+            there = [job for job in listed if job not in statuses or not statuses[job].phase.over]
         except StokerError as error:
             jobs_before = before.jobs if before is not None else ()
             known = [job.job for job in jobs_before if job.source == site.name and job.job]
             if known:
                 text = f"perhaps jobs {job_ids(known)} of site {site.name}: {error}"
-                yield Left(text, f"{remove} {' '.join(known)}")
+                yield LeftBehind(text, f"{remove} {' '.join(known)}")
             continue
         seen.update(there)
-        stuck = [job for job in there if job in looks and looks[job].leaving]
+        stuck = [job for job in there if job in statuses and statuses[job].leaving]
         there = [job for job in there if job not in stuck]
         if there:
-            yield Left(f"jobs {job_ids(there)} of site {site.name}", f"{remove} {' '.join(there)}")
+            yield LeftBehind(f"jobs {job_ids(there)} of site {site.name}", f"{remove} {' '.join(there)}")
         if stuck:  # of all batch systems only HTCondor's jobs say so
             text = f"jobs {job_ids(stuck)} of site {site.name}, cancelled; their machines have not answered yet"
-            yield Left(text, f"condor_rm -forcex {' '.join(stuck)}")
+            yield LeftBehind(text, f"condor_rm -forcex {' '.join(stuck)}")

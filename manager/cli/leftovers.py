@@ -39,7 +39,7 @@ def store() -> Iterator[Finding]:
 
 def sessions() -> Iterator[Finding]:
     """Sessions that are known here: alive, over, or gone without a trace."""
-    found = known.known()
+    found = known.known_sessions()
     alive = [each.session for each in found if each.state is SessionState.UP]
     over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
     links = sorted((state_folder() / "sessions").glob("*"))

@@ -25,7 +25,7 @@ _BLOCK = re.compile(r"b\d+")
 @click.command(short_help="Print the log of a call, block, pilot, library or manager.")
 @click.argument("what", default="")
 @click.option("-f", "--follow", is_flag=True, help="Go on printing as it grows, until Ctrl-C.")
-@takes_session(default=choosing.LOOKS)
+@takes_session(default=choosing.SHOWN_BY_DEFAULT)
 def logs(*, what: str, follow: bool, session: str) -> None:
     """Print a log: of a call (c-12: exactly what it printed), a block (b3: what its job printed), a pilot, a library
     (lib-3), or the manager.

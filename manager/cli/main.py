@@ -28,7 +28,7 @@ from stoker.version import RELEASE
 from stoker.working_folder import REMOVED, is_removed
 
 
-class Commands(FromEntryPoints):
+class CommandGroup(FromEntryPoints):
     """Stoker's own commands, and those that installed packages declare."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -44,7 +44,7 @@ class Commands(FromEntryPoints):
         return entry_points.load_command(entry_points.COMMANDS, name) if name else None
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(RELEASE, prog_name="stoker", message="%(prog)s %(version)s")
 def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""

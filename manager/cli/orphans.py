@@ -47,7 +47,7 @@ def jobs() -> Iterator[Finding]:
             )
 
 
-class Orphan(msgspec.Struct, frozen=True):
+class OrphanProcess(msgspec.Struct, frozen=True):
     """A process of a session that is no more."""
 
     pid: int
@@ -55,16 +55,16 @@ class Orphan(msgspec.Struct, frozen=True):
     folder: str
 
 
-def orphaned() -> Iterator[Orphan]:
+def orphaned() -> Iterator[OrphanProcess]:
     """The orphans on this machine. A pilot still within its lease is one too: it will end by itself, but not yet."""
-    found = list(left.ours())
+    found = list(left.own_processes())
     gone = _gone(found)
     if any(path.exists() for path in gone):
         time.sleep(_PATIENCE_S)
         gone &= _gone(found)
     for process, kind, path in found:
         if path in gone and process.is_running():
-            yield Orphan(process.pid, kind, str(path))
+            yield OrphanProcess(process.pid, kind, str(path))
 
 
 def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:

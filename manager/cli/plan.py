@@ -19,7 +19,7 @@ from stoker.units import show_seconds
 if TYPE_CHECKING:
     from stoker.contexts.performance import PerformanceStore
     from stoker.manager.study.evidence import Work
-    from stoker.manager.study.plan import Forecast, Plan, Range
+    from stoker.manager.study.plan import PlanForecast, Range, RunPlan
 
 _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 
@@ -86,7 +86,7 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
 # ---- in words
 
 
-def render(found: Plan) -> list[str]:
+def render(found: RunPlan) -> list[str]:
     """The lines of `stoker plan`."""
     work, written = found.work, found.as_written
     devices = f"{found.devices} x {found.kind}"
@@ -112,7 +112,7 @@ def render(found: Plan) -> list[str]:
     return out
 
 
-def _table(what: str, rows: tuple[Forecast, ...], *, best: float) -> list[str]:
+def _table(what: str, rows: tuple[PlanForecast, ...], *, best: float) -> list[str]:
     out = [f"  {what:<12}  {'finish':>12}  {'device-hours':>12}"]
     for row in rows:
         value = row.blocks if what == "blocks" else row.walltime_s

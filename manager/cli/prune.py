@@ -102,11 +102,11 @@ def _jobs(folder: SessionFolder) -> Iterator[str]:
         try:
             batch = left.batch_of(site, folder)
             jobs = list(batch.find())
-            looks = batch.look(jobs) if jobs else {}
+            statuses = batch.query(jobs) if jobs else {}
         except StokerError as error:
             yield f"site {site.name} cannot be asked for its jobs: {error}"
             continue
-        if there := [job for job in jobs if job not in looks or not looks[job].phase.over]:
+        if there := [job for job in jobs if job not in statuses or not statuses[job].phase.over]:
             yield f"site {site.name} still has its jobs {', '.join(there)}"
 
 

@@ -17,8 +17,8 @@ from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
-    from stoker.manager.live.verify import Difference, Replayed
-    from stoker.manager.study.calibrate import Compared
+    from stoker.manager.live.verify import FirstDifference, Replayed
+    from stoker.manager.study.calibrate import MakespanComparison
 
 _SEEDS = 9
 
@@ -99,7 +99,7 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
     return out
 
 
-def compared(makespans: Compared) -> str:
+def compared(makespans: MakespanComparison) -> str:
     """How long the session would take in the simulator."""
     live, error = show_seconds(makespans.live_s), makespans.error
     simulated = show_seconds(makespans.live_s * (1 + error))
@@ -113,7 +113,7 @@ def _lives(folder: SessionFolder, journal: Path) -> bool:
     return False
 
 
-def _simulated(journal: Path, session: str, folder: SessionFolder) -> Compared:
+def _simulated(journal: Path, session: str, folder: SessionFolder) -> MakespanComparison:
     from stoker.manager.live.chosen import policies_of
     from stoker.manager.study.calibrate import calibrate, compare
     from stoker.manager.study.recorded import read_session
@@ -122,7 +122,7 @@ def _simulated(journal: Path, session: str, folder: SessionFolder) -> Compared:
     return compare(calibrate(recorded), policies=lambda: policies_of(folder), seeds=range(_SEEDS))
 
 
-def _told(difference: Difference, *, same: int) -> list[str]:
+def _told(difference: FirstDifference, *, same: int) -> list[str]:
     at = f"event {difference.event:,}, {difference.after_s:.3f} s after the start"
     out = [f"  {same:,} decisions are the same, then {at}, is decided otherwise", "", "  what happened"]
     out += [f"    {line}" for line in difference.happened]

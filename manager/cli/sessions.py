@@ -45,24 +45,24 @@ def takes_session(*, default: str) -> Callable[[Command], Command]:
 _NAMES = "The same as the argument SESSION: its id, a beginning of it, or its folder."
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SessionAnswer(msgspec.Struct, frozen=True):
     """What a session said. `over` says in words that it has ended, and is empty for one that lives."""
 
     status: to_client.Status
     over: str = ""
 
 
-def status_of(name: str) -> tuple[SessionFolder, Answer]:
+def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
     """The status of a session, live or over. Raises SessionError."""
     folder = choosing.session_to_show(name)
     try:
         with Observer(folder) as observer:
-            return folder, Answer(observer.status())
+            return folder, SessionAnswer(observer.status())
     except SessionEndedError as ended:
         from stoker.manager.live.replay import status_of_ended_session
 
         with _from_journal(folder, ended):
-            return folder, Answer(status_of_ended_session(folder), over=str(ended))
+            return folder, SessionAnswer(status_of_ended_session(folder), over=str(ended))
 
 
 def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:

@@ -45,7 +45,7 @@ def simulate(
     if scenario is None:
         simulating.show_known(as_json=as_json)
         return
-    asked = simulating.Asked(scenario, policies, seeds, changes, jobs, out)
+    asked = simulating.SimulationRequest(scenario, policies, seeds, changes, jobs, out)
     code = simulating.simulate(asked, as_json=as_json)
     if code:
         raise click.exceptions.Exit(code)

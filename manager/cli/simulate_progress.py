@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 from stoker.manager.cli import console
-from stoker.manager.sim.workload import Sweep, Workload
-from stoker.manager.study.running import Finished
+from stoker.manager.sim.workload import SweepCalls, Workload
+from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import label
 from stoker.units import show_seconds
 
@@ -41,7 +41,7 @@ class SimulationProgress:
         if self._place is not None and time.monotonic() - self._drawn >= _DRAW_EVERY_S:
             self._draw(self._place)
 
-    def done(self, run: Finished) -> None:
+    def done(self, run: FinishedRun) -> None:
         """A run is done."""
         self._done += 1
         self._going.pop((run.policy, run.seed), None)
@@ -50,7 +50,7 @@ class SimulationProgress:
         elif self._total <= _FEW or self._done == self._total or time.monotonic() - self._drawn >= _LINE_EVERY_S:
             self._drawn = time.monotonic()
             how = "done" if run.outcome.complete else "cut off"
-            left = self._left()
+            left = self._time_left()
             console.note(
                 f"{self._done}/{self._total} runs: {label(run.policy)}, seed {run.seed}, {how} after "
                 f"{show_seconds(run.outcome.ended_at)}, simulated in {show_seconds(run.wall_s)}"
@@ -59,7 +59,7 @@ class SimulationProgress:
 
     def _draw(self, place: console.Redrawn) -> None:
         self._drawn = time.monotonic()
-        left = self._left()
+        left = self._time_left()
         lines = [f"  runs {bar(self._part())}  {self._done}/{self._total}" + (f"   left {left}" if left else "")]
         wide = max((len(label(policy)) for policy, _ in self._going), default=0)
         for (policy, seed), (now_s, ended) in self._going.items():
@@ -72,7 +72,7 @@ class SimulationProgress:
         going = sum(min(1.0, ended / self._calls) for _, ended in self._going.values()) if self._calls else 0.0
         return min(1.0, (self._done + going) / self._total)
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         part = self._part()
         passed_s = time.monotonic() - self._began
         return show_seconds(passed_s * (1 - part) / part) if _FROM < part < 1 else ""
@@ -81,7 +81,7 @@ class SimulationProgress:
 @contextlib.contextmanager
 def progress(workload: Workload, *, total: int, quiet: bool) -> Iterator[SimulationProgress]:
     """Show how far `total` runs are while the block runs; `quiet`: stdout is for something else."""
-    calls = -(-workload.inputs // workload.items) if isinstance(workload, Sweep) else 0
+    calls = -(-workload.inputs // workload.items) if isinstance(workload, SweepCalls) else 0
     if quiet or not console.is_terminal():
         yield SimulationProgress(None, total=total, calls=calls)
         return

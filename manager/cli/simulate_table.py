@@ -8,18 +8,18 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.manager.study.comparison import SPEED, Column, Row, verdicts, worth_for
-from stoker.manager.study.run_folder import SCENARIO, Written
-from stoker.manager.study.running import Finished
+from stoker.manager.study.comparison import SPEED, Column, PolicyRow, verdicts, worth_for
+from stoker.manager.study.run_folder import SCENARIO, WrittenFiles
+from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label
-from stoker.manager.study.statistics import Estimate
+from stoker.manager.study.statistics import MeanEstimate
 from stoker.units import show_seconds
 
 _NARROW = 0.02
 """An interval that is no wider than this share of its mean is narrow enough for most questions."""
 
 
-def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
     """A line a policy, means with the half widths of their 95 % intervals. Columns without a number are left
     out, and those of zeros that nobody misses."""
     shown = [column for column in columns if _says_something(rows, column)]
@@ -38,7 +38,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     ]
 
 
-def show(found: Estimate | None, *, scale: float = 1.0) -> str:
+def show(found: MeanEstimate | None, *, scale: float = 1.0) -> str:
     """`578 ± 12`: as many digits as the mean deserves; a dash where there is no number."""
     if found is None:
         return "–"
@@ -49,7 +49,7 @@ def show(found: Estimate | None, *, scale: float = 1.0) -> str:
     return f"{mean:,.{digits}f}" + (f" ± {half_width:,.{digits}f}" if half_width else "")
 
 
-def notes(runs: Sequence[Finished], rows: Sequence[Row], scenario: Scenario) -> list[str]:
+def notes(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], scenario: Scenario) -> list[str]:
     """What the table does and does not show, in sentences."""
     out = verdicts(runs, rows, scenario=scenario)
     for row in rows:
@@ -67,7 +67,7 @@ def notes(runs: Sequence[Finished], rows: Sequence[Row], scenario: Scenario) -> 
     return out
 
 
-def summary(runs: Sequence[Finished], *, wall_s: float, jobs: int) -> str:
+def summary(runs: Sequence[FinishedRun], *, wall_s: float, jobs: int) -> str:
     """What it took."""
     events, seconds = sum(run.outcome.core_events for run in runs), sum(run.wall_s for run in runs)
     rate = f", {events / seconds:,.0f} core events/s each" if seconds else ""
@@ -75,7 +75,7 @@ def summary(runs: Sequence[Finished], *, wall_s: float, jobs: int) -> str:
     return f"{count(len(runs), 'run')} in {show_seconds(wall_s)} on {many}{rate}"
 
 
-def written(what: Written) -> str:
+def written(what: WrittenFiles) -> str:
     """A line on something that was written."""
     if not what.paths:
         return f"  {what.what:9} none: {what.about}"
@@ -91,8 +91,8 @@ def written(what: Written) -> str:
 
 def next_steps(
     scenario: Scenario,
-    runs: Sequence[Finished],
-    rows: Sequence[Row],
+    runs: Sequence[FinishedRun],
+    rows: Sequence[PolicyRow],
     *,
     asked: Sequence[str],
     folder: Path,
@@ -129,6 +129,6 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def _says_something(rows: Sequence[Row], column: Column) -> bool:
+def _says_something(rows: Sequence[PolicyRow], column: Column) -> bool:
     found = [estimate for row in rows if (estimate := row.estimates[column.key]) is not None]
     return any(each.mean or each.half_width for each in found) if column.may_lack else bool(found)

@@ -17,10 +17,10 @@ from stoker.manager.cli.simulate_table import count
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies.named import SHIPPED
 from stoker.manager.sim.check import doubtful
-from stoker.manager.sim.workload import Sweep, contexts_of
+from stoker.manager.sim.workload import SweepCalls, contexts_of
 from stoker.manager.study import run_folder
 from stoker.manager.study.comparison import columns_for, compare, with_bounds
-from stoker.manager.study.running import Finished, run_all
+from stoker.manager.study.running import FinishedRun, run_all
 from stoker.manager.study.scenario import Scenario, check_policies, find_scenario, label, load_scenario, shipped
 from stoker.site import absolute_policy
 from stoker.working_folder import working_folder
@@ -31,7 +31,7 @@ _FIRST = "static-pool"
 """What to try first."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class SimulationRequest(msgspec.Struct, frozen=True):
     """What was asked for; what is empty or None is as the scenario or the machine has it."""
 
     given: str
@@ -48,7 +48,7 @@ class Asked(msgspec.Struct, frozen=True):
         return [self.given, *(word for option in options for word in option)]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class SimulationPlan(msgspec.Struct, frozen=True):
     """What is to be simulated, where it goes, and how many runs at a time."""
 
     scenario: Scenario
@@ -61,15 +61,15 @@ class Plan(msgspec.Struct, frozen=True):
         return len(self.scenario.policies) * self.scenario.seeds
 
 
-class Done(msgspec.Struct):
+class SimulationOutcome(msgspec.Struct):
     """What came of it. `stopped`: why it is not all."""
 
-    runs: list[Finished]
+    runs: list[FinishedRun]
     stopped: StokerError | KeyboardInterrupt | None = None
     wall_s: float = 0.0
 
 
-def simulate(asked: Asked, *, as_json: bool) -> int:
+def simulate(asked: SimulationRequest, *, as_json: bool) -> int:
     """Simulate, and say what came of it; the exit code. Raises StokerError, after what was done until then is kept."""
     plan = _plan(asked)
     if not as_json:
@@ -86,7 +86,7 @@ def simulate(asked: Asked, *, as_json: bool) -> int:
     return INTERRUPTED if done.stopped is not None else 0
 
 
-def _plan(asked: Asked) -> Plan:
+def _plan(asked: SimulationRequest) -> SimulationPlan:
     scenario = load_scenario(find_scenario(asked.given), changes=asked.changes)
     policies = tuple(absolute_policy(policy, working_folder()) for policy in dict.fromkeys(asked.policies))
     policies = policies or scenario.policies
@@ -100,12 +100,12 @@ def _plan(asked: Asked) -> Plan:
     jobs = asked.jobs or len(os.sched_getaffinity(0))
     folder = run_folder.make(scenario.name, out=asked.out)
     run_folder.keep_policies(folder, policies)
-    return Plan(scenario, folder, min(jobs, len(policies) * scenario.seeds))
+    return SimulationPlan(scenario, folder, min(jobs, len(policies) * scenario.seeds))
 
 
-def _run(plan: Plan, *, quiet: bool) -> Done:
+def _run(plan: SimulationPlan, *, quiet: bool) -> SimulationOutcome:
     """Simulate until all is done, something fails, or Ctrl-C."""
-    scenario, done, began = plan.scenario, Done([]), time.monotonic()
+    scenario, done, began = plan.scenario, SimulationOutcome([]), time.monotonic()
     with progress(scenario.workload, total=plan.total, quiet=quiet) as shown:
         try:
             _collect(plan, done.runs, shown)
@@ -117,7 +117,7 @@ def _run(plan: Plan, *, quiet: bool) -> Done:
     return done
 
 
-def _collect(plan: Plan, runs: list[Finished], shown: SimulationProgress) -> None:
+def _collect(plan: SimulationPlan, runs: list[FinishedRun], shown: SimulationProgress) -> None:
     scenario = plan.scenario
     going = run_all(
         scenario, policies=scenario.policies, seeds=range(scenario.seeds), folder=plan.folder / run_folder.LOGS,
@@ -129,11 +129,11 @@ def _collect(plan: Plan, runs: list[Finished], shown: SimulationProgress) -> Non
             shown.done(run)
 
 
-def _report(asked: Asked, plan: Plan, done: Done, *, as_json: bool) -> None:
+def _report(asked: SimulationRequest, plan: SimulationPlan, done: SimulationOutcome, *, as_json: bool) -> None:
     """The table, and everything that is written. What was done before a stop gets all of it as well."""
     scenario, runs = plan.scenario, done.runs
     columns = columns_for(scenario)
-    all_at_once = isinstance(scenario.workload, Sweep)
+    all_at_once = isinstance(scenario.workload, SweepCalls)
     rows = compare(runs, columns, policies=scenario.policies, all_at_once=all_at_once)
     results = run_folder.results_of(scenario, runs, rows, complete=len(runs) == plan.total)
     if as_json:
@@ -153,7 +153,7 @@ def _report(asked: Asked, plan: Plan, done: Done, *, as_json: bool) -> None:
     console.lines(["", *steps])
 
 
-def _header(plan: Plan) -> list[str]:
+def _header(plan: SimulationPlan) -> list[str]:
     scenario = plan.scenario
     facts = [", ".join(map(label, scenario.policies)), count(scenario.seeds, "seed"), count(plan.total, "run")]
     if plan.jobs > 1:
@@ -166,12 +166,12 @@ def _header(plan: Plan) -> list[str]:
 def show_known(*, as_json: bool) -> None:
     """Which scenarios and which policies ship."""
     if as_json:
-        console.json(_known())
+        console.json(_shipped_names())
     else:
         console.lines(_listed())
 
 
-def _known() -> dict[str, dict[str, str]]:
+def _shipped_names() -> dict[str, dict[str, str]]:
     return {
         "scenarios": {name: load_scenario(path).about for name, path in shipped().items()},
         "policies": {policy.name: policy.about for policy in SHIPPED.values()},
@@ -179,7 +179,7 @@ def _known() -> dict[str, dict[str, str]]:
 
 
 def _listed() -> list[str]:
-    known = _known()
+    known = _shipped_names()
     out = []
     for kind, entries in known.items():
         wide = max(map(len, entries))

@@ -8,7 +8,7 @@ import msgspec
 
 from stoker.errors import ConfigError
 from stoker.manager.cli.slurm_facts import Partition, Slurm
-from stoker.manager.cli.surroundings import Node, Surroundings
+from stoker.manager.cli.surroundings import HostFacts, Node
 from stoker.site import ProviderKind
 from stoker.units import show_bytes, show_seconds
 
@@ -31,7 +31,7 @@ class Draft(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
-def draft(around: Surroundings, *, partition: str = "") -> Draft:
+def draft(around: HostFacts, *, partition: str = "") -> Draft:
     """A site file for these surroundings; `partition` names the partition or queue that is meant.
 
     Raises ConfigError when there is none of that name.
@@ -58,7 +58,7 @@ def choose(slurm: Slurm) -> Partition | None:
     return best[0] if best else None
 
 
-def _slurm(around: Surroundings, slurm: Slurm, named: str) -> Draft:
+def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     chosen = _named(slurm, named) if named else choose(slurm)
     if chosen is None:
         why = f"its partitions could not be asked for ({slurm.trouble})" if slurm.trouble else "it shows no partition"
@@ -94,7 +94,7 @@ def _slurm(around: Surroundings, slurm: Slurm, named: str) -> Draft:
     return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
 
 
-def _queue(around: Surroundings, named: str) -> Draft:
+def _queue(around: HostFacts, named: str) -> Draft:
     kind = around.kind.value
     if named and around.queues and named not in around.queues:
         raise ConfigError(f"there is no queue {named}; there are {', '.join(around.queues)}", key="queue")
@@ -160,7 +160,7 @@ def _asked(cores: int, memory: int, of_what: str) -> str:
     return f"{cores} cores{size}: {why}"
 
 
-def _local(around: Surroundings) -> Draft:
+def _local(around: HostFacts) -> Draft:
     lines = [*_head(around, "local", "no batch system"), "", "[provider]", 'kind = "local"']
     lines += [
         "",
@@ -170,11 +170,11 @@ def _local(around: Surroundings) -> Draft:
     return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
 
 
-def _head(around: Surroundings, name: str, system: str) -> list[str]:
+def _head(around: HostFacts, name: str, system: str) -> list[str]:
     return [f"# {system} as user {around.user}, found by `stoker init` on {around.host}.", f'name = "{_safe(name)}"']
 
 
-def _pilot(around: Surroundings) -> list[str]:
+def _pilot(around: HostFacts) -> list[str]:
     lines = ["[pilot]", f"max_blocks = {_BLOCKS}".ljust(_COMMENT_AT) + "# jobs at once; your share of the cluster"]
     local = [each for each in around.scratch if not each.shared]
     shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
@@ -186,7 +186,7 @@ def _pilot(around: Surroundings) -> list[str]:
     return lines
 
 
-def _session(around: Surroundings, reasons: list[str]) -> list[str]:
+def _session(around: HostFacts, reasons: list[str]) -> list[str]:
     fast = around.fast_network
     if not around.home_shared:
         reasons.append(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from stoker.manager.factory.batch import BatchTrouble
-from stoker.manager.factory.commands import Said
+from stoker.manager.factory.commands import CommandResult
 
 PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
@@ -84,7 +84,7 @@ class Slurm(msgspec.Struct, frozen=True):
         return self.preempts and above and partition.preempt not in ("", "OFF")
 
 
-def ask(run: Callable[[Sequence[str]], Said]) -> Slurm:
+def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
     """The cluster that this host's commands know. What cannot be asked is left out; `trouble` says why the first could
     not."""
     try:

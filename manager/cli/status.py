@@ -15,13 +15,13 @@ from stoker.manager.protocol.to_client import Status
 
 _WATCH_EVERY_S = 1.0
 _WATCH_EVERY_ON_A_PIPE_S = 10.0
-"""A log is not a screen: what was said there is not said again until it has changed (`news`)."""
+"""A log is not a screen: what was said there is not said again until it has changed (`log_lines`)."""
 
 
 @click.command(short_help="Show pilots, contexts, queues, rates and a forecast.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C; on a pipe: what changes.")
-@takes_session(default=choosing.LOOKS)
+@takes_session(default=choosing.SHOWN_BY_DEFAULT)
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
@@ -43,7 +43,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
     console.lines(render(answer.status, over=bool(answer.over), policy=policy))
 
 
-class Picture:
+class StatusPicture:
     """A session that is looked at again and again. On a terminal it stands still; elsewhere what is new is printed.
     `policy`: who decides in it, where it is not the default."""
 
@@ -58,7 +58,7 @@ class Picture:
         if console.is_terminal():
             self._place.show(render(status, policy=self._policy))
         else:
-            console.lines(news(status, before=self._last, policy=self._policy))
+            console.lines(log_lines(status, before=self._last, policy=self._policy))
         self._last, self._trouble = status, ""
 
     def show_trouble(self, text: str) -> None:
@@ -70,7 +70,7 @@ class Picture:
         self._trouble = text
 
 
-def news(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
+def log_lines(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
     """What to say of a session in a log: all of it when pilots, blocks or contexts have changed, one line when only
     calls have come or ended, nothing when nothing has happened."""
     if before is None or _standing(status) != _standing(before):
@@ -110,7 +110,7 @@ def _watch(session: str) -> None:
     try:
         folder = choosing.session_to_show(session)
         with Observer(folder) as observer, console.redrawn() as place:
-            picture = Picture(place, policy=policy_of(folder))
+            picture = StatusPicture(place, policy=policy_of(folder))
             while True:
                 picture.show(observer.status())
                 time.sleep(watch_every_s())

@@ -16,7 +16,7 @@ from stoker.contexts.state import state_folder
 from stoker.manager.cli import slurm_facts
 from stoker.manager.cli.slurm_facts import Slurm
 from stoker.manager.factory.batch import BatchTrouble
-from stoker.manager.factory.commands import Commands, Said
+from stoker.manager.factory.commands import CommandResult, CommandRunner
 from stoker.manager.live import interfaces
 from stoker.site import ProviderKind
 
@@ -55,7 +55,7 @@ _NETWORK_FILES = (
 _SCRATCH = ("SCRATCH", "SCRATCHDIR", "LOCAL_SCRATCH", "WORK")
 
 
-class Scratch(msgspec.Struct, frozen=True):
+class ScratchPlace(msgspec.Struct, frozen=True):
     """A place for big files: what names it, and how much room it has."""
 
     path: str
@@ -71,7 +71,7 @@ class Node(msgspec.Struct, frozen=True):
     gpus: int = 0
 
 
-class Surroundings(msgspec.Struct, frozen=True):
+class HostFacts(msgspec.Struct, frozen=True):
     """What was found. `home_shared`: whether the state folder lies on a file system that other hosts see, too."""
 
     host: str
@@ -85,7 +85,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     reached_at: str = ""
     home: str = ""
     home_shared: bool = False
-    scratch: tuple[Scratch, ...] = ()
+    scratch: tuple[ScratchPlace, ...] = ()
     nodes: tuple[Node, ...] = ()
 
     @property
@@ -94,19 +94,19 @@ class Surroundings(msgspec.Struct, frozen=True):
         return next((name for name in self.networks if name.startswith(_FAST)), "")
 
 
-def look() -> Surroundings:
+def inspect_host() -> HostFacts:
     """Look around. Nothing is submitted; no command may take longer than COMMAND_LIMIT_S."""
     found = [(kind, path) for kind, name in _SUBMITS if (path := shutil.which(name))]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
     kind, command = found[0] if found else (ProviderKind.LOCAL, "")
-    run = Commands(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
+    run = CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
     slurm = slurm_facts.ask(run) if kind is ProviderKind.SLURM else None
     if slurm is not None and slurm.trouble and len(found) > 1:  # installed, not configured: another one may work
         found = [*found[1:], found[0]]
         kind, command = found[0]
         slurm = None
-    return Surroundings(
+    return HostFacts(
         host=os.uname().nodename,
         user=getpass.getuser(),
         kind=kind,
@@ -138,12 +138,12 @@ def file_system(path: Path, mounts: Mapping[str, str]) -> str:
     return ""
 
 
-def scratch_places() -> list[Scratch]:
+def scratch_places() -> list[ScratchPlace]:
     """Places for big files that sites commonly have: those that the environment names, and /scratch of this user."""
     paths = [os.environ[name] for name in _SCRATCH if os.environ.get(name)]
     paths += [f"/scratch/{getpass.getuser()}", "/scratch", f"/local/{getpass.getuser()}"]
     usable = [Path(path) for path in dict.fromkeys(paths) if os.access(path, os.W_OK | os.X_OK)]
-    return [Scratch(str(path), shutil.disk_usage(path).free, is_shared(path)) for path in usable]
+    return [ScratchPlace(str(path), shutil.disk_usage(path).free, is_shared(path)) for path in usable]
 
 
 def read_queues(text: str, kind: ProviderKind) -> list[str]:
@@ -173,7 +173,7 @@ _NODES = (
 )  # fmt: skip
 
 
-def _ask_nodes(run: Callable[[Sequence[str]], Said]) -> list[Node]:
+def _ask_nodes(run: Callable[[Sequence[str]], CommandResult]) -> list[Node]:
     try:
         said = run(_NODES)
     except BatchTrouble:
@@ -181,7 +181,7 @@ def _ask_nodes(run: Callable[[Sequence[str]], Said]) -> list[Node]:
     return [] if said.code else read_nodes(said.out)
 
 
-def _ask_queues(run: Callable[[Sequence[str]], Said], kind: ProviderKind) -> list[str]:
+def _ask_queues(run: Callable[[Sequence[str]], CommandResult], kind: ProviderKind) -> list[str]:
     if kind not in _QUEUES:
         return []
     try:

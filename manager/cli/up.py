@@ -12,7 +12,7 @@ import click
 from stoker.errors import ConfigError, SessionError, UnitError
 from stoker.manager.cli import console, down, dry_run, first_blocks
 from stoker.manager.executor import detached
-from stoker.manager.live.lease import Holder
+from stoker.manager.live.lease import LeaseHolder
 from stoker.manager.protocol import show_blocks
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
@@ -102,7 +102,7 @@ def _who_refused(why: str, sites: Sequence[Site]) -> str:
 
 def render(
     status: Status,
-    holder: Holder,
+    holder: LeaseHolder,
     sites: Sequence[Site],
     *,
     folder: SessionFolder,

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from stoker.manager.environment.members import Kind, Member
+from stoker.manager.environment.members import ArchiveMember, MemberKind
 
 TIME_S = 315_532_800
 """Every file's time of change: the first day of 1980, before which some tools cannot count."""
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 """Is told the bytes done and the bytes in all."""
 
 
-def write_archive(path: Path, members: Iterable[Member], *, on_progress: Progress | None = None) -> None:
+def write_archive(path: Path, members: Iterable[ArchiveMember], *, on_progress: Progress | None = None) -> None:
     """Write these members, in their order. Raises OSError."""
     known = list(members)
     total, done = sum(member.size_bytes for member in known), 0
@@ -45,20 +45,20 @@ def _tar(packed: _Compressor) -> tarfile.TarFile:
     return tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20)
 
 
-def _add(tar: tarfile.TarFile, member: Member) -> None:
+def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
     facts = tarfile.TarInfo(member.name)
     facts.mtime = TIME_S
     facts.mode = 0o700 if member.executable else 0o600
-    if member.kind is Kind.LINK:
+    if member.kind is MemberKind.LINK:
         facts.type, facts.linkname = tarfile.SYMTYPE, member.path
         tar.addfile(facts)
-    elif member.kind is Kind.PLAIN:
+    elif member.kind is MemberKind.PLAIN:
         with open(member.path, "rb") as file:
             facts.size = os.fstat(file.fileno()).st_size
             tar.addfile(facts, file)
     else:
         data = Path(member.path).read_bytes()
-        data = _movable(data) if member.kind is Kind.SCRIPT else _with_time(data)
+        data = _movable(data) if member.kind is MemberKind.SCRIPT else _with_time(data)
         facts.size = len(data)
         tar.addfile(facts, io.BytesIO(data))
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from stoker.errors import ConfigError
 from stoker.manager.environment.installed import Installed
-from stoker.manager.environment.walking import Found, files_below
+from stoker.manager.environment.walking import FoundFile, files_below
 from stoker.manager.protocol.session import PYTHON
 
 _HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
@@ -47,7 +47,7 @@ _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(
 """Of `lib` and `share`: what travels by itself, or serves compilers and readers alone."""
 
 
-class Kind(enum.Enum):
+class MemberKind(enum.Enum):
     """How a file goes into the archive."""
 
     PLAIN = "plain"
@@ -58,19 +58,19 @@ class Kind(enum.Enum):
     """Compiled Python, whose note of its source's time is changed."""
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """A file of an archive: its name there, where it lies (of a link: its target), and its length in bytes."""
 
     name: str
     path: str
     size_bytes: int
-    kind: Kind = Kind.PLAIN
+    kind: MemberKind = MemberKind.PLAIN
     executable: bool = False
 
 
-def package_members(installed: Installed) -> list[Member]:
+def package_members(installed: Installed) -> list[ArchiveMember]:
     """Everything that can be imported here but the standard library, and the environment's programs."""
-    found: dict[str, Member] = {}
+    found: dict[str, ArchiveMember] = {}
     packages = f"lib/python{PYTHON}/site-packages/"
     taken: set[str] = set()
     for folder in installed.folders:
@@ -87,7 +87,7 @@ def package_members(installed: Installed) -> list[Member]:
         if os.path.isdir(one.path):
             new = list(_members(one.path, prefix=f"{packages}{one.name}/"))
         else:
-            new = [Member(packages + one.name, one.path, os.path.getsize(one.path))]
+            new = [ArchiveMember(packages + one.name, one.path, os.path.getsize(one.path))]
         found.update((member.name, member) for member in new)
     others = list(_scripts(installed.scripts)) if installed.scripts else []
     if installed.conda:
@@ -96,7 +96,7 @@ def package_members(installed: Installed) -> list[Member]:
     return sorted(found.values())
 
 
-def interpreter_members() -> list[Member]:
+def interpreter_members() -> list[ArchiveMember]:
     """The interpreter that this environment runs on, with its standard library. Raises ConfigError."""
     executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     library = sysconfig.get_path("stdlib")
@@ -108,30 +108,32 @@ def interpreter_members() -> list[Member]:
         )
     name = f"python{PYTHON}"
     place = os.path.relpath(library, sys.base_prefix)
-    members = [Member(f"base/bin/{name}", executable, os.path.getsize(executable), executable=True)]
-    members.append(Member("base/bin/python3", name, 0, Kind.LINK))
+    members = [ArchiveMember(f"base/bin/{name}", executable, os.path.getsize(executable), executable=True)]
+    members.append(ArchiveMember("base/bin/python3", name, 0, MemberKind.LINK))
     members += _members(library, prefix=f"base/{place}/", skip=_NOT_NEEDED.fullmatch)
     members += _members(sysconfig.get_path("include"), prefix=f"base/include/{name}/")
     members += _bundled([member.path for member in members if ".so" in member.name or member.executable])
     return sorted({member.name: member for member in members}.values())
 
 
-def _members(folder: str, *, prefix: str, skip: Callable[[str], object] = lambda _name: False) -> Iterator[Member]:
+def _members(
+    folder: str, *, prefix: str, skip: Callable[[str], object] = lambda _name: False
+) -> Iterator[ArchiveMember]:
     for file in files_below(folder, skip=skip):
         if file.link:
-            yield Member(prefix + file.name, file.link, 0, Kind.LINK)
+            yield ArchiveMember(prefix + file.name, file.link, 0, MemberKind.LINK)
             continue
         executable = bool(file.facts.st_mode & 0o100)
-        yield Member(prefix + file.name, file.path, file.facts.st_size, executable=executable)
+        yield ArchiveMember(prefix + file.name, file.path, file.facts.st_size, executable=executable)
         compiled = _bytecode(file) if file.name.endswith(".py") else None
         if compiled is not None:
             above, _, _ = file.name.rpartition("/")
             inside = f"{above}/__pycache__/" if above else "__pycache__/"
             name = prefix + inside + os.path.basename(compiled)
-            yield Member(name, compiled, os.path.getsize(compiled), Kind.BYTECODE)
+            yield ArchiveMember(name, compiled, os.path.getsize(compiled), MemberKind.BYTECODE)
 
 
-def _bytecode(source: Found) -> str | None:
+def _bytecode(source: FoundFile) -> str | None:
     """The file of a source's bytecode, if it is there and up to date."""
     compiled = importlib.util.cache_from_source(source.path)
     try:
@@ -144,23 +146,23 @@ def _bytecode(source: Found) -> str | None:
     return compiled if head[:8] == _HEAD and said == is_now else None
 
 
-def _conda_libraries(prefix: str) -> Iterator[Member]:
+def _conda_libraries(prefix: str) -> Iterator[ArchiveMember]:
     """What packages of a conda environment find relative to themselves: shared libraries and data of its prefix."""
     for part in ("lib", "share", "ssl", "etc", "libexec"):
         if os.path.isdir(os.path.join(prefix, part)):
             yield from _members(os.path.join(prefix, part), prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
 
 
-def _scripts(folder: str) -> Iterator[Member]:
+def _scripts(folder: str) -> Iterator[ArchiveMember]:
     for file in files_below(folder):
         if file.link or re.match(r"(python|pypy|[Aa]ctivate)", file.name):
             continue
         with open(file.path, "rb") as opened:
-            kind = Kind.SCRIPT if opened.read(2) == b"#!" else Kind.PLAIN
-        yield Member(f"bin/{file.name}", file.path, file.facts.st_size, kind, executable=True)
+            kind = MemberKind.SCRIPT if opened.read(2) == b"#!" else MemberKind.PLAIN
+        yield ArchiveMember(f"bin/{file.name}", file.path, file.facts.st_size, kind, executable=True)
 
 
-def _bundled(files: list[str]) -> Iterator[Member]:
+def _bundled(files: list[str]) -> Iterator[ArchiveMember]:
     """Shared libraries that these files load from the system, but for those of the C library itself."""
     ldd = shutil.which("ldd")
     if ldd is None:
@@ -168,4 +170,6 @@ def _bundled(files: list[str]) -> Iterator[Member]:
     said = subprocess.run([ldd, *files], capture_output=True, text=True, errors="replace", check=False).stdout
     for name, path in sorted(set(re.findall(r"^\s+(\S+) => (/\S+) \(0x", said, re.MULTILINE))):
         if not _OF_LIBC.match(name):
-            yield Member(f"base/lib/bundled/{name}", os.path.realpath(path), os.path.getsize(path), executable=True)
+            yield ArchiveMember(
+                f"base/lib/bundled/{name}", os.path.realpath(path), os.path.getsize(path), executable=True
+            )

@@ -24,7 +24,7 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.environment.archive import Progress, write_archive
 from stoker.manager.environment.installed import this_environment
-from stoker.manager.environment.members import Member, interpreter_members, package_members
+from stoker.manager.environment.members import ArchiveMember, interpreter_members, package_members
 from stoker.manager.protocol.session import PYTHON
 from stoker.units import show_bytes
 from stoker.whole_files import draft_of, write_whole
@@ -71,7 +71,9 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
     )
 
 
-def _archive(place: Path, name: str, members: Callable[[], list[Member]], on_progress: Progress | None) -> Archive:
+def _archive(
+    place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
+) -> Archive:
     """An archive of that name: the one that is there, or a new one. One program makes it, others wait for it."""
     known = []
     try:

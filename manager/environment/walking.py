@@ -10,7 +10,7 @@ from typing import NamedTuple
 SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"})
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file: its name relative to the folder, with slashes, and where it lies. `link` is the target of a link that
     stays inside the folder; empty for a file and for a link that is followed."""
 
@@ -20,14 +20,16 @@ class Found(NamedTuple):
     link: str = ""
 
 
-def files_below(folder: str, *, skip: Callable[[str], object] = lambda _name: False) -> Iterator[Found]:
+def files_below(folder: str, *, skip: Callable[[str], object] = lambda _name: False) -> Iterator[FoundFile]:
     """Every file, sorted by name. `skip` is asked for relative names of files and folders; what can't be read is left
     out, and so is a folder that is met again below itself."""
     root = os.path.realpath(folder)
     yield from _walk(root, root, "", skip, frozenset({root}))
 
 
-def _walk(root: str, folder: str, prefix: str, skip: Callable[[str], object], above: frozenset[str]) -> Iterator[Found]:
+def _walk(
+    root: str, folder: str, prefix: str, skip: Callable[[str], object], above: frozenset[str]
+) -> Iterator[FoundFile]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
@@ -39,13 +41,13 @@ def _walk(root: str, folder: str, prefix: str, skip: Callable[[str], object], ab
         try:
             link = _inner_link(entry, root) if entry.is_symlink() else ""
             if link:
-                yield Found(name, entry.path, entry.stat(follow_symlinks=False), link)
+                yield FoundFile(name, entry.path, entry.stat(follow_symlinks=False), link)
             elif entry.is_dir():
                 real = os.path.realpath(entry.path)
                 if real not in above:
                     yield from _walk(root, entry.path, name + "/", skip, above | {real})
             elif entry.is_file():
-                yield Found(name, entry.path, entry.stat())
+                yield FoundFile(name, entry.path, entry.stat())
         except OSError:  # a link to nothing, a file that has just gone
             continue
 

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast, overload
 
 from parsl.app.errors import wrap_error
 from parsl.app.python import PythonApp, timeout
 from parsl.data_provider.files import File
-from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
-from parsl.errors import NoDataFlowKernelError
+from parsl.dataflow.dflow import DataFlowKernel
 
-from stoker.contexts.callables import how_it_yields
 from stoker.contexts.code_payloads import dumps_arguments
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.payloads import plain_bytes
 from stoker.contexts.recipe import Recipe
-from stoker.errors import ConfigError, SerializationError, SessionError
-from stoker.manager.executor.executor import StokerExecutor
+from stoker.errors import ConfigError, SerializationError
+from stoker.manager.executor.app_checks import (
+    check_has_result,
+    check_ignored,
+    check_takes_context,
+    named_as_here,
+    names_in,
+    unknown_option,
+)
 from stoker.manager.executor.futures import AppCallFuture
+from stoker.manager.executor.kernels import check_labels, loaded_kernel, stoker_executors
 from stoker.manager.executor.options import check_count, check_truth
 from stoker.manager.executor.packing import bare, name_of
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Prepared, travels_with
+from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, PreparedFunction, travels_with
 from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
 from stoker.manager.protocol.calls import Features
 from stoker.units import show_seconds
 
 _PARSLS = frozenset({"inputs", "outputs", "stdout", "stderr", "walltime", SPECIFICATION})
 """Keywords of a call that Parsl's kernel acts on."""
-HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.load("site.toml")
-      ...                          # call it here"""
 
 
 @overload
@@ -105,12 +108,13 @@ def app(
     if function is not None and not callable(function):
         raise ConfigError(f"@stoker.app decorates a function, and takes its options by name; it got {function!r:.80}")
     if unknown:
-        raise _unknown(next(iter(unknown)))
+        options = [each for each in inspect.signature(app).parameters if each not in ("function", "unknown")]
+        raise unknown_option(next(iter(unknown)), options=options)
     if batch_size is not None:
         check_count("batch_size", batch_size, least=1)
     check_truth("cache", cache)
-    ignore_for_cache = _names("ignore_for_cache", ignore_for_cache)
-    executors = _names("executors", None if executors == "all" else executors)
+    ignore_for_cache = names_in("ignore_for_cache", ignore_for_cache)
+    executors = names_in("executors", None if executors == "all" else executors)
     if executors == []:
         raise ConfigError("executors: an empty list: no executor could run a call; leave it out for all that there are")
     if ignore_for_cache and not cache:
@@ -121,7 +125,7 @@ def app(
     try:
         wants = read_wants({**given, "priority": priority, "stream": stream}, takes_context=True)
     except SpecificationError as error:
-        raise _named_as_here(error) from None
+        raise named_as_here(error) from None
 
     asked = {
         "context": context, "batch_size": batch_size, "timeout": timeout, "priority": priority, "deadline": deadline,
@@ -144,60 +148,6 @@ def app(
     return decorate if function is None else decorate(function)
 
 
-def _names(option: str, value: Any) -> list[str] | None:
-    """Names that an option was given; a text is one of them, and not its letters."""
-    if value is None:
-        return None
-    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
-    if not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{option}: {value!r:.80} is not a list of names")
-    return names
-
-
-def _unknown(name: str) -> ConfigError:
-    """The error for an option that `@app` does not have."""
-    options = [each for each in inspect.signature(app).parameters if each not in ("function", "unknown")]
-    near = difflib.get_close_matches(name, options, n=1)
-    elsewhere = _ELSEWHERE.get(name, f"it takes {', '.join(options)}")
-    return ConfigError(
-        f"@stoker.app has no option {name}; {f'did you mean {near[0]}?' if near else elsewhere}", key=name
-    )
-
-
-_ELSEWHERE = {
-    "retries": "Parsl tries calls again: stoker.load(retries=2)",
-    "walltime": "ends of calls are told with timeout; a call itself takes Parsl's walltime=",
-    "memory": "what a call needs of a device, its context says: @stoker.context(memory=...)",
-    "device_memory": "what a call needs of a device, its context says: @stoker.context(device_memory=...)",
-    "devices": "what a call needs of devices, its context says: @stoker.context(devices=...)",
-    "gpus": "the site file asks for GPUs: [provider] gpus",
-}
-"""Options that people look for here, and where they are."""
-
-_HERE = {"timeout_s": "timeout", "deadline_s": "deadline"}
-"""Options of a specification that have another name in `@app`."""
-
-
-def _named_as_here(error: SpecificationError) -> SpecificationError:
-    key = str(error.facts.get("key", ""))
-    name = _HERE.get(key, key)
-    return SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name})
-
-
-def _check_ignored(function: Callable[..., Any], names: Iterable[str]) -> None:
-    """Raise ConfigError for a name of `ignore_for_cache` that is no parameter of the function."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    for name in names:
-        if name not in parameters:
-            what, has = getattr(function, "__name__", "the function"), ", ".join(parameters) or "none"
-            raise ConfigError(f"{what}: ignore_for_cache: {name!r} is not one of its parameters ({has})", key=name)
-
-
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     """What `@stoker.app(...)` makes of a function."""
 
@@ -217,10 +167,10 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             raise ConfigError(f"@stoker.app decorates a function; it got {function!r}")
         if isinstance(function, PythonApp):
             raise ConfigError(f"{function.__name__} is an app already; use one decorator")
-        _check_has_result(function)
+        check_has_result(function)
         if specification.wants.takes_context:
-            _check_takes_context(function)
-        _check_ignored(function, ignore_for_cache or ())
+            check_takes_context(function)
+        check_ignored(function, ignore_for_cache or ())
         super().__init__(function, cache=cache, ignore_for_cache=ignore_for_cache)
         self.__name__ = self.func.__name__ = getattr(function, "__name__", name_of(function))
         self.specification = specification
@@ -283,7 +233,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             self._timed = (walltime, timeout(self.func, walltime))
         return self._timed[1]
 
-    def _specification_now(self, function: Callable[..., Any], prepared: Prepared) -> AppWants:
+    def _specification_now(self, function: Callable[..., Any], prepared: PreparedFunction) -> AppWants:
         """With the function as it is now: a program may bind what it captures anew before Parsl's kernel has sent the
         call."""
         wants = self.specification.wants
@@ -299,7 +249,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return last
 
     def _packed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: Prepared
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: PreparedFunction
     ) -> bytes | None:
         """The arguments as they are now: a program may change a list or an array before Parsl's kernel has sent it.
         None where the kernel has to see them: futures, files, Parsl's own keywords, a cache of results."""
@@ -377,78 +327,9 @@ def _context_first(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
-    """Parsl's loaded kernel. Raises SessionError, which names the app and shows how to load a site.
-
-    `inside`: what to do instead in a function that is a call already.
-    """
-    try:
-        return DataFlowKernelLoader.dfk()
-    except NoDataFlowKernelError:
-        raise SessionError(
-            f"{name} was called before a site was loaded. Load one first:\n\n{HOW_TO_LOAD}\n\n"
-            f"Inside of another call, {inside or f'call the function itself: {name}.function(...)'}"
-        ) from None
-
-
-def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
-    """The loaded StokerExecutors. Raises SessionError if there is none."""
-    found = [executor for executor in kernel.executors.values() if isinstance(executor, StokerExecutor)]
-    if not found:
-        labels = ", ".join(label for label in kernel.executors if label != "_parsl_internal")
-        raise SessionError(
-            f"{name} wants a StokerExecutor, but Parsl was loaded with {labels} only; add one to its Config:\n\n"
-            "  Config(executors=[stoker.StokerExecutor()])\n"
-        )
-    return found
-
-
 def labels_of(app: PythonApp | None) -> list[str] | None:
     """The labels of the executors that an app names; None if it names none."""
     if isinstance(app, StokerApp):
         return app.labels
     named = app.executors if app is not None else None
     return named if isinstance(named, list) else None
-
-
-def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) -> None:
-    """Raise ConfigError for a label of an executor that is not loaded, or none of ours."""
-    loaded = [label for label in kernel.executors if label != "_parsl_internal"]
-    for label in labels:
-        if label not in loaded:
-            raise ConfigError(
-                f"{name}: executors: no executor {label!r} is loaded; there are {', '.join(loaded)}", key="executors"
-            )
-        if not isinstance(kernel.executors[label], StokerExecutor):
-            kind = type(kernel.executors[label]).__name__
-            raise ConfigError(
-                f"{name}: executors: {label!r} is a {kind}, and a @stoker.app runs on StokerExecutors; for that one"
-                f" write Parsl's @python_app(executors=[{label!r}])",
-                key="executors",
-            )
-
-
-def _check_has_result(function: Callable[..., Any]) -> None:
-    """Raise ConfigError for what cannot be an app: its calls have no result that could be sent, or no signature."""
-    name, yields = name_of(function), how_it_yields(function)
-    if yields:
-        raise ConfigError(f"{name} is {yields}, and a call has one result: return a value, such as a list of them all")
-    try:
-        inspect.signature(function)
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"Python knows no signature of {name}, which an app needs; decorate a function that calls it:"
-            f" @stoker.app above def apply(*args): return {name}(*args)"
-        ) from None
-
-
-def _check_takes_context(function: Callable[..., Any]) -> None:
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return
-    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-        name = getattr(function, "__name__", repr(function))
-        raise ConfigError(
-            f"{name} has a context but no parameter for it: the first one gets it, as in def {name}(model, ...)"
-        )

@@ -17,7 +17,7 @@ _MANAGER_STARTS_S = 5.0
 """A manager has taken its lock so long after its session was made."""
 _LISTENS_S = 60.0
 """A manager that has its lock listens within this."""
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 def is_coming_up(folder: Path) -> bool:
@@ -33,4 +33,4 @@ def wait_for_begun(name: str = "") -> None:
     none."""
     links = state_folder() / "sessions"
     while any(is_coming_up(link) for link in links.glob("*") if link.name.startswith(name)):
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
@@ -159,6 +160,13 @@ def _not_ended(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
         return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
     except OSError:  # the files that say so are gone: it does no harm to cancel a job that has ended
         return list(jobs)
+
+
+def ensure_script_dir(provider: ExecutionProvider, run_dir: str) -> None:
+    """Set a provider's script folder if Parsl's kernel, which usually sets it, is not there."""
+    if getattr(provider, "script_dir", "") is None:
+        provider.script_dir = str(Path(run_dir) / "submit_scripts")
+        Path(provider.script_dir).mkdir(parents=True, exist_ok=True)
 
 
 def remove_objects(folder: SessionFolder) -> None:

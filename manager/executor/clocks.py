@@ -1,4 +1,4 @@
-"""Times of the manager's clock, on that of the program."""
+"""Converts times of the manager's clock to the program's clock."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from stoker.manager.protocol.to_client import Forecasts
 
 
 def on_this_clock(said: Forecasts, *, now: float) -> list[CallForecast]:
-    """What the manager expects, with times on the clock that shows `now`. The message's own way is not counted."""
+    """The manager's forecasts, with times on the clock that shows `now`. The time that the message took is ignored."""
     ahead_s = now - said.said_at if said.said_at else 0.0
     return [msgspec.structs.replace(each, ends_at=each.ends_at + ahead_s) for each in said.forecasts]

@@ -1,4 +1,4 @@
-"""What pilots need to get a recipe's objects from each other, or from the session's seed."""
+"""Publishes a recipe's objects, so that pilots can fetch them from each other or from the session's seed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from stoker.manager.protocol.to_manager import DefineManifest
 logger = logging.getLogger("stoker")
 
 MOST_BYTES = 4_000_000
-"""Larger manifests stay here: whoever reads the object first makes its own, and hands it on."""
+"""Larger manifests are not sent: the first pilot that reads the object makes one, and hands it on."""
 
 
 def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
-    """Let the seed serve a recipe's objects, and say what they are made of. `objects` is the session's folder of them.
+    """Let the seed serve a recipe's objects; returns their manifests. `objects` is the session's folder for objects.
 
-    An object that was changed meanwhile is not described: a pilot that reads it says what is wrong.
+    An object that has changed since the recipe was made gets no manifest: a pilot that reads it reports the change.
     """
     try:
         publish(objects, recipe.objects)

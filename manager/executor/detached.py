@@ -159,7 +159,7 @@ def find(name: str) -> tuple[SessionFolder, Site]:
     return folder, msgspec.structs.replace(Site.default(), name=sites, engine=engines.engine_of(folder))
 
 
-def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.Holder:
+def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
     """Start the manager of a session here, for the first time or again, and wait until it listens; who it is. Where
     somebody else starts it at the same time there is one all the same.
 

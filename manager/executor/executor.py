@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -24,7 +23,7 @@ from typing import Any
 from parsl.data_provider.staging import Staging
 from parsl.executors.errors import BadStateException
 from parsl.executors.status_handling import BlockProviderExecutor
-from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
+from parsl.jobs.states import JobState, JobStatus
 from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.filesystem import FilesystemRadio
 from parsl.providers.base import ExecutionProvider
@@ -34,13 +33,14 @@ from stoker.contexts.recipe import BARE
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import blocks, detached, engines, garbage
+from stoker.manager.executor.block_upkeep import BlockUpkeep
 from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.link import Link
-from stoker.manager.executor.news import News
 from stoker.manager.executor.options import check_local_policy, check_options, check_session
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
+from stoker.manager.executor.wait_notices import WaitNotices
 from stoker.manager.executor.wants import Wants
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
@@ -48,11 +48,10 @@ from stoker.manager.live.chosen import honoured_in, keep_policies, policies_for
 from stoker.manager.protocol.ids import FunctionKey
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
-from stoker.manager.protocol.to_manager import EndSession, ReleaseBlock, WantPilots
+from stoker.manager.protocol.to_manager import EndSession
 from stoker.plain_text import refuse_odd_path
 from stoker.site import Engine
 from stoker.site_files import load_sites, write_sites
-from stoker.units import show_seconds
 from stoker.working_folder import working_folder
 
 logger = logging.getLogger(__name__)
@@ -61,9 +60,9 @@ START_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 END_LIMIT_S = 10.0
 JOIN_LIMIT_S = 2.0
-"""A program that ends before its manager has welcomed it waits for that so long, to tell it of the end."""
+"""A program that ends before its manager has welcomed it waits so long for the welcome, to tell the manager."""
 FACTORY_LIMIT_S = 40.0
-"""How long the jobs of batch systems have to be gone; the factory itself gives up a little earlier."""
+"""How long `shutdown` waits for the jobs of batch systems to end; the factory gives up a little earlier."""
 
 
 class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped
@@ -75,7 +74,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     - `working_dir`: where calls without a context run (default: calls of Parsl's own apps in the folder of the program,
       those of `@stoker.app` and `stoker.map` in a folder of their own, which is cleared after them).
     - `drain_s`: how long a block that is scaled in may go on with the calls that it runs.
-    - `progress`: whether it says by itself why no pilot is there yet (see `news`).
+    - `progress`: whether it says by itself why no pilot is there yet (see `wait_notices`).
     - `block_error_handler`: as Parsl's; True is described above, False ignores failed blocks.
 
     Resource specifications take the keys of `stoker.manager.executor.wants.KEYS`.
@@ -115,7 +114,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
         self._honours = None if session is not None else policies_for(self.sites).dispatch.honours
-        """The wishes of calls that the session's policies take into account; of one that is joined, once it is."""
+        """The options of calls that the session's policies honour; None until a session that exists is joined."""
         self._joins = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
@@ -131,23 +130,20 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.working_dir = os.fspath(working_dir) if working_dir is not None else None
         self.storage_access = storage_access
         self.drain_s = drain_s
-        self._news = self._make_news() if progress else None
+        self._news = self._make_notices() if progress else None
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
         self._manager: ManagerProcess | None = None
         self._link: Link | None = None
         self._preparer = Preparer(
-            lambda wants: engines.check_wants(self.site, wants, honours=self._honours), unused=self._tell_unused
+            lambda wants: engines.check_wants(self.site, wants, honours=self._honours),
+            on_replaced=self._replace_function,
         )
         self._call_folder = ""
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
-        self._draining: dict[str, float] = {}
-        self._said_blocks: dict[str, str] = {}
-        self._silent = blocks.Silent(limit_s=self.site.session.lease_s)
-        self._without_key: set[str] = set()
-        """Blocks that are over, whose key is removed."""
+        self._upkeep = BlockUpkeep(self, lease_s=self.site.session.lease_s)
         self._calm = False
         self._stopped = False
         self._pid = os.getpid()
@@ -156,9 +152,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         where = f"session {self._link.session.session}" if self._link else "not started"
         return f"StokerExecutor(label={self.label!r}, site={self.site.name!r}, provider={self.provider!r})  # {where}"
 
-    def _tell_unused(self, function: FunctionKey, instead: FunctionKey) -> None:
+    def _replace_function(self, function: FunctionKey, by: FunctionKey) -> None:
         if self._link is not None:
-            self._link.will_not_name(function, instead=instead)
+            self._link.replace_function(function, by=by)
 
     @property
     def link(self) -> Link:
@@ -172,8 +168,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         """What is known of the functions that were called."""
         return self._preparer
 
-    def _make_news(self) -> News:
-        return News(
+    def _make_notices(self) -> WaitNotices:
+        return WaitNotices(
             ask=self.ask_status,
             calls_wait=lambda: self.outstanding() > 0,
             journal_trouble=lambda: self._link.journal_trouble if self._link is not None else "",
@@ -243,7 +239,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self._starting is not None:
             wait([self._starting])
         told: set[str] = set()
-        joined = self._link is not None and self._link.was_joined(within_s=JOIN_LIMIT_S)
+        joined = self._link is not None and self._link.membership.has_joined(within_s=JOIN_LIMIT_S)
         if self._link is not None and joined and self._manager_is_up() and not self._link.wait_finished(0):
             told = blocks.with_pilots(self._link)
             self._link.tell(EndSession("the program is done"))
@@ -261,17 +257,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def _start_blocks(self) -> None:
         """In a thread of its own: Ctrl-C must not come between a job's submission and the note of its id."""
         if self.provider is not None and self.provider.init_blocks > 0:
-            self._ensure_script_dir()
+            blocks.ensure_script_dir(self.provider, self.run_dir)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
             self._starting = thread.submit(self.scale_out_facade, self.provider.init_blocks)
             thread.shutdown(wait=False)
             self._early = self._starting.result()
-
-    def _ensure_script_dir(self) -> None:
-        """Without Parsl's kernel nobody has told the provider where its scripts go."""
-        if getattr(self.provider, "script_dir", "") is None:
-            self.provider.script_dir = str(Path(self.run_dir) / "submit_scripts")
-            Path(self.provider.script_dir).mkdir(parents=True, exist_ok=True)
 
     def _manager_is_up(self) -> bool:
         return self._manager is not None and self._manager.is_running()
@@ -310,17 +300,17 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         blob = None
         if isinstance(resource_specification, AppWants) and is_same(resource_specification.made_of, func):
             blob = resource_specification.function  # else Parsl's kernel has wrapped it, as to stage files
-        job = prepared.job(func, wants, folder=folder, due_at=due_at, blob=blob)
-        future.due_at = job.due_at
+        submission = prepared.submission(func, wants, folder=folder, due_at=due_at, blob=blob)
+        future.due_at = submission.due_at
         if packed is None:
-            by_name, brought = travels_with(job.function, job.recipe), set[str]()
+            by_name, brought = travels_with(submission.function, submission.recipe), set[str]()
             payload = pack_arguments(
                 args, kwargs, name=prepared.name, large=link.large, by_name=by_name, brought=brought
             )
             prepared.bring_along(brought)
         else:
             payload = place_arguments(packed, name=prepared.name, large=link.large)
-        future.call = link.submit(job, payload, future, features=wants.features)
+        future.call = link.submit(submission, payload, future, features=wants.features)
         return future
 
     def folder_of(self, wants: Wants) -> str:
@@ -337,7 +327,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return dict[Any, Any](self._link.waiting.waiters) if self._link else {}
 
     def monitor_resources(self) -> bool:
-        """No: a library serves many calls, so what its process uses says nothing of one of them."""
+        """False: a library serves many calls, so the resources of its process belong to none of them."""
         return False
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
@@ -378,9 +368,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def scale_in(self, blocks_wanted: int, max_idletime: float | None = None) -> list[str]:
         """Drain blocks, idle ones first (with `max_idletime` only those); `drain_s` later their jobs are cancelled."""
         chosen = blocks.choose(self, blocks_wanted, idle_only=max_idletime is not None)
-        for block in chosen:
-            self._draining[block] = time.monotonic() + self.drain_s
-            self.link.tell(ReleaseBlock(block))
+        self._upkeep.drain(chosen, self.link, within_s=self.drain_s)
         return chosen
 
     def status(self) -> dict[str, JobStatus]:
@@ -389,41 +377,19 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         answer = self.ask_status()
         if answer is not None:
             self.seen_blocks.update(pilot.block for pilot in answer.pilots)
-            self._cancel_silent(status, answer.emptied_blocks)
+            self._upkeep.cancel_silent(status, emptied=answer.emptied_blocks)
             for block, job in status.items():
                 if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.gone_pilots:
                     job.state = JobState.MISSING
                     job.message = job.message or "the job ended before its pilot reached the manager"
-        self._finish_draining()
+        self._upkeep.cancel_drained()
         self.tell_blocks()
         return status
 
-    def _cancel_silent(self, status: dict[str, JobStatus], emptied: Sequence[str]) -> None:
-        running = [block for block, job in status.items() if job.state is JobState.RUNNING]
-        for block in self._silent.blocks_to_cancel(running, emptied=emptied, now=time.monotonic()):
-            job = self.blocks_to_job_id.get(block)
-            if job is not None:
-                gone_s = show_seconds(self._silent.limit_s)
-                logger.warning("block %s: its pilots went %s ago, and its job still runs: cancelled", block, gone_s)
-                self.provider.cancel([job])
-
     def tell_blocks(self) -> None:
-        """Say to the manager, for `stoker status`, how the blocks are."""
-        said = {block: blocks.show(job) for block, job in self._status.items()}
-        if said != self._said_blocks and self._link is not None and not self._stopped:
-            self._said_blocks = said
-            ended = tuple(block for block, job in self._status.items() if job.state in TERMINAL_STATES)
-            for block in set(ended) - self._without_key:
-                block_keys.revoke(self._link.folder, block)
-                self._without_key.add(block)
-            self._link.tell(WantPilots(said, ended, blocks.most_pilots(self.provider)))
-
-    def _finish_draining(self) -> None:
-        for block, until in list(self._draining.items()):
-            if time.monotonic() >= until:
-                del self._draining[block]
-                if block in self.blocks_to_job_id:
-                    self.provider.cancel([self.blocks_to_job_id[block]])
+        """Tell the manager, for `stoker status`, how the blocks are."""
+        if self._link is not None and not self._stopped:
+            self._upkeep.tell(self._status, self._link)
 
     def _get_launch_command(self, block_id: str) -> str:
         """The shell command of a pilot. Nothing secret is in it: the keys lie in the session folder."""

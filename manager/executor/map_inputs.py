@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 
-class Lost:
+class LostItem:
     """An item that cannot be had: a future that failed."""
 
     def __init__(self, error: Exception) -> None:
@@ -25,13 +25,13 @@ def _result(future: Future[Any]) -> Any:
     try:
         return future.result()
     except Exception as error:
-        return Lost(error)
+        return LostItem(error)
 
 
 def refuse_lost(items: Iterable[Any]) -> None:
     """Raise what a future raised that one of these items should have come from."""
     for item in items:
-        if type(item) is Lost:
+        if type(item) is LostItem:
             raise item.error
 
 

@@ -23,14 +23,16 @@ from parsl.dataflow.dflow import DataFlowKernel
 
 from stoker.errors import ConfigError
 from stoker.largest import MOST_NUMBER
-from stoker.manager.executor.apps import check_labels, labels_of, loaded_kernel, stoker_executors
+from stoker.manager.executor.apps import labels_of
 from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.kernels import check_labels, loaded_kernel, stoker_executors
+from stoker.manager.executor.map_calls import app_in
 from stoker.manager.executor.map_inputs import batches, settled
 from stoker.manager.executor.options import check_count, check_truth, refuse
 from stoker.manager.executor.packing import name_of
-from stoker.manager.executor.progress import Bar, Follow
+from stoker.manager.executor.progress import Follow, MapProgress
 from stoker.manager.executor.rows import rows_of
-from stoker.manager.executor.stream import Stream, app_in
+from stoker.manager.executor.stream import ResultStream
 
 WINDOW = 2_000
 
@@ -44,7 +46,7 @@ def map(
     progress: bool | Follow = False,
     window: int | None = None,
     return_exceptions: bool = False,
-) -> Stream:
+) -> ResultStream:
     """Call `function` on every item; iterate over the results as they come.
 
     `function` is an app or a plain function. With `batch_size=n` it gets lists of up to n items, and there is one
@@ -83,8 +85,8 @@ def map(
     kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
     executor = _executor_of(kernel, function, name)
     inputs = settled(items) if size is None else batches(settled(items), size)
-    follow = Bar(name, total, executor.ask_status) if progress is True else progress or None
-    return Stream(
+    follow = MapProgress(name, total, executor.ask_status) if progress is True else progress or None
+    return ResultStream(
         executor,
         function,
         inputs,

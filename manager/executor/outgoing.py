@@ -1,11 +1,11 @@
-"""What a client has to say, made into numbered frames.
+"""Makes numbered frames of a client's calls and messages.
 
-`queue` takes calls (as `(job, spec)`) and messages from any thread. `frames` empties it, in order: consecutive calls of
-one job become one `Submit`, definitions go once and before the calls that need them, and what was received is
-acknowledged along with whatever leaves. Everything else is the business of one thread at a time.
+Any thread puts calls (as `(submission, spec)`) and messages into `queue`. `frames` empties it in order: consecutive
+calls of one submission become one `Submit` message, a definition goes once and before the first call that needs it, and
+each frame acknowledges the results that have come. All methods except `queue.append` are for one thread at a time.
 
-A deadline leaves as the seconds that are left: wall clocks differ, and are set while a program runs. A frame that is
-sent again has fewer seconds left than the first time, so its deadlines are counted down.
+A deadline is sent as the seconds left until it, because wall clocks differ, and are set while a program runs. A frame
+that is sent again has fewer seconds left than the first time, so it is encoded anew.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from stoker.manager.protocol.to_pilot import FunctionBlob
 
 FRAME_CALLS = 2_000
 FRAME_BYTES = 8_000_000
-"""A frame is closed at this many calls or bytes of arguments, so that the manager stays responsive."""
-_SAID_WITH_CALLS = (
+"""A frame takes no more calls at this many calls or bytes of arguments, so that the manager stays responsive."""
+_MADE_ANEW = (
     to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
     to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
 )  # fmt: skip
-"""Messages that are made anew when calls are sent again."""
+"""Messages of old frames that need no copy: sending the calls again makes them anew."""
 _MOST_REPLACED = 10_000
 RECEIVED_DELAY_S = 0.2
-"""Received goes along with the next frame, or alone after this long."""
+"""`Received` leaves with the next frame, or alone after this long."""
 
 
 class Waiter(Protocol):
-    """Waits for a call. Called on the I/O thread, exactly once a call."""
+    """Waits for the ends of calls. The I/O thread calls `settle` or `fail` exactly once a call."""
 
     def settle(self, end: CallEnd) -> bool:
-        """The call has ended. True: call `flush` when all ends that came together have been settled."""
+        """Take a call's end. True asks the caller for a `flush` after the other ends of the frame."""
 
     def fail(self, call: CallId, error: Exception) -> None:
-        """The call will have no end: its session is over or the manager did not take it."""
+        """Fail a call that cannot end: its session is over, or the manager refused it."""
 
     def flush(self) -> None:
-        """All ends that came together have been settled."""
+        """Take note that all ends of a frame are settled."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
-        """The running call says how far it is, or the manager when it will end."""
+        """Take a running call's progress, or the manager's forecast of its end."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Job:
-    """What calls of one submission have in common. Calls of the same Job object travel together. `due_at`: their
-    deadline on this program's monotonic clock; None = they have none."""
+class Submission:
+    """A function, a context and options that calls have in common. Calls of one Submission object share a message.
+    `due_at`: their deadline on this program's monotonic clock; None = they have none."""
 
     function: FunctionBlob
     recipe: Recipe
@@ -66,75 +66,79 @@ class Job:
 
     @property
     def members(self) -> int:
-        """Devices that a call wants at once: as many as it may have if it has a deadline, else as few."""
+        """Devices that a call wants at once: the most that it may have if it has a deadline, else the fewest."""
         return self.options.gang[self.due_at is not None]
 
-    def submit(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
+    def message(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
         """The message that submits these calls. `now`: the time on the clock of `due_at`."""
         due_in_s = None if self.due_at is None else self.due_at - now
         return to_manager.Submit(self.function.key, RecipeKey(self.recipe.key), calls, self.options, due_in_s)
 
 
-class Sent(msgspec.Struct, gc=False):
-    """A call that was sent and has not ended: a manager that has lost it is sent it again."""
+class SentCall(msgspec.Struct, gc=False):
+    """A call that was sent and has not ended. It is kept for a manager that loses its journal."""
 
-    job: Job
+    submission: Submission
     spec: CallSpec
 
 
-class Unused(msgspec.Struct, frozen=True):
-    """Goes through the queue behind the calls of a function that further calls will name another one instead of."""
+class Replaced(msgspec.Struct, frozen=True):
+    """A queue entry behind the last calls of a function: further calls name the function `by` in its place."""
 
     function: FunctionKey
-    instead: FunctionKey
+    by: FunctionKey
 
 
 class Outgoing:
-    """The sending side of a link. A call that is not in `wanted` any more when its turn comes is not sent.
+    """The sending side of a link. It drops a call of the queue that `wanted` no longer contains.
 
-    `describe` says what pilots need to know of a recipe's objects.
+    `describe` gives the manifests of a recipe's objects.
     """
 
     def __init__(
         self, wanted: Container[CallId], *, describe: Callable[[Recipe], list[to_manager.DefineManifest]]
     ) -> None:
-        self.queue: deque[tuple[Job, CallSpec] | Any] = deque()
+        self.queue: deque[tuple[Submission, CallSpec] | Any] = deque()
         self.received = 0
+        """Results that have come in all."""
         self._wanted = wanted
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
-        """When the seconds to deadlines were counted, by the number of each unacknowledged frame that has some."""
-        self._known: set[str] = set()
+        """When the seconds to deadlines were counted, by number of each unacknowledged frame with deadlines."""
+        self._defined: set[str] = set()
+        """Keys of the functions and recipes that this manager was sent."""
         self._unused: list[FunctionKey] = []
-        """Functions that the manager may forget, and was not told so."""
+        """Functions that the manager may forget; the next `Received` names them."""
         self._replaced: dict[FunctionKey, None] = {}
-        """Functions of which it was said once."""
-        self._late: set[FunctionKey] = set()
-        """Those among them that calls in the next frame name after all: the manager may forget them after that."""
-        self._sent: dict[CallId, Sent] = {}
+        """Functions that a `Replaced` entry has named."""
+        self._used_late: set[FunctionKey] = set()
+        """Replaced functions that calls of this frame still name. The frame's end lets the manager forget them."""
+        self._sent: dict[CallId, SentCall] = {}
         self._blocks: to_manager.WantPilots | None = None
-        """What was said last of the client's own blocks."""
-        self._said = 0
-        self._due = 0.0
-        self._taken = 0
+        """The last message about the client's own blocks."""
+        self._acknowledged_results = 0
+        """Results that frames have acknowledged."""
+        self._acknowledge_at = 0.0
+        """When results must be acknowledged at the latest."""
+        self._dequeued = 0
         """Entries that have left the queue."""
 
     def has_sent(self, key: str) -> bool:
-        """Whether the function or the recipe of this key was sent to this manager."""
-        return key in self._known
+        """True if the function or recipe of this key was sent to this manager."""
+        return key in self._defined
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Results have come; those that were not had already. `now` is in seconds on any clock `due_in` is asked with.
+        """Take results; returns those that are new. `now` is in seconds on the clock of `due_in`.
 
-        If some before them were lost with a connection, none are taken: the next hello brings all of them again.
+        If earlier results were lost with a connection, none are taken: the next hello brings all of them again.
         """
         seen = self.received - results.first
         if seen < 0:
             return ()
         ends = results.ends[seen:] if seen else results.ends
-        if self.received == self._said:
-            self._due = now + RECEIVED_DELAY_S
+        if self.received == self._acknowledged_results:
+            self._acknowledge_at = now + RECEIVED_DELAY_S
         self.received += len(ends)
         sent = self._sent
         for end in ends:
@@ -142,20 +146,20 @@ class Outgoing:
         return ends
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until what was received must be acknowledged, or None if it is."""
-        return max(0.0, self._due - now) if self.received > self._said else None
+        """Seconds until the results that came must be acknowledged; None if all are."""
+        return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Frames of everything that is to be said now. What is put into the queue meanwhile waits for the next time:
-        each frame that leaves lets another thread go on, and chasing what that submits makes frames of a few calls."""
-        last = self._taken + len(self.queue)
-        while self.queue and self._taken < last:
+        """Frames of all that is in the queue now. Entries that come meanwhile wait for the next call: each frame that
+        leaves lets another thread go on, and to follow its calls would make frames of a few calls each."""
+        last = self._dequeued + len(self.queue)
+        while self.queue and self._dequeued < last:
             yield self._frame(self._next_batch(now), now)
         if self.due_in(now) == 0.0:
             yield self._frame([], now)
 
     def again(self, now: float) -> list[bytes]:
-        """Frames that were sent and may have been lost, with the seconds that are left by now."""
+        """Encode the unacknowledged frames again, with the seconds left to deadlines as they are now."""
         counted_at = self._counted_at
         return [
             _counted_down(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame
@@ -169,44 +173,44 @@ class Outgoing:
 
     @property
     def acknowledged(self) -> int:
-        """Frames up to this number are acknowledged, and not kept."""
+        """The number of the last frame that the manager has acknowledged."""
         return self._outbox.acknowledged
 
-    def say_everything_again(self) -> None:
-        """The manager has lost a part of what was said: what is still wanted leaves anew, before what waits to leave.
+    def resubmit_everything(self) -> None:
+        """Queue all open calls and unacknowledged messages again, first: the manager has lost a part of its journal.
         The caller keeps other threads from `frames` meanwhile."""
         frames = self._outbox.begin_again()
         self._counted_at.clear()
-        self._known.clear()
+        self._defined.clear()
         self._unused.clear()
-        self._said = 0
-        again: list[tuple[Job, CallSpec] | Any] = []
+        self._acknowledged_results = 0
+        again: list[tuple[Submission, CallSpec] | Any] = []
         for call in sorted(self._sent):
             entry = self._sent.pop(call)
             if call in self._wanted:
-                again.append((entry.job, entry.spec))
+                again.append((entry.submission, entry.spec))
         decode = wire.from_client()
         for frame in frames:
-            again += [each for each in decode(frame).messages if not isinstance(each, _SAID_WITH_CALLS)]
+            again += [each for each in decode(frame).messages if not isinstance(each, _MADE_ANEW)]
         if self._blocks is not None:
             again.append(self._blocks)
         self.queue.extendleft(reversed([*again, to_manager.Resubmitted()]))
 
     def acked(self, sequence: int) -> None:
-        """The manager has frames up to this number for good."""
+        """The manager has frames up to this number in its journal: drop them."""
         self._outbox.acked(sequence)
         if self._counted_at:
             for number in [each for each in self._counted_at if each <= self._outbox.acknowledged]:
                 del self._counted_at[number]
 
     def _frame(self, messages: list[Any], now: float) -> bytes:
-        if self._late:
-            self._known -= self._late
-            self._unused += sorted(self._late.difference(self._unused))
-            self._late.clear()
-        if self.received > self._said or self._unused:
+        if self._used_late:
+            self._defined -= self._used_late
+            self._unused += sorted(self._used_late.difference(self._unused))
+            self._used_late.clear()
+        if self.received > self._acknowledged_results or self._unused:
             messages.append(to_manager.Received(self.received, tuple(self._unused)))
-            self._said = self.received
+            self._acknowledged_results = self.received
             self._unused.clear()
         frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # raises before the number is taken
         number = self._outbox.next()
@@ -219,20 +223,20 @@ class Outgoing:
 
     def _next_batch(self, now: float) -> list[Any]:
         messages: list[Any] = []
-        job: Job | None = None
+        submission: Submission | None = None
         specs: list[CallSpec] = []
         count = size = 0
         queue = self.queue
         while queue and count < FRAME_CALLS and size < FRAME_BYTES:
             entry = queue.popleft()
-            self._taken += 1
-            if type(entry) is Unused:
+            self._dequeued += 1
+            if type(entry) is Replaced:
                 self._replaced[entry.function] = None
-                self._replaced.pop(entry.instead, None)
+                self._replaced.pop(entry.by, None)
                 if len(self._replaced) > _MOST_REPLACED:
                     del self._replaced[next(iter(self._replaced))]
-                if entry.function in self._known:
-                    self._known.remove(entry.function)
+                if entry.function in self._defined:
+                    self._defined.remove(entry.function)
                     self._unused.append(entry.function)
                 continue
             if type(entry) is not tuple:
@@ -240,48 +244,48 @@ class Outgoing:
                 if type(entry) is to_manager.WantPilots:
                     self._blocks = entry
                 size += _size_of(entry)
-                job = None
+                submission = None
                 continue
             if entry[1].call not in self._wanted:  # cancelled before it left
                 continue
-            if entry[0] is not job:
+            if entry[0] is not submission:
                 definitions = self._definitions(entry[0])
-                if definitions:  # they may be large: each takes its turn as any message
+                if definitions:  # they may be large, so each goes through the queue and counts towards the frame
                     queue.appendleft(entry)
                     queue.extendleft(reversed(definitions))
-                    self._taken -= len(definitions) + 1
-                    job = None
+                    self._dequeued -= len(definitions) + 1
+                    submission = None
                     continue
-                job = entry[0]
+                submission = entry[0]
                 specs = []
-                messages.append(job.submit(specs, now=now))
-                if job.function.key in self._replaced:
-                    self._late.add(job.function.key)
+                messages.append(submission.message(specs, now=now))
+                if submission.function.key in self._replaced:
+                    self._used_late.add(submission.function.key)
             specs.append(entry[1])
-            self._sent[entry[1].call] = Sent(job, entry[1])
+            self._sent[entry[1].call] = SentCall(submission, entry[1])
             count += 1
             payload = entry[1].payload
             size += len(payload) if type(payload) is bytes else 0
         return messages
 
-    def _definitions(self, job: Job) -> list[Any]:
-        """What the manager has to be told before calls of this job, and was not told yet."""
+    def _definitions(self, submission: Submission) -> list[Any]:
+        """The definitions that the manager lacks for calls of this submission. They count as sent."""
         messages: list[Any] = []
-        for recipe in (job.recipe, *job.variants):
-            if recipe.key not in self._known:
-                self._known.add(recipe.key)
+        for recipe in (submission.recipe, *submission.variants):
+            if recipe.key not in self._defined:
+                self._defined.add(recipe.key)
                 messages += self._describe(recipe)
                 messages.append(to_manager.DefineRecipe(recipe))
-        function = job.function
-        if function.key not in self._known:
-            self._known.add(function.key)
+        function = submission.function
+        if function.key not in self._defined:
+            self._defined.add(function.key)
             self._unused = [key for key in self._unused if key != function.key]
             messages.append(to_manager.DefineFunction(function.key, function.name, function.blob))
         return messages
 
 
 def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
-    """The same frame, so many seconds later."""
+    """Encode a frame again, with so many seconds less left to its deadlines."""
     messages = [
         msgspec.structs.replace(each, due_in_s=each.due_in_s - seconds)
         if type(each) is to_manager.Submit and each.due_in_s is not None
@@ -292,7 +296,7 @@ def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
 
 
 def _size_of(message: Any) -> int:
-    """About how many bytes a definition has; other messages are small."""
+    """About how many bytes a definition has; 0 for other messages, which are small."""
     if type(message) is to_manager.DefineFunction:
         return len(message.blob)
     return len(message.recipe.loader) if type(message) is to_manager.DefineRecipe else 0

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from parsl.app.errors import wrap_error
 from parsl.app.python import timeout
 
-from stoker.contexts.captured import Captured
+from stoker.contexts.captured import CapturedState
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code
 from stoker.contexts.source_lines import SourceLines
 from stoker.errors import SerializationError
@@ -46,14 +46,15 @@ class _Pickled:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.blobs: dict[_How, FunctionBlob] = {}
-        self.captured = Captured(function)
+        self.captured = CapturedState(function)
 
 
 class FunctionCache:
-    """Pickled functions by function object. `unused` hears which bytes others have taken the place of."""
+    """Pickled functions by function object. `on_replaced(old, new)` is called when a function gets other
+    bytes."""
 
-    def __init__(self, *, unused: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _instead: None) -> None:
-        self._unused = unused
+    def __init__(self, *, on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None) -> None:
+        self._on_replaced = on_replaced
         self._lock = threading.RLock()
         """Calls are made in the program's threads, and by Parsl's kernel in its own."""
         self._known: weakref.WeakKeyDictionary[Any, _Pickled] = weakref.WeakKeyDictionary()
@@ -95,7 +96,7 @@ class FunctionCache:
             return fresh
         fresh.blobs[how] = now
         for blob in known.blobs.values():
-            self._unused(blob.key, now.key)
+            self._on_replaced(blob.key, now.key)
         if before is not None and function not in self._told:
             self._told.add(function)
             logger.warning(

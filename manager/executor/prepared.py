@@ -1,7 +1,7 @@
 """What is known of a function after its first call, so that the next ones cost little.
 
-A `Prepared` holds the function's bytes and the `Job` of each specification that it was called with. It is kept with the
-function object, weakly: when the program drops the function, this goes too.
+A `PreparedFunction` holds the function's bytes and the `Submission` of each specification that it was called with. It
+is kept with the function object, weakly: when the program drops the function, this goes too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.contexts.walk_plans import counts_by_identity
 from stoker.errors import RecipeError
-from stoker.manager.executor.outgoing import Job
+from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
-from stoker.manager.executor.sendable import check_job
+from stoker.manager.executor.sendable import check_submission
 from stoker.manager.executor.wants import Wants, read_parsl_spec, read_wants
 from stoker.manager.protocol.ids import FunctionKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -74,14 +74,14 @@ def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  #
     return f"{specification.wants.recipe.key} {specification.content}".encode()
 
 
-class Prepared:
+class PreparedFunction:
     """One function: how it is called. It does not hold the function, whose going makes it go."""
 
     def __init__(self, function: Callable[..., Any], cache: FunctionCache, check: Check) -> None:
         self.name = name_of(bare(function))
         self._cache = cache
         self._check = check
-        self._jobs: dict[Any, tuple[Any, Job]] = {}
+        self._submissions: dict[Any, tuple[Any, Submission]] = {}
         self._spec_place = _place_of_parsl_spec(bare(function))
         self._told: set[str] = set()
         self._sendable: set[str] = set()
@@ -111,11 +111,11 @@ class Prepared:
                 self._content = (blob.key, blob.key)
         return self._content[1]
 
-    def job(
+    def submission(
         self, function: Callable[..., Any], wants: Wants, *, folder: str, due_at: float | None = None,
         blob: FunctionBlob | None = None,
-    ) -> Job:  # fmt: skip
-        """The job of calls that want this. One Job object for each Wants object, so that its calls travel together.
+    ) -> Submission:  # fmt: skip
+        """The submission of calls with these wants: one for each Wants object, so that its calls share messages.
 
         `due_at`: the deadline that a first try had, on the monotonic clock; without it the time to a deadline begins
         now. `blob`: the function's bytes when the call was made; without them as it is now. Raises what the executor's
@@ -123,25 +123,25 @@ class Prepared:
         """
         self._tell_of_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
-        known = self._jobs.get((id(wants), folder))
+        known = self._submissions.get((id(wants), folder))
         if known is not None and known[0] is wants and known[1].function is blob:
             return known[1]
         self._check(wants)
         if due_at is None:
             due_at = time.monotonic() + wants.deadline_s
-        job = Job(
+        submission = Submission(
             function=blob,
             recipe=wants.recipe,
             options=wants.options_in(folder),
             variants=wants.variants,
             due_at=due_at if wants.deadline_s else None,
         )
-        check_job(job, wants.features, name=self.name, known=self._sendable)
+        check_submission(submission, wants.features, name=self.name, known=self._sendable)
         if not wants.deadline_s:
-            if len(self._jobs) > 256:
-                self._jobs.clear()
-            self._jobs[id(wants), folder] = (wants, job)
-        return job
+            if len(self._submissions) > 256:
+                self._submissions.clear()
+            self._submissions[id(wants), folder] = (wants, submission)
+        return submission
 
     def _tell_of_context(self, recipe: Recipe) -> None:
         """Say once that a recipe rests on something that has changed since it was made."""
@@ -176,30 +176,30 @@ class Prepared:
 
 
 class Preparer:
-    """Finds what is known of a function and of a specification. `check` refuses what the engine cannot honour, `unused`
-    hears of functions that are sent anew because what they captured has changed."""
+    """Finds what is known of a function and of a specification. `check` refuses what the engine cannot honour.
+    `on_replaced(old, new)` is called for a function that is sent anew because what it captured has changed."""
 
     def __init__(
         self,
         check: Check = lambda _wants: None,
         *,
-        unused: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _instead: None,
+        on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None,
     ) -> None:
         self._check = check
-        self._functions: weakref.WeakKeyDictionary[Any, Prepared] = weakref.WeakKeyDictionary()
-        self._cache = FunctionCache(unused=unused)
+        self._functions: weakref.WeakKeyDictionary[Any, PreparedFunction] = weakref.WeakKeyDictionary()
+        self._cache = FunctionCache(on_replaced=on_replaced)
         self._plain = Wants()
         self._paper: list[tuple[list[Any], Recipe, Wants]] = []
 
-    def function(self, function: Callable[..., Any]) -> Prepared:
+    def function(self, function: Callable[..., Any]) -> PreparedFunction:
         """What is known of a function."""
         try:
             known = self._functions.get(function)
             if known is None:
-                known = self._functions[function] = Prepared(function, self._cache, self._check)
+                known = self._functions[function] = PreparedFunction(function, self._cache, self._check)
             return known
         except TypeError:  # neither hashable nor weakly referable
-            return Prepared(function, self._cache, self._check)
+            return PreparedFunction(function, self._cache, self._check)
 
     def wants(self, specification: Mapping[str, Any] | None) -> Wants:
         """What a specification says. Raises SpecificationError."""

@@ -29,7 +29,7 @@ LINE_S = 10.0
 STATUS_S = 1.0
 
 
-_drawn: list[Bar] = []
+_drawn: list[MapProgress] = []
 """Bars that stand on the terminal, the last one lowest."""
 
 
@@ -42,7 +42,7 @@ def above_the_bar(text: str) -> bool:
     return True
 
 
-class Bar:
+class MapProgress:
     """Shows how far a map is. Called with every result; draws seldom."""
 
     def __init__(self, name: str, total: int | None, ask_status: Callable[[float], Status | None]) -> None:

@@ -52,7 +52,7 @@ class PulledInputs(Iterator[Any]):
             self._changed.notify()
 
     @property
-    def has_news(self) -> bool:
+    def is_ready(self) -> bool:
         """True if `next` would not raise NotYet."""
         return bool(self._pulled) or self._end is not None
 

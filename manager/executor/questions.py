@@ -1,7 +1,7 @@
-"""What a client has asked its manager, and what it has not been answered yet.
+"""A client's open questions to its manager.
 
-Questions are answered in order, those of each kind. They travel unnumbered, so that they need not be kept in the
-journal: what was not answered when a connection broke is asked again.
+The manager answers questions of one kind in order. They travel unnumbered and are not journalled: after a reconnection
+the client asks all open ones again.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from stoker.manager.protocol.to_manager import AskStatus, AskStory
 
 
 class Questions:
-    """`unsaid` are those that wait to be sent. All but `answer` and `fail_all` are for who holds the link's lock."""
+    """`unsent` are to be sent. The caller of `ask` and `ask_all_again` holds the link's lock."""
 
     def __init__(self) -> None:
-        self.unsaid: list[AskStatus | AskStory] = []
+        self.unsent: list[AskStatus | AskStory] = []
         self._open: dict[type, deque[tuple[AskStatus | AskStory, Future[Any]]]] = {
             to_client.Status: deque(),
             to_client.Story: deque(),
         }
 
     def ask(self, question: AskStatus | AskStory, *, answer: type[to_client.Status | to_client.Story]) -> Future[Any]:
-        """A question that is answered with a message of this kind."""
+        """Add a question. The future gets the `answer`, a message of this type."""
         future: Future[Any] = Future()
         self._open[answer].append((question, future))
-        self.unsaid.append(question)
+        self.unsent.append(question)
         return future
 
-    def again(self) -> None:
-        """There is a new connection: all that is open is to be sent."""
-        self.unsaid = [question for asked in self._open.values() for question, _ in asked]
+    def ask_all_again(self) -> None:
+        """Send all open questions again, over a new connection."""
+        self.unsent = [question for asked in self._open.values() for question, _ in asked]
 
     def answer(self, message: to_client.Status | to_client.Story) -> None:
-        """The oldest question of its kind is answered."""
+        """Answer the oldest question of this kind."""
         asked = self._open[type(message)]
         if asked:
             asked.popleft()[1].set_result(message)
 
     def fail_all(self, error: Exception) -> None:
-        """Nothing will be answered."""
+        """Fail all open questions."""
         for asked in self._open.values():
             while asked:
                 asked.popleft()[1].set_exception(error)

@@ -1,7 +1,7 @@
-"""Whether what a call says can be said to the manager: found out where the call is written, before anything is sent.
+"""Checks before anything is sent that the protocol can carry a call, so that the error appears where the call is made.
 
-A message is encoded long after the call was submitted, together with others', so a value that has no place in the
-protocol (a number of a hundred digits, a folder whose name is no text) must never come that far.
+A message is encoded long after the call was submitted, together with others. So this refuses values that the protocol
+cannot carry (a number of a hundred digits, a folder whose name is no text) at submission.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from stoker.errors import ConfigError, ProtocolError, SerializationError
-from stoker.manager.executor.outgoing import Job
+from stoker.manager.executor.outgoing import Submission
 from stoker.manager.protocol import to_manager, wire
 from stoker.manager.protocol.bounds import MOST_DEFINED_BYTES, wrong_with
 from stoker.manager.protocol.calls import CallSpec, Features
@@ -19,16 +19,20 @@ from stoker.units import show_bytes
 _decode = wire.from_client()
 
 
-def check_job(job: Job, features: Features | None, *, name: str, known: set[str]) -> None:
-    """Raises ConfigError or SerializationError, naming what is wrong, where calls of this job can't be sent.
+def check_submission(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
+    """Raise ConfigError or SerializationError if calls of this submission cannot be sent; the error names the reason.
 
-    `name` is the function's; `known` holds the keys of recipes that have been looked at.
+    `name` is the function's; `known` holds the keys of recipes that were checked before.
     """
-    _check_size(len(job.function.blob), f"{name} and what it uses of its surroundings", what="function")
+    _check_size(len(submission.function.blob), f"{name} and what it uses of its surroundings", what="function")
     messages: list[msgspec.Struct] = [
-        *(to_manager.DefineRecipe(recipe) for recipe in (job.recipe, *job.variants) if recipe.key not in known),
-        to_manager.DefineFunction(job.function.key, job.function.name, b""),
-        job.submit([CallSpec(CallId(0), b"", features)], now=job.due_at or 0.0),
+        *(
+            to_manager.DefineRecipe(recipe)
+            for recipe in (submission.recipe, *submission.variants)
+            if recipe.key not in known
+        ),
+        to_manager.DefineFunction(submission.function.key, submission.function.name, b""),
+        submission.message([CallSpec(CallId(0), b"", features)], now=submission.due_at or 0.0),
     ]
     for message in messages:
         try:
@@ -40,7 +44,7 @@ def check_job(job: Job, features: Features | None, *, name: str, known: set[str]
             raise ConfigError(f"{name} can't be called as it is asked for: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):
             _check_size(len(data), f"context {message.recipe.name}, its loader and its arguments", what="context")
-    known.update(recipe.key for recipe in (job.recipe, *job.variants))
+    known.update(recipe.key for recipe in (submission.recipe, *submission.variants))
 
 
 def _check_size(size: int, whose: str, *, what: str) -> None:

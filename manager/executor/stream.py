@@ -1,19 +1,17 @@
-"""The results of a `stoker.map`: what it sends, what has come, and how it ends.
+"""The results of a `stoker.map`: an iterator that sends items as calls and takes their results.
 
-It goes around Parsl's kernel, straight to the link: no task record, no future and no callback a call. Items are pulled
-when the `Window` has room, packed and sent in bulk; results come back in bulk on a queue and are unpickled by the
-thread that takes them. An input that takes long for an item goes on on a thread of its own (`pulling`), so that results
-that are there need not wait for it.
+It submits to the link directly, not through Parsl's kernel: no task record, future or callback a call. It takes items
+while the `Window` has room, and packs and sends them in bulk. Results come back in bulk on a queue; the thread that
+takes one unpickles it. If the input is slow, a thread of its own takes items from it (`pulling`), so that results that
+have come do not wait.
 
-A loop that is left drops the last reference to its stream, which is what cancels: so the link knows the stream's
-`MapInbox` only. Ctrl-C in the body of a loop does the same, before anybody can say what was kept; that is remembered
-(`_left`) for the session, which is the next to hear of the Ctrl-C.
+A program that leaves its loop drops the last reference to the stream, which cancels the calls. So the link refers to
+the stream's `MapInbox` alone. Ctrl-C in the body of a loop also drops the stream, before its message is printed;
+`_left` keeps the message for the session, which handles the Ctrl-C next.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 import queue
 import sys
@@ -25,43 +23,35 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-import msgspec
-from parsl.app.python import PythonApp
 from parsl.executors.errors import BadStateException
 
-from stoker.manager.executor.apps import StokerApp
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.large import discard_result
+from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_inputs import refuse_lost
-from stoker.manager.executor.outgoing import Job
-from stoker.manager.executor.packing import pack_arguments
-from stoker.manager.executor.prepared import travels_with
-from stoker.manager.executor.progress import Bar, Follow
+from stoker.manager.executor.progress import Follow, MapProgress
 from stoker.manager.executor.pulling import SLOW_ITEMS, SLOW_S, NotYet, PulledInputs
 from stoker.manager.executor.waiting import MapInbox
-from stoker.manager.executor.wants import Wants
 from stoker.manager.executor.window import CHUNK, WINDOW_BYTES, Window
 from stoker.manager.protocol.calls import CallEnd, Payload
 from stoker.manager.protocol.ids import CallId
 
 PATIENCE_S = 0.02
-"""Slow inputs: what has been packed is sent after this long."""
-
-_PLAIN = Wants()
+"""Packed items of a slow input are sent after this long."""
 
 
 class _NotSent:
-    """An item, or a batch of `items`, whose arguments could not be had or packed."""
+    """An item, or a batch of `items`, that the input could not give or that could not be packed."""
 
     def __init__(self, error: Exception, *, items: int) -> None:
         self.error = error
         self.items = items
 
 
-class Stream(Iterator[Any]):
-    """The results of a `map`. `taken` counts those that were handed over, `items` the items that they are of.
-    `close()` cancels what is left."""
+class ResultStream(Iterator[Any]):
+    """The results of a `map`. `taken` counts the results handed over, `items` the items that they belong to. `close()`
+    cancels the calls that are left."""
 
     def __init__(
         self,
@@ -77,22 +67,9 @@ class Stream(Iterator[Any]):
         return_exceptions: bool,
         retries: int,
     ) -> None:
-        wants = _PLAIN
-        self._before: tuple[Any, ...] = ()
-        self._with: dict[str, Any] = {}
-        app = app_in(function)
-        if app is not None:
-            wants = app.specification.wants if isinstance(app, StokerApp) else _PLAIN
-            if isinstance(function, functools.partial):  # a method, or an app with arguments given ahead
-                self._before, self._with = function.args, function.keywords
-            function = app.func
         self._link = executor.link
-        self._prepared = executor.preparer.function(function)
-        self._make_job = functools.partial(self._prepared.job, function, wants, folder=executor.folder_of(wants))
+        self._calls = MapCalls(executor, function, batch_size=batch_size)
         self._batch_size = batch_size
-        self._job = self._new_job()
-        self._by_name = travels_with(self._job.function, self._job.recipe)
-        self._deadline_s = wants.deadline_s
         self._inputs = inputs
         self._slow_items = 0
         self._ordered = ordered
@@ -102,14 +79,12 @@ class Stream(Iterator[Any]):
         self._inbox = MapInbox()
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
         self._taking = threading.RLock()
-        """One thread at a time takes a result; several may share a stream."""
+        """Held while a thread takes a result: several threads may share a stream."""
         self._places = itertools.count()
         self._next = 0
         self._ready: dict[int, Any] = {}
-        self._brought: set[str] = set()
-        """Modules that travel with the item that was packed last."""
-        self._failed: dict[CallId, int] = {}  # of many items, it matters which one it was
-        self._short: dict[CallId, int] = {}  # batches that have fewer items than the others, and how many
+        self._failed: dict[CallId, int] = {}  # the place of each failed item, for its error
+        self._short: dict[CallId, int] = {}  # the number of items of a batch that is not full
         self._return_exceptions = return_exceptions
         self._retries = retries
         """How often Parsl's kernel would try a call again."""
@@ -119,7 +94,7 @@ class Stream(Iterator[Any]):
         self.items = 0
         _open_streams.add(self)
 
-    def __iter__(self) -> Stream:
+    def __iter__(self) -> ResultStream:
         return self
 
     def __next__(self) -> Any:
@@ -143,7 +118,7 @@ class Stream(Iterator[Any]):
             raise
 
     def close(self) -> None:
-        """Cancel the calls that are left. Later results are not taken."""
+        """Cancel the calls that are left, and drop their results."""
         if not self._closed:
             self._finish()
             self._link.cancel(list(self._window.in_flight))
@@ -155,7 +130,7 @@ class Stream(Iterator[Any]):
             self._ready.clear()
 
     def interrupted(self) -> str:
-        """Stop, and say what is kept and how to go on."""
+        """Close the stream; returns a message with what was taken and how to go on."""
         left = "" if self._total is None else f" of {self._total:,}"
         done = len(self._ready) + len(self._arrived)
         also = f", {done:,} more had come" if done else ""
@@ -172,7 +147,7 @@ class Stream(Iterator[Any]):
         )
         return f"stoker.map stopped: {self.items:,}{left} {what} were taken{also}; {go_on}"
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> ResultStream:
         return self
 
     def __exit__(
@@ -188,7 +163,7 @@ class Stream(Iterator[Any]):
         total = "" if self._total is None else f" of {self._total:,}"
         what = "results" if self._batch_size is None else "items' results"
         return (
-            f"<map of {self._prepared.name}: {self.items:,}{total} {what} taken, "
+            f"<map of {self._calls.name}: {self.items:,}{total} {what} taken, "
             f"{len(self._window.in_flight):,} calls in flight>"
         )
 
@@ -216,7 +191,7 @@ class Stream(Iterator[Any]):
             self._wait()
 
     def _hand_over(self, end: CallEnd | _NotSent) -> Any:
-        """The result of a call, or of an item that could not be sent; its exception is raised, or is the result."""
+        """Return the result of a call. Raises its exception, or returns it with `return_exceptions`."""
         try:
             if isinstance(end, _NotSent):
                 raise end.error
@@ -237,12 +212,12 @@ class Stream(Iterator[Any]):
         return value
 
     def _wait(self) -> None:
-        """Until something has arrived. It first drops the rings for results that have been collected already."""
+        """Wait until something arrives. Rings for results that were collected already are dropped first."""
         while not self._bell.empty():
             self._bell.get_nowait()
         if self._arrived:
             return
-        if isinstance(self._inputs, PulledInputs) and self._inputs.has_news and self._room() and not self._exhausted:
+        if isinstance(self._inputs, PulledInputs) and self._inputs.is_ready and self._room() and not self._exhausted:
             return
         if not self._ready:
             self._window.starved()
@@ -278,7 +253,7 @@ class Stream(Iterator[Any]):
         if isinstance(self._inputs, PulledInputs):
             room = self._room()
             self._inputs.allow(room)
-            if not self._inputs.has_news:
+            if not self._inputs.is_ready:
                 return
         else:
             room = self._window.room_to_fill(ready=len(self._ready))
@@ -310,7 +285,7 @@ class Stream(Iterator[Any]):
                 size = len(item) if self._batch_size is not None else 1
                 try:
                     refuse_lost(item if self._batch_size is not None else (item,))
-                    payload = self._pack(item)
+                    payload = self._calls.pack(item)
                 except Exception as error:  # raised, or given, where its result would have come
                     self._exhausted = not self._return_exceptions
                     failed = _NotSent(error, items=size)
@@ -331,45 +306,17 @@ class Stream(Iterator[Any]):
             room = self._room()
             if isinstance(self._inputs, PulledInputs):
                 self._inputs.allow(room)
-                if not self._inputs.has_news:
+                if not self._inputs.is_ready:
                     return
 
     def _room(self) -> int:
         return self._window.room(ready=len(self._ready))
 
-    def _pack(self, item: Any) -> Payload:
-        packed = pack_arguments(
-            (*self._before, item),
-            self._with,
-            name=self._prepared.name,
-            large=self._link.large,
-            by_name=self._by_name,
-            brought=self._brought,
-        )
-        if self._brought:
-            self._bring_along()
-        return packed
-
-    def _new_job(self) -> Job:
-        job = self._make_job()
-        if not self._batch_size:
-            return job
-        return dataclasses.replace(job, options=msgspec.structs.replace(job.options, batch=self._batch_size))
-
-    def _bring_along(self) -> None:
-        """Have the modules that an item has brought travel with the function, which is sent once."""
-        self._prepared.bring_along(self._brought)
-        self._brought.clear()
-        self._job = self._new_job()
-        self._by_name = travels_with(self._job.function, self._job.recipe)
-
     def _send(self, packed: list[Payload], *, last: int) -> None:
         if packed:
             total = 0
-            job = self._job
-            if self._deadline_s:  # a deadline counts from when a call is submitted, and not from the first one
-                job = dataclasses.replace(job, due_at=time.monotonic() + self._deadline_s)
-            for call, payload in zip(self._link.submit_many(job, packed, self._inbox), packed, strict=True):
+            calls = self._link.submit_many(self._calls.submission(), packed, self._inbox)
+            for call, payload in zip(calls, packed, strict=True):
                 size = _size(payload)
                 self._window.in_flight[call] = (next(self._places), size)
                 total += size
@@ -383,28 +330,22 @@ class Stream(Iterator[Any]):
         if isinstance(self._inputs, PulledInputs):
             self._inputs.close()
         self._inputs = iter(())
-        if isinstance(self._follow, Bar):
+        if isinstance(self._follow, MapProgress):
             self._follow.close()
 
 
-_open_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+_open_streams: weakref.WeakSet[ResultStream] = weakref.WeakSet()
 _left: deque[tuple[float, str]] = deque(maxlen=4)
-"""Streams whose loops were left, with what there was to say of them."""
+"""Streams dropped without `close`: when, and the message for the user."""
 _JUST_S = 1.0
 
 
 def interrupt_open() -> list[str]:
-    """Stop every open stream, because Ctrl-C came while their consumer was at work; what to say of each."""
+    """Close every open stream after Ctrl-C; returns the messages for the user."""
     now = time.monotonic()
     just = [said for at, said in _left if now - at < _JUST_S]
     _left.clear()
     return just + [stream.interrupted() for stream in list(_open_streams)]
-
-
-def app_in(function: Callable[..., Any]) -> PythonApp | None:
-    """The app that was given to `map`: itself, or with arguments given ahead."""
-    inner = function.func if isinstance(function, functools.partial) else function
-    return inner if isinstance(inner, PythonApp) else None
 
 
 def _size(payload: Payload) -> int:

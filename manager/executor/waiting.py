@@ -1,7 +1,7 @@
-"""The calls of a client that have not ended: who waits for each, and the files of their large arguments.
+"""The open calls of a client: the waiter of each, and the files of their large arguments.
 
-Calls come and are given up on any thread; they end on the I/O thread. There is no lock: each step is one operation on a
-dictionary, and the thread that takes a call's waiter out of it tells that waiter.
+Any thread adds and gives up calls; the I/O thread settles them. There is no lock: each step is one operation on a
+dictionary, and only the thread that removes a call's waiter from it calls that waiter.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class WaitingCalls:
         self._large = large
         self._files: dict[CallId, ObjectRef] = {}
         self._given_up: set[CallId] = set()
-        """Calls whose results nobody will read. Any other end that nobody waits for is told a second time: the file of
-        its result may still be read."""
+        """Calls whose results no one will read: their files are removed. A call that is neither here nor in
+        `waiters` has ended twice: the file of its result may still be read."""
         self._gangs: dict[CallId, int] = {}
         """Calls that want several devices at once, and how many."""
 
@@ -40,14 +40,14 @@ class WaitingCalls:
 
     @property
     def slots(self) -> int:
-        """Slots that the calls take or want: one each, and of a gang one a member."""
+        """Slots that the calls take or want: one a call, and one a member of a gang."""
         over = [call for call in tuple(self._gangs) if call not in self.waiters]
         for call in over:
             self._gangs.pop(call, None)
         return len(self.waiters) + sum(members - 1 for members in tuple(self._gangs.values()))
 
     def add(self, call: CallId, payload: Payload, waiter: Waiter, *, members: int = 1) -> None:
-        """A call that is about to be sent."""
+        """Wait for a call that is about to be sent."""
         self.waiters[call] = waiter
         if members > 1:
             self._gangs[call] = members
@@ -55,28 +55,28 @@ class WaitingCalls:
             self._files[call] = payload
 
     def add_all(self, specs: Sequence[CallSpec], waiter: Waiter) -> list[CallId]:
-        """Calls that are about to be sent, with one waiter for all of them; their ids."""
+        """Wait for calls that are about to be sent, with one waiter for all of them. Returns their ids."""
         calls = [spec.call for spec in specs]
         self.waiters.update(dict.fromkeys(calls, waiter))
         self._files.update((spec.call, spec.payload) for spec in specs if isinstance(spec.payload, ObjectRef))
         return calls
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
-        """Stop waiting for these calls; their waiters hear nothing. Returns the calls that had not ended."""
+        """Stop waiting for these calls, without a call of their waiters. Returns those that had not ended."""
         gone = [call for call in calls if self.waiters.pop(call, None) is not None]
         self._given_up.update(gone)
         self._drop_files(gone)
         return gone
 
     def report(self, reports: Iterable[CallProgress | CallForecast]) -> None:
-        """How far calls are."""
+        """Pass reports on running calls to their waiters."""
         for report in reports:
             waiter = self.waiters.get(report.call)
             if waiter is not None:
                 waiter.report(report)
 
     def settle(self, ends: Sequence[CallEnd]) -> None:
-        """Calls have ended, together."""
+        """Pass the ends of a frame to their waiters."""
         pop = self.waiters.pop
         touched: set[Waiter] = set()
         self._drop_files(end.call for end in ends)
@@ -90,13 +90,13 @@ class WaitingCalls:
             try:
                 if waiter.settle(end):
                     touched.add(waiter)
-            except BaseException:  # a future's callback raised what no callback may raise; others still wait
+            except BaseException:  # a callback raised an error that is no Exception; other calls still wait
                 logger.exception("a callback of call %s failed", show_call(end.call))
         for waiter in touched:
             waiter.flush()
 
     def reject(self, calls: Iterable[CallId], reason: str) -> None:
-        """The manager did not take these calls."""
+        """Fail calls that the manager has refused."""
         for call in calls:
             waiter = self.waiters.pop(call, None)
             self._drop_files([call])
@@ -105,7 +105,7 @@ class WaitingCalls:
                 waiter.flush()
 
     def fail_all(self, error: Exception) -> None:
-        """No call will have an end."""
+        """Fail all open calls."""
         for call, waiter in self._popped():
             self._drop_files([call])
             waiter.fail(call, error)
@@ -119,7 +119,7 @@ class WaitingCalls:
                 return
 
     def _drop_files(self, calls: Iterable[CallId]) -> None:
-        """Large arguments of calls that have ended are of no more use."""
+        """Remove the files of the large arguments of ended calls."""
         if self._files:
             for call in calls:
                 ref = self._files.pop(call, None)

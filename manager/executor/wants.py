@@ -56,7 +56,7 @@ class Wants(msgspec.Struct, frozen=True):
     takes_context: bool = False
 
     def options_in(self, folder: str) -> CallOptions:
-        """The options of a call that, without a context, runs in `folder`. Its deadline is the job's (`Job.due_at`)."""
+        """The options of a call that, without a context, runs in `folder`. `Submission.due_at` holds its deadline."""
         return msgspec.structs.replace(self.options, folder=folder) if folder else self.options
 
 

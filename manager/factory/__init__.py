@@ -8,5 +8,5 @@ it (`stoker.manager.factory.main`) that submits, watches and cancels their jobs,
 - `providers`, `pilot_command`: what is submitted, and Parsl's providers, which submit it.
 - `commands`, `submitting`, `output`: commands bounded in time, and what their words mean.
 - `keeper`: the blocks of one site; `worker`: the one thread that talks to its batch system.
-- `factory`, `link`, `main`: orders in, news out.
+- `factory`, `link`, `main`: orders in, updates out.
 """

@@ -38,7 +38,7 @@ class SubmissionRefused(StokerError):
     """The batch system does not take this job, and would not take it a second time. The message is in its words."""
 
 
-class JobLook(msgspec.Struct, frozen=True):
+class BatchJobStatus(msgspec.Struct, frozen=True):
     """A job as its batch system sees it: PENDING (held, too), RUNNING or ENDED.
 
     `reason`, in the batch system's words: why it waits, on which node it runs, how it ended. `expected_in_s`: the time
@@ -67,7 +67,7 @@ class Batch(Protocol):
         After BatchTrouble the job may or may not be there: `find` tells.
         """
 
-    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+    def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         """The present state of these jobs, with as few commands as can be. A job of which nothing can be said at the
         moment is left out; one that the batch system has forgotten is ENDED."""
 

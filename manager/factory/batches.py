@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Any
+from typing import Any, assert_never
 
 from stoker.errors import ConfigError
 from stoker.manager.environment.carrying import carried_folder, starter_files
@@ -28,7 +28,7 @@ SUBMIT_COMMANDS = {
 """What must be on the PATH of the host that the factory runs on."""
 
 
-class Shared:
+class SharedBudget:
     """What the sources of one batch system have in common: a budget of requests, and the last listing of all jobs."""
 
     def __init__(self, *, poll_s: float) -> None:
@@ -37,7 +37,7 @@ class Shared:
 
 
 def make_batch(
-    site: Site, *, session: str, folder: SessionFolder, python_path: str = "", shared: Shared | None = None
+    site: Site, *, session: str, folder: SessionFolder, python_path: str = "", shared: SharedBudget | None = None
 ) -> Batch:
     """The batch system that starts a site's pilots. Raises SubmissionRefused if it is not on this host, ConfigError for
     settings that it cannot have."""
@@ -83,10 +83,12 @@ def make_batch(
             from stoker.manager.factory.kubernetes import KubernetesBatch
 
             return KubernetesBatch(site, session=session, command=command)
-        case _:
+        case ProviderKind.PBS | ProviderKind.LSF | ProviderKind.GRID_ENGINE:
             from stoker.manager.factory.listed import ListedBatch
 
             return ListedBatch(site, session=session, folder=folder.submit, command=command, pacer=pacer)
+        case _:
+            assert_never(kind)
 
 
 def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0", python_path: str = "") -> str:
@@ -103,10 +105,12 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
             carried = () if site.provider.shared_files else (carried_folder(folder, site), folder.block_key_file(block))
             files = [os.path.relpath(file, folder.submit) for file in carried]
             return condor_description.render(site, session=session, block=block, command=command, files=files)
-        case _:
+        case ProviderKind.SLURM | ProviderKind.PBS | ProviderKind.LSF | ProviderKind.GRID_ENGINE:
             from stoker.manager.factory.providers import render
 
             return render(site, job=job_name(session, block), command=command)
+        case kind:
+            assert_never(kind)
 
 
 def local_init(site: Site) -> str:

@@ -51,7 +51,7 @@ def kill_running() -> None:
         kill_tree(pid)
 
 
-class Said(msgspec.Struct, frozen=True):
+class CommandResult(msgspec.Struct, frozen=True):
     """How a command ended and what it printed."""
 
     code: int
@@ -64,7 +64,7 @@ class Said(msgspec.Struct, frozen=True):
         return _one_line(self.err) or _one_line(self.out) or f"exit code {self.code}, and not a word"
 
 
-class Commands:
+class CommandRunner:
     """Runs the commands of one batch system in one folder. Not for several threads."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Commands:
         self.folder = folder
         self._environ = clean_environment(environ)
 
-    def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> Said:
+    def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
         """Run a command; `name` is what errors call it, `more` variables for this command alone.
 
         Raises Unanswered if it does not end in time, BatchTrouble if it cannot start.
@@ -107,11 +107,11 @@ class Commands:
             raise Unanswered(f"{name} has not answered for {self.limit_s:g} s{said_so_far}") from None
         finally:
             _running.discard(process.pid)
-        said = Said(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+        said = CommandResult(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
         log.debug("%s: exit code %d, %d bytes", name, said.code, len(out))
         return said
 
-    def shell(self, line: str, *, name: str = "") -> Said:
+    def shell(self, line: str, *, name: str = "") -> CommandResult:
         """Run a line of shell. Raises BatchTrouble as `run` does."""
         return self.run(["/bin/sh", "-c", line], name=name or line.split()[0])
 

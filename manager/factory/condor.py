@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.factory import condor_ads, condor_description
-from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused, Unanswered, job_name
-from stoker.manager.factory.commands import Commands, Said
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered, job_name
+from stoker.manager.factory.commands import CommandResult, CommandRunner
 from stoker.manager.factory.condor_ads import Ad, JobStatus
 from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
@@ -37,8 +37,8 @@ log = logging.getLogger("stoker.factory")
 
 _AT_ONCE = 100
 """Job ids on one command line."""
-_LOOKS = 5
-"""A job that is neither queued nor in the history is given so many looks before it counts as forgotten."""
+_MOST_MISSED = 5
+"""A job that is neither queued nor in the history is asked for so often before it counts as forgotten."""
 _ANALYZE_EVERY_S = 300.0
 """It compares a job with every slot of the pool. A site's jobs are all alike, so one stands for all."""
 _ANALYZE_AGAIN_S = 60.0
@@ -84,7 +84,7 @@ class CondorBatch:
         self._files = [os.path.relpath(file, folder) for file in files]
         self._key = key
         self._held_s = held_s
-        self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
+        self._commands = CommandRunner(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
         self._warned: dict[str, str] = {}
         self._missed: dict[str, int] = {}
         self._has_history = True
@@ -115,7 +115,7 @@ class CondorBatch:
             log.warning("block %s: %s", block, self._warned[job])
         return job
 
-    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+    def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         """The present state of these jobs. Removes those that HTCondor holds for good. Raises BatchTrouble."""
         queued = self._queue()
         judge = partial(condor_ads.judge, held_s=self._held_s, memory_bytes=self._site.provider.memory_bytes)
@@ -126,10 +126,10 @@ class CondorBatch:
         unmatched = [job for job in verdicts if condor_ads.is_unmatched(queued[job])]
         if unmatched and time.monotonic() > self._analyze_at:
             self._analyze(unmatched[0])
-        looks = {job: self._told(job, verdict.look, queued[job]) for job, verdict in verdicts.items()}
+        statuses = {job: self._told(job, verdict.status, queued[job]) for job, verdict in verdicts.items()}
         for job in verdicts:
             self._missed.pop(job, None)
-        return looks | self._ends([job for job in jobs if job not in queued])
+        return statuses | self._ends([job for job in jobs if job not in queued])
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel these jobs. Raises BatchTrouble."""
@@ -161,15 +161,15 @@ class CondorBatch:
             raise BatchTrouble(f"condor_q: {in_short(said)}")
         return {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_q")}
 
-    def _ends(self, jobs: Sequence[str]) -> dict[str, JobLook]:
+    def _ends(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
         """How these jobs came to their ends, as far as the history says already."""
         ads, ends = self._history(jobs), {}
         for job in jobs:
             self._missed[job] = self._missed.get(job, 0) + 1
             if job in ads:
                 ends[job] = self._told(job, condor_ads.ended(ads[job]), ads[job])
-            elif self._missed[job] >= _LOOKS:
-                ends[job] = JobLook(BlockPhase.ENDED, "gone from the queue, and condor_history does not know it")
+            elif self._missed[job] >= _MOST_MISSED:
+                ends[job] = BatchJobStatus(BlockPhase.ENDED, "gone from the queue, and condor_history does not know it")
         for job in ends:
             self._missed.pop(job, None)
             self._warned.pop(job, None)
@@ -189,16 +189,16 @@ class CondorBatch:
                 log.warning("how jobs ended is not known from now on: condor_history: %s", error)
         return ads
 
-    def _told(self, job: str, look: JobLook, ad: Ad) -> JobLook:
-        """A look with what else is known: why it may wait, or what it printed before it failed."""
-        if look.phase is BlockPhase.PENDING:
+    def _told(self, job: str, status: BatchJobStatus, ad: Ad) -> BatchJobStatus:
+        """A status with what else is known: why it may wait, or what it printed before it failed."""
+        if status.phase is BlockPhase.PENDING:
             analysis = self._analysis if condor_ads.is_unmatched(ad) else ""
             more = filter(None, (analysis, self._warned.get(job, "")))
-            return msgspec.structs.replace(look, reason="; ".join([look.reason, *more]))
+            return msgspec.structs.replace(status, reason="; ".join([status.reason, *more]))
         if condor_ads.has_failed(ad) and ad.get(condor_description.BLOCK):
             lines = last_lines(self._folder, job_name(self._session, str(ad[condor_description.BLOCK])))
-            return msgspec.structs.replace(look, reason=": ".join([look.reason, *filter(None, ["; ".join(lines)])]))
-        return look
+            return msgspec.structs.replace(status, reason=": ".join([status.reason, *filter(None, ["; ".join(lines)])]))
+        return status
 
     def _analyze(self, job: str) -> None:
         """Why no slot suits a job."""
@@ -215,7 +215,7 @@ class CondorBatch:
             if said.code:
                 log.warning("condor_rm: %s", in_short(said))
 
-    def _rm(self, jobs: Sequence[str], *options: str) -> list[Said]:
+    def _rm(self, jobs: Sequence[str], *options: str) -> list[CommandResult]:
         if jobs:
             self._listing.forget()
         return [self._commands.run(["condor_rm", *options, *some]) for some in _parts(jobs)]
@@ -226,7 +226,7 @@ def warnings(err: str) -> list[str]:
     return _WARNING.findall(err)
 
 
-def in_short(said: Said) -> str:
+def in_short(said: CommandResult) -> str:
     """Why a command failed, in its own words, but without the pages of advice that may follow them, and without what
     an address says besides host and port."""
     error = _ADDRESS.sub(">", said.err.partition("Extra Info:")[0])

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.manager.factory.batch import BatchTrouble, JobLook
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble
 from stoker.manager.factory.condor_description import BLOCK, BY_OWNER, SOURCE, SPOOLING, WALLTIME
 from stoker.manager.protocol.blocks import BlockPhase, LossReason
 from stoker.units import show_bytes, show_seconds
@@ -70,7 +70,7 @@ class JobStatus(enum.IntEnum):
 class Verdict(msgspec.Struct, frozen=True):
     """How a job is. `remove`: it is to be removed from the queue; `force`: without waiting for its machine."""
 
-    look: JobLook
+    status: BatchJobStatus
     remove: bool = False
     force: bool = False
 
@@ -99,28 +99,28 @@ def judge(ad: Ad, *, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
     since_s = now_s - float(ad.get("EnteredCurrentStatus") or now_s) if now_s else 0.0
     match ad.get("JobStatus"):
         case JobStatus.IDLE if was_evicted(ad):
-            look = JobLook(BlockPhase.ENDED, _why_evicted(ad), loss=loss_of_vacate(ad))
-            return Verdict(look, remove=True)
+            status = BatchJobStatus(BlockPhase.ENDED, _why_evicted(ad), loss=loss_of_vacate(ad))
+            return Verdict(status, remove=True)
         case JobStatus.IDLE:
-            return Verdict(JobLook(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejected(ad)]))))
+            return Verdict(BatchJobStatus(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejected(ad)]))))
         case JobStatus.HELD:
             return _held(ad, since_s=since_s, held_s=held_s, memory_bytes=memory_bytes)
         case JobStatus.REMOVED:
             stuck = since_s > _STUCK_S
             where = f"; {ad['RemoteHost']} does not answer" if stuck and ad.get("RemoteHost") else ""
             phase = BlockPhase.ENDED if stuck else BlockPhase.RUNNING
-            return Verdict(JobLook(phase, f"is being removed{where}", leaving=True), remove=stuck, force=stuck)
+            return Verdict(BatchJobStatus(phase, f"is being removed{where}", leaving=True), remove=stuck, force=stuck)
         case JobStatus.COMPLETED:
             return Verdict(ended(ad))
         case JobStatus.SENDING:
-            return Verdict(JobLook(BlockPhase.RUNNING, "sends its output home"))
+            return Verdict(BatchJobStatus(BlockPhase.RUNNING, "sends its output home"))
         case JobStatus.SUSPENDED:
-            return Verdict(JobLook(BlockPhase.RUNNING, "suspended"))
+            return Verdict(BatchJobStatus(BlockPhase.RUNNING, "suspended"))
         case _:
-            return Verdict(JobLook(BlockPhase.RUNNING, f"on {ad['RemoteHost']}" if ad.get("RemoteHost") else ""))
+            return Verdict(BatchJobStatus(BlockPhase.RUNNING, f"on {ad['RemoteHost']}" if ad.get("RemoteHost") else ""))
 
 
-def ended(ad: Ad) -> JobLook:
+def ended(ad: Ad) -> BatchJobStatus:
     """How a job that has left the queue came to its end."""
     how, loss = _how(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
@@ -130,7 +130,7 @@ def ended(ad: Ad) -> JobLook:
             loss = loss_of_hold(ad, prefix="Last" if "HoldReasonCode" not in ad else "")
         else:
             loss = LossReason.CANCELLED
-    return JobLook(BlockPhase.ENDED, how, loss=loss)
+    return BatchJobStatus(BlockPhase.ENDED, how, loss=loss)
 
 
 def was_evicted(ad: Ad) -> bool:
@@ -269,10 +269,10 @@ def _held(ad: Ad, *, since_s: float, held_s: float, memory_bytes: int) -> Verdic
     cause = _cause(ad)
     stays = ad.get("HoldReasonCode") in (BY_OWNER, SPOOLING) or since_s < held_s
     phase = BlockPhase.PENDING if stays else BlockPhase.ENDED
-    look = JobLook(
+    status = BatchJobStatus(
         phase, reason, loss=loss, cause=cause, advice=_advice(ad, memory_bytes=memory_bytes) if cause else ""
     )
-    return Verdict(look, remove=not stays)
+    return Verdict(status, remove=not stays)
 
 
 def _slots(what: str, text: str) -> int | None:

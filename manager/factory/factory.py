@@ -1,4 +1,4 @@
-"""The factory's loop: orders from the manager to the sites' workers, their news to the manager.
+"""The factory's loop: orders from the manager to the sites' workers, their updates to the manager.
 
 What the manager says is carried out in its order. The loop itself runs no command and waits for none. It ends when the
 session does; when the manager has been away for longer than the session's lease (blocks that wait are cancelled then,
@@ -21,15 +21,24 @@ from pathlib import Path
 
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.batch import JOBS_LEFT, Batch, job_name
-from stoker.manager.factory.batches import Shared
-from stoker.manager.factory.keeper import Keeper, News
-from stoker.manager.factory.link import Link
-from stoker.manager.factory.worker import BatchThread, BlockOrders, Cancel, CancelWaiting, End, Message, Stopped, Sync
+from stoker.manager.factory.batches import SharedBudget
+from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
+from stoker.manager.factory.link import FactoryLink
+from stoker.manager.factory.worker import (
+    BatchThread,
+    BatchThreadEnded,
+    BlockCancels,
+    BlockOrders,
+    CancelAll,
+    CancelWaiting,
+    Message,
+    Sync,
+)
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
+from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
 from stoker.site import Site
 
 log = logging.getLogger("stoker.factory")
@@ -38,7 +47,7 @@ END_LIMIT_S = 30.0
 """How long jobs have to be gone after they were cancelled."""
 _ANSWER_S = 5.0
 """How much later than that a worker may say what is left."""
-LOOK_AGAIN_S = 1.0
+REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
 """A batch system that takes longer to open is trouble: its commands have limits, what is imported and read has none."""
 HELLO_LIMIT_S = 20.0
@@ -75,10 +84,10 @@ class Factory:
         end_limit_s: float = END_LIMIT_S,
     ) -> None:
         self._folder = folder
-        self._link = Link(folder)
+        self._link = FactoryLink(folder)
         self._lease_s = max(site.session.lease_s for site in sites.values()) if sites else 60.0
         self._owners: dict[BlockId, str] = {}
-        self._said: deque[News | Stopped] = deque()
+        self._said: deque[FactoryUpdate | BatchThreadEnded] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._parent = parent
         self._hello_at: float | None = None
@@ -94,12 +103,14 @@ class Factory:
         session = self._link.session.session
         kinds = {site.provider.kind for site in sites.values() if not site.is_local}
         shared = {
-            kind: Shared(poll_s=min(site.provider.poll_s for site in sites.values() if site.provider.kind is kind))
+            kind: SharedBudget(
+                poll_s=min(site.provider.poll_s for site in sites.values() if site.provider.kind is kind)
+            )
             for kind in kinds
         }
         self._workers = {
             name: BatchThread(
-                Keeper(
+                BlockKeeper(
                     name,
                     make=partial(
                         _batch_of,
@@ -129,7 +140,7 @@ class Factory:
         stop_at = 0.0
         while True:
             if not self._link.dealer.readable() and not self._said:
-                poll.poll(LOOK_AGAIN_S * 1000)
+                poll.poll(REFRESH_ADDRESS_S * 1000)
             self._turn()
             if self._ending is not None:
                 stop_at = stop_at or time.monotonic() + self._end_limit_s + _ANSWER_S
@@ -168,19 +179,19 @@ class Factory:
             os.eventfd_read(self._wake_fd)
         except BlockingIOError:
             pass
-        news = []
+        updates = []
         while self._said:
             said = self._said.popleft()
-            if isinstance(said, Stopped):
+            if isinstance(said, BatchThreadEnded):
                 self._stopping.discard(said.source)
                 self._left[said.source] = said.left
             else:
-                news.append(said)
-                if isinstance(said, BlockNews) and said.source:  # so that the manager can have it cancelled
+                updates.append(said)
+                if isinstance(said, BlockUpdate) and said.source:  # so that the manager can have it cancelled
                     self._owners.setdefault(said.block, said.source)
-                if isinstance(said, BlockNews) and said.phase in (BlockPhase.ENDED, BlockPhase.REFUSED):
+                if isinstance(said, BlockUpdate) and said.phase in (BlockPhase.ENDED, BlockPhase.REFUSED):
                     block_keys.revoke(self._folder, said.block)
-        self._link.tell(news)
+        self._link.tell(updates)
 
     def _watch(self) -> None:
         """Say so when a batch system does not open, and when it does after all."""
@@ -196,7 +207,7 @@ class Factory:
                 log.warning("source %s: %s", name, text)
                 self._link.tell([SourceTrouble(name, text)])
 
-    def _hear(self, said: News | Stopped) -> None:
+    def _hear(self, said: FactoryUpdate | BatchThreadEnded) -> None:
         """On a worker's thread."""
         self._said.append(said)
         os.eventfd_write(self._wake_fd, 1)
@@ -213,7 +224,7 @@ class Factory:
                 self._cancel(blocks, reason)
             case to_client.SessionOver(reason):
                 log.info("the session is over: %s", reason or "it was ended")
-                self._stop(End(self._end_limit_s), Ending.OVER)
+                self._stop(CancelAll(self._end_limit_s), Ending.OVER)
             case to_client.Ack(sequence):
                 self._link.acked(sequence)
             case to_client.ClientRefused(reason):
@@ -246,16 +257,16 @@ class Factory:
             return True
         there = ", ".join(sorted(self._workers)) or "none"
         reason = f"the session has no site file of the name {source}; it has {there}"
-        self._link.tell([BlockNews(block, BlockPhase.REFUSED, reason=reason)])
+        self._link.tell([BlockUpdate(block, BlockPhase.REFUSED, reason=reason)])
         return False
 
     def _cancel(self, blocks: tuple[BlockId, ...], reason: str) -> None:
         for block in blocks:
             owner = self._owners.get(block)
             if owner is None:
-                self._link.tell([BlockNews(block, BlockPhase.ENDED, reason="cancelled: it was never submitted")])
+                self._link.tell([BlockUpdate(block, BlockPhase.ENDED, reason="cancelled: it was never submitted")])
             else:
-                self._workers[owner].tell(Cancel((block,), reason))
+                self._workers[owner].tell(BlockCancels((block,), reason))
 
     # ---- the end
 
@@ -270,7 +281,7 @@ class Factory:
         """The manager is away."""
         if self._ending is not None:
             return
-        self._link.look_again()
+        self._link.refresh_address()
         if why := self._folder.over():
             self._handle(to_client.SessionOver(why))
             return
@@ -316,7 +327,9 @@ def note_jobs_left(file: Path, left: Sequence[str]) -> None:
             file.unlink(missing_ok=True)
 
 
-def _batch_of(site: Site, *, session: str, folder: SessionFolder, python_path: str, shared: Shared | None) -> Batch:
+def _batch_of(
+    site: Site, *, session: str, folder: SessionFolder, python_path: str, shared: SharedBudget | None
+) -> Batch:
     """On the site's own thread: Parsl takes seconds to import on a busy node, and nobody else has to wait for it."""
     from stoker.manager.factory.batches import make_batch
 

@@ -30,33 +30,33 @@ from dataclasses import dataclass
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.manager.factory.batch import Batch, BatchTrouble, JobLook, SubmissionRefused, Unanswered
-from stoker.manager.factory.pacing import FOR_LOOKS, FOR_SUBMISSIONS, Pacer, look_every_s
+from stoker.manager.factory.batch import Batch, BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered
+from stoker.manager.factory.pacing import FOR_QUERIES, FOR_SUBMISSIONS, Pacer, poll_period_s
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
+from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
 
 log = logging.getLogger("stoker.factory")
 
-News = BlockNews | SourceTrouble
+FactoryUpdate = BlockUpdate | SourceTrouble
 
 SOON_S = 1.0
-"""After a change the next look comes this soon."""
+"""After a change the next query comes this soon."""
 _LONGEST_PAUSE = 6.0
 """A batch system that does not answer, or refuses, is asked again after at most so many polls."""
 _OVERDUE = 6.0
-"""So many polls after it was due a look comes before submissions."""
+"""So many polls after it was due a query comes before submissions."""
 SEARCH_EVERY_S = 60.0
 CANCEL_AGAIN_S = 30.0
 MOST_UNANSWERED = 6
 """So many submissions in a row may stay without an answer and without a job that is found."""
 _LONGEST_DOUBLINGS = 6
 EXPECTED_SLACK_S = 60.0
-"""An expected start that moves by less is no news."""
+"""An expected start that moves by less is not told."""
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptBlock:
     """A block that is not over. `told` is what the manager was told last; `again` why it waits although it has run,
     `loss` the same as a reason; `cancel` why it is to be cancelled."""
 
@@ -77,7 +77,7 @@ class Kept:
     """Whether it was submitted, with or without an answer."""
 
 
-class Keeper:
+class BlockKeeper:
     """The blocks of one site. `make` gives its batch system; `owners` tells whose a block of the session is, as far as
     anybody knows. Not for several threads."""
 
@@ -92,7 +92,7 @@ class Keeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self.blocks: dict[BlockId, Kept] = {}
+        self.blocks: dict[BlockId, KeptBlock] = {}
         self.trouble = ""
         self.opening_since: float | None = None
         """Since when its batch system is being opened: modules are imported, files read."""
@@ -103,14 +103,14 @@ class Keeper:
         self._pacer = pacer
         self._hurry_s = SOON_S
         self._clock = clock
-        self._over: dict[BlockId, BlockNews] = {}
+        self._over: dict[BlockId, BlockUpdate] = {}
         """How each block ended: said again to a manager that has lost that."""
-        self._news: list[News] = []
+        self._updates: list[FactoryUpdate] = []
         self._told = False
         """Whether the manager has said which blocks there are. Before that every job looks like a stray."""
         self._sure = False
         self._search_at = 0.0
-        self._look_at = 0.0
+        self._query_at = 0.0
         self._not_before = 0.0
         self._pause_s = SOON_S
         self._unanswered = 0
@@ -128,25 +128,25 @@ class Keeper:
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
             if id in self._over:
-                self._news.append(self._over[id])
+                self._updates.append(self._over[id])
             elif id not in self.blocks:
-                self.blocks[id] = Kept(id, block.job, block.phase)
+                self.blocks[id] = KeptBlock(id, block.job, block.phase)
         for kept in self.blocks.values():
             kept.told, kept.is_unknown = None, kept.block not in theirs
         last = max(self._over, key=_number, default=None)
         if last is not None and last not in theirs:  # so that no number is given twice
-            self._news.append(self._over[last])
+            self._updates.append(self._over[last])
         if self.trouble:
-            self._news.append(SourceTrouble(self.name, self.trouble))
-        self._sure, self._look_at = False, self._clock()
+            self._updates.append(SourceTrouble(self.name, self.trouble))
+        self._sure, self._query_at = False, self._clock()
 
     def order(self, blocks: Iterable[BlockId]) -> None:
         """Submit these blocks; an order that is heard twice is one."""
         for id in blocks:
             if id in self._over:
-                self._news.append(self._over[id])
+                self._updates.append(self._over[id])
             elif id not in self.blocks:
-                self.blocks[id] = Kept(id)
+                self.blocks[id] = KeptBlock(id)
 
     def cancel(self, blocks: Iterable[BlockId], reason: str) -> None:
         """Cancel these blocks."""
@@ -163,18 +163,18 @@ class Keeper:
     def due_in(self) -> float | None:
         """Seconds until there is something to do; None = nothing before the next order."""
         now = self._clock()
-        if self._told and self._news:
+        if self._told and self._updates:
             return 0.0
         if not self._told or (not self.blocks and self._sure):
             return None
-        at = max(self._look_at, now + self._look_waits_s())
+        at = max(self._query_at, now + self._query_waits_s())
         if not self._sure or any(_to_cancel(kept, now) for kept in self.blocks.values()):
             at = now
         elif self._has_to_submit():
             at = min(at, max(self._submit_at, now + self._submission_waits_s()))
         return max(0.0, max(at, self._not_before) - now)
 
-    def step(self) -> list[News]:
+    def step(self) -> list[FactoryUpdate]:
         """Do what is due; what the manager should hear."""
         try:
             self._step()
@@ -186,8 +186,8 @@ class Keeper:
         else:
             self._pause_s = SOON_S
             self._tell_trouble(self._no_answer if self._has_to_submit() else "")
-        news, self._news = self._news, []
-        return news
+        updates, self._updates = self._updates, []
+        return updates
 
     def end(self, *, until: float) -> list[str]:
         """Cancel every job of the session on this site and wait until they are gone; the ids of those that are left at
@@ -198,8 +198,8 @@ class Keeper:
             try:
                 batch = self._batch_system()
                 jobs = sorted(left | {job for job, block in batch.find().items() if self._is_mine(block)})
-                looks = batch.look(jobs) if jobs else {}
-                left = {job for job in jobs if job not in looks or looks[job].phase is not BlockPhase.ENDED}
+                statuses = batch.query(jobs) if jobs else {}
+                left = {job for job in jobs if job not in statuses or statuses[job].phase is not BlockPhase.ENDED}
                 if not left:
                     return []
                 if self._clock() - told_at >= CANCEL_AGAIN_S / 3:
@@ -227,24 +227,24 @@ class Keeper:
                 raise
             self._refuse_all(str(error))
             return
-        may_look = not self._look_waits_s()
-        if not self._sure or (now >= self._search_at and now >= self._look_at and may_look):
+        may_query = not self._query_waits_s()
+        if not self._sure or (now >= self._search_at and now >= self._query_at and may_query):
             self._search(batch)
         self._carry_out_cancels(batch)
-        if self._clock() >= self._look_at and may_look:
-            self._look(batch)
+        if self._clock() >= self._query_at and may_query:
+            self._query_all(batch)
         if not self._submission_waits_s() and self._clock() >= self._submit_at:
             self._submit_one(batch)
 
     def _has_to_submit(self) -> bool:
         return any(kept.phase is BlockPhase.ASKED for kept in self.blocks.values())
 
-    def _look_waits_s(self) -> float:
-        """How long a look has to wait for the budget of requests. One that is long overdue needs only one token."""
+    def _query_waits_s(self) -> float:
+        """How long a query has to wait for the budget of requests. One that is long overdue needs only one token."""
         if self._pacer is None:
             return 0.0
-        overdue = self._clock() - self._look_at > _OVERDUE * self._poll_s
-        return self._pacer.wait_s(leaving=0.0 if overdue else FOR_LOOKS)
+        overdue = self._clock() - self._query_at > _OVERDUE * self._poll_s
+        return self._pacer.wait_s(leaving=0.0 if overdue else FOR_QUERIES)
 
     def _submission_waits_s(self) -> float:
         return 0.0 if self._pacer is None else self._pacer.wait_s(leaving=FOR_SUBMISSIONS)
@@ -264,10 +264,10 @@ class Keeper:
         found = {job: block for job, block in batch.find().items() if self._is_mine(block)}
         owned = {kept.job for kept in self.blocks.values() if kept.job}
         strange = [job for job in found if job not in owned]
-        looks = batch.look(strange) if strange else {}
-        gone = {job for job, look in looks.items() if look.leaving}
+        statuses = batch.query(strange) if strange else {}
+        gone = {job for job, status in statuses.items() if status.leaving}
         strange = [job for job in strange if job not in gone]
-        over = {job for job in strange if job in looks and looks[job].phase is BlockPhase.ENDED}
+        over = {job for job in strange if job in statuses and statuses[job].phase is BlockPhase.ENDED}
         strays = []
         for job in sorted(strange, key=over.__contains__):  # one that lives is the block's job sooner than another
             kept = self.blocks.get(found[job])
@@ -276,8 +276,8 @@ class Keeper:
                 self._submitted(kept, job)
             elif kept is None and found[job] not in self._over and job not in over:
                 log.warning("block %s: job %s is of a block that the manager did not name", found[job], job)
-                self.blocks[found[job]] = Kept(found[job], job, BlockPhase.PENDING, is_unknown=True)
-                self._look_at = self._clock()
+                self.blocks[found[job]] = KeptBlock(found[job], job, BlockPhase.PENDING, is_unknown=True)
+                self._query_at = self._clock()
             elif job not in over:
                 strays.append(job)
         if strays:
@@ -299,41 +299,43 @@ class Keeper:
             for kept in due:
                 kept.cancelled_at = self._clock()
             self._hurry_s = SOON_S
-            self._look_at = min(self._look_at, now + min(SOON_S, self._poll_s))
+            self._query_at = min(self._query_at, now + min(SOON_S, self._poll_s))
 
-    def _look(self, batch: Batch) -> None:
+    def _query_all(self, batch: Batch) -> None:
         jobs = {kept.job: kept for kept in self.blocks.values() if kept.job}
         began = self._clock()
         if jobs:
-            for job, look in batch.look(list(jobs)).items():
+            for job, status in batch.query(list(jobs)).items():
                 if job in jobs:
-                    self._saw(jobs[job], look)
+                    self._saw(jobs[job], status)
         now = self._clock()
-        every_s = look_every_s(self._poll_s, self._pacer, took_s=now - began)
+        every_s = poll_period_s(self._poll_s, self._pacer, took_s=now - began)
         if any(kept.cancel for kept in self.blocks.values()):  # soon, and then less and less soon
             every_s, self._hurry_s = min(self._hurry_s, every_s), 2 * self._hurry_s
-        self._look_at = now + every_s
+        self._query_at = now + every_s
 
-    def _saw(self, kept: Kept, look: JobLook) -> None:
-        kept.cause, kept.advice = look.cause, look.advice
-        if look.phase is BlockPhase.ENDED:
-            by_us = kept.cancelled_at and look.reason != "done"  # whatever else the batch system may call it
-            kept.loss = None if by_us else look.loss
-            self._end(kept, look.phase, f"cancelled: {kept.cancel}" if by_us else look.reason)
+    def _saw(self, kept: KeptBlock, status: BatchJobStatus) -> None:
+        kept.cause, kept.advice = status.cause, status.advice
+        if status.phase is BlockPhase.ENDED:
+            by_us = kept.cancelled_at and status.reason != "done"  # whatever else the batch system may call it
+            kept.loss = None if by_us else status.loss
+            self._end(kept, status.phase, f"cancelled: {kept.cancel}" if by_us else status.reason)
             return
-        if look.phase is BlockPhase.RUNNING:
+        if status.phase is BlockPhase.RUNNING:
             kept.loss = None
-        elif look.loss is not None or look.again:
-            kept.again, kept.loss = look.again, look.loss
+        elif status.loss is not None or status.again:
+            kept.again, kept.loss = status.again, status.loss
         elif kept.phase is BlockPhase.RUNNING:
             kept.again, kept.loss = "queued again, since it was preempted or its node failed", LossReason.VACATED
-        reason = f"{kept.again}: {look.reason}" if kept.again and look.phase is BlockPhase.PENDING else look.reason
-        expected_at = self._clock() + look.expected_in_s if look.expected_in_s else 0.0
+        reason = (
+            f"{kept.again}: {status.reason}" if kept.again and status.phase is BlockPhase.PENDING else status.reason
+        )
+        expected_at = self._clock() + status.expected_in_s if status.expected_in_s else 0.0
         moved = abs(expected_at - kept.expected_at) > EXPECTED_SLACK_S
-        kept.phase = look.phase
-        if moved or kept.told != (look.phase, kept.job, reason, kept.loss):
+        kept.phase = status.phase
+        if moved or kept.told != (status.phase, kept.job, reason, kept.loss):
             kept.expected_at = expected_at
-            self._tell(kept, reason, expected_in_s=look.expected_in_s)
+            self._tell(kept, reason, expected_in_s=status.expected_in_s)
 
     def _submit_one(self, batch: Batch) -> None:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
@@ -369,29 +371,29 @@ class Keeper:
     def _answered(self) -> None:
         self._unanswered, self._no_answer, self._submit_at = 0, "", 0.0
 
-    def _submitted(self, kept: Kept, job: str) -> None:
+    def _submitted(self, kept: KeptBlock, job: str) -> None:
         self._answered()
         kept.job, kept.phase = job, BlockPhase.PENDING
         if not any(other.phase is BlockPhase.ASKED for other in self.blocks.values()):
-            self._look_at = min(self._look_at, self._clock() + min(SOON_S, self._poll_s))
+            self._query_at = min(self._query_at, self._clock() + min(SOON_S, self._poll_s))
         self._tell(kept, "")
 
     # ---- what is said
 
-    def _tell(self, kept: Kept, reason: str, *, expected_in_s: float = 0.0) -> BlockNews:
+    def _tell(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
         kept.told = (kept.phase, kept.job, reason, kept.loss)
         source = self.name if kept.is_unknown else ""
         why = (kept.loss, source, kept.cause, kept.advice)
-        news = BlockNews(kept.block, kept.phase, kept.job, reason, expected_in_s, *why)
-        self._news.append(news)
-        return news
+        update = BlockUpdate(kept.block, kept.phase, kept.job, reason, expected_in_s, *why)
+        self._updates.append(update)
+        return update
 
-    def _end(self, kept: Kept, phase: BlockPhase, reason: str) -> None:
+    def _end(self, kept: KeptBlock, phase: BlockPhase, reason: str) -> None:
         kept.phase = phase
-        news = self._tell(kept, reason)
+        update = self._tell(kept, reason)
         log.info("block %s%s: %s: %s", kept.block, f" (job {kept.job})" if kept.job else "", phase.value, reason)
         del self.blocks[kept.block]
-        self._over[kept.block] = msgspec.structs.replace(news, source=self.name)
+        self._over[kept.block] = msgspec.structs.replace(update, source=self.name)
 
     def _refuse_all(self, reason: str) -> None:
         for kept in list(self.blocks.values()):
@@ -408,7 +410,7 @@ class Keeper:
         if text != self.trouble:
             self.trouble = text
             log.warning("source %s: %s", self.name, text or "works again")
-            self._news.append(SourceTrouble(self.name, text))
+            self._updates.append(SourceTrouble(self.name, text))
 
 
 def _number(block: BlockId) -> int:
@@ -416,5 +418,5 @@ def _number(block: BlockId) -> int:
     return int(digits) if digits.isdigit() else 0
 
 
-def _to_cancel(kept: Kept, now: float) -> bool:
+def _to_cancel(kept: KeptBlock, now: float) -> bool:
     return bool(kept.cancel and (not kept.job or not kept.cancelled_at or now - kept.cancelled_at >= CANCEL_AGAIN_S))

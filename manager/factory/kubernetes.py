@@ -17,7 +17,7 @@ from parsl.errors import OptionalModuleMissing
 from parsl.jobs.states import JobState, JobStatus
 from parsl.providers import KubernetesProvider
 
-from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused, block_of, job_name
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, block_of, job_name
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 from stoker.site import Provider, Site
@@ -34,19 +34,21 @@ class KubernetesBatch:
         self._session = session
         self._command = command
         self._provider = _provider_of(site.provider)
-        self._provider.kube_client = Client(self._provider.kube_client, site.provider)
+        self._provider.kube_client = KubernetesClient(self._provider.kube_client, site.provider)
 
     def submit(self, block: BlockId) -> str:
         """Make the pod of a block; its name. Raises SubmissionRefused, BatchTrouble."""
         job = self._ask(self._provider.submit, self._command(block), 1, job_name(self._session, block))
         return str(self._provider.resources[job]["pod_name"])
 
-    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+    def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         """The present state of these pods. Raises BatchTrouble."""
         pods = self._pods()
-        looks = {job: _look_of(pods[job]) if job in pods else JobLook(BlockPhase.ENDED, "deleted") for job in jobs}
-        self.cancel([job for job, look in looks.items() if job in pods and look.phase is BlockPhase.ENDED])
-        return looks
+        statuses = {
+            job: _status_of(pods[job]) if job in pods else BatchJobStatus(BlockPhase.ENDED, "deleted") for job in jobs
+        }
+        self.cancel([job for job, status in statuses.items() if job in pods and status.phase is BlockPhase.ENDED])
+        return statuses
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Delete these pods. Raises BatchTrouble."""
@@ -80,7 +82,7 @@ class KubernetesBatch:
             raise BatchTrouble(words) from error
 
 
-class Client:
+class KubernetesClient:
     """Kubernetes' client, as Parsl's provider calls it: with a time limit for each request, and with what the provider
     leaves out of a pod, its walltime and the kind of its GPUs."""
 
@@ -118,7 +120,7 @@ def _provider_of(given: Provider) -> Any:
         raise SubmissionRefused(f"Kubernetes: {error}") from error
 
 
-def _look_of(pod: Any) -> JobLook:
+def _status_of(pod: Any) -> BatchJobStatus:
     """What a pod says of itself."""
     conditions = [one.message for one in pod.status.conditions or () if one.status == "False" and one.message]
     containers = pod.status.container_statuses or ()
@@ -127,9 +129,9 @@ def _look_of(pod: Any) -> JobLook:
     phase = BlockPhase.ENDED if codes else _PHASES.get(pod.status.phase, BlockPhase.ENDED)
     if phase is BlockPhase.PENDING:
         waits = [each.state.waiting.reason for each in containers if each.state.waiting is not None]
-        return JobLook(phase, "; ".join(filter(None, [*waits, *conditions])))
+        return BatchJobStatus(phase, "; ".join(filter(None, [*waits, *conditions])))
     if phase is BlockPhase.RUNNING:
-        return JobLook(phase, f"on {pod.spec.node_name}" if pod.spec.node_name else "")
+        return BatchJobStatus(phase, f"on {pod.spec.node_name}" if pod.spec.node_name else "")
     if codes:
-        return JobLook(phase, "done" if not any(codes) else f"exit code {max(codes)}")
-    return JobLook(phase, "done" if pod.status.phase == "Succeeded" else pod.status.reason or "failed")
+        return BatchJobStatus(phase, "done" if not any(codes) else f"exit code {max(codes)}")
+    return BatchJobStatus(phase, "done" if pod.status.phase == "Succeeded" else pod.status.reason or "failed")

@@ -1,6 +1,6 @@
 """The factory's end of the connection to the manager: a client that carries out orders for blocks.
 
-What it says changes the manager's books, so that it travels in numbered frames, which are kept until they are
+What it says changes the manager's records, so that it travels in numbered frames, which are kept until they are
 acknowledged. After every (re)connect the hello goes first, then those frames again, in order.
 """
 
@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
-from stoker.manager.factory.keeper import News
+from stoker.manager.factory.keeper import FactoryUpdate
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.reliable import Outbox
 from stoker.manager.protocol.session import SessionFolder
@@ -21,7 +21,7 @@ from stoker.seldom import SeldomLog
 log = logging.getLogger("stoker.factory")
 
 
-class Link:
+class FactoryLink:
     """The connection (`dealer`), what goes over it, and the outbox."""
 
     def __init__(self, folder: SessionFolder) -> None:
@@ -72,7 +72,7 @@ class Link:
                 self._refusals.warning("manager", f"refused a frame of the manager: {error}")
         return out
 
-    def tell(self, messages: Iterable[News]) -> None:
+    def tell(self, messages: Iterable[FactoryUpdate]) -> None:
         """Say things that must arrive: now, or when there is a connection."""
         batch = list(messages)
         if batch:
@@ -86,7 +86,7 @@ class Link:
         """The manager has frames up to this number for good."""
         self._outbox.acked(sequence)
 
-    def look_again(self) -> None:
+    def refresh_address(self) -> None:
         """While the manager is away: one that was started again may listen elsewhere. Go where its file says."""
         try:
             address = self._folder.read().address

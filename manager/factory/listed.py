@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of
-from stoker.manager.factory.listings import LSF_FIELDS, Listed, Read, read_grid_engine, read_lsf, read_pbs
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of
+from stoker.manager.factory.listings import LSF_FIELDS, ListedJob, Read, read_grid_engine, read_lsf, read_pbs
 from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.submitting import Submitter, is_not_now
@@ -41,10 +41,10 @@ class ListedBatch:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
         return self._jobs.submit(block)
 
-    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+    def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         """The present state of these jobs. Raises BatchTrouble."""
         listed = self._list(jobs)
-        return {job: self._look(job, listed.get(job)) for job in jobs}
+        return {job: self._status_of(job, listed.get(job)) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel these jobs. Raises BatchTrouble."""
@@ -63,16 +63,16 @@ class ListedBatch:
                 self._jobs.names[job] = entry.name
         return found
 
-    def _look(self, job: str, entry: Listed | None) -> JobLook:
+    def _status_of(self, job: str, entry: ListedJob | None) -> BatchJobStatus:
         name = self._jobs.names.get(job, entry.name if entry else "")
         if entry is None:
             output = last_lines(self._jobs.folder, name) if name else []
             how = "no longer in the queue"
-            return JobLook(BlockPhase.ENDED, f"{how}: {'; '.join(output)}" if output else how)
+            return BatchJobStatus(BlockPhase.ENDED, f"{how}: {'; '.join(output)}" if output else how)
         over = entry.phase is BlockPhase.ENDED
-        return entry.look(now=time.time(), output=last_lines(self._jobs.folder, name) if over and name else [])
+        return entry.status(now=time.time(), output=last_lines(self._jobs.folder, name) if over and name else [])
 
-    def _list(self, jobs: Sequence[str] | None) -> dict[str, Listed]:
+    def _list(self, jobs: Sequence[str] | None) -> dict[str, ListedJob]:
         """These jobs, or all jobs of this user that are not over."""
         match self._kind:
             case ProviderKind.PBS:
@@ -82,10 +82,12 @@ class ListedBatch:
                 return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
             case ProviderKind.LSF:
                 return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
-            case _:
+            case ProviderKind.GRID_ENGINE:
                 return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
+            case kind:
+                raise ValueError(f"{kind.value} jobs are not listed here")
 
-    def _read(self, words: list[str], read: Read) -> dict[str, Listed]:
+    def _read(self, words: list[str], read: Read) -> dict[str, ListedJob]:
         text = self._say(words)
         try:
             return read(text)

@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from stoker.manager.factory.batch import JobLook, loss_of
+from stoker.manager.factory.batch import BatchJobStatus, loss_of
 from stoker.manager.protocol.blocks import BlockPhase
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedJob(msgspec.Struct, frozen=True):
     """A job in a listing: its name and its state. `expected_at`: when it should start, on the wall clock (0: unknown).
     `failed`: it ended by an error of its own, of which its output may say more."""
 
@@ -28,46 +28,46 @@ class Listed(msgspec.Struct, frozen=True):
     expected_at: float = 0.0
     failed: bool = False
 
-    def look(self, *, now: float, output: list[str]) -> JobLook:
+    def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
         """As the factory wants it; `now` on the wall clock, `output` the last lines that the job printed."""
         said = f": {'; '.join(output)}" if self.failed and output else ""
         expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
         loss = loss_of(self.reason) if self.phase is BlockPhase.ENDED else None
-        return JobLook(self.phase, self.reason + said, expected_in_s, loss)
+        return BatchJobStatus(self.phase, self.reason + said, expected_in_s, loss)
 
 
-Read = Callable[[str], dict[str, Listed]]
+Read = Callable[[str], dict[str, ListedJob]]
 
 
-def read_pbs(text: str) -> dict[str, Listed]:
+def read_pbs(text: str) -> dict[str, ListedJob]:
     """`qstat -x -f -F json`. Raises ValueError for text that is not JSON."""
     jobs: dict[str, Any] = json.loads(text).get("Jobs", {}) if text.strip() else {}
     return {id: _pbs_job(job) for id, job in jobs.items()}
 
 
-def _pbs_job(job: dict[str, Any]) -> Listed:
+def _pbs_job(job: dict[str, Any]) -> ListedJob:
     name, state, comment = str(job.get("Job_Name", "")), job.get("job_state", ""), str(job.get("comment", ""))
     if state in ("F", "X"):
         code = job.get("Exit_status", 0)
         if "walltime" in comment:
-            return Listed(name, BlockPhase.ENDED, "out of walltime")
+            return ListedJob(name, BlockPhase.ENDED, "out of walltime")
         if code in (0, None):
-            return Listed(name, BlockPhase.ENDED, "done")
+            return ListedJob(name, BlockPhase.ENDED, "done")
         if isinstance(code, int) and code > 256:
-            return Listed(name, BlockPhase.ENDED, f"killed by signal {code - 256}")
-        return Listed(name, BlockPhase.ENDED, f"exit code {code}", failed=True)
+            return ListedJob(name, BlockPhase.ENDED, f"killed by signal {code - 256}")
+        return ListedJob(name, BlockPhase.ENDED, f"exit code {code}", failed=True)
     if state in ("R", "B", "E", "S", "U"):
         reason = {"S": "suspended", "U": "suspended: its workstation is in use"}.get(state, "")
-        return Listed(name, BlockPhase.RUNNING, reason or (f"on {job['exec_host']}" if job.get("exec_host") else ""))
+        return ListedJob(name, BlockPhase.RUNNING, reason or (f"on {job['exec_host']}" if job.get("exec_host") else ""))
     start = job.get("estimated", {}).get("start_time", 0)
     held = {"H": "held", "W": "waits for its time"}.get(state, "")
-    return Listed(name, BlockPhase.PENDING, comment or held, float(start) if isinstance(start, int | float) else 0.0)
+    return ListedJob(name, BlockPhase.PENDING, comment or held, float(start) if isinstance(start, int | float) else 0.0)
 
 
 LSF_FIELDS = "jobid stat exit_code exec_host job_name pend_reason delimiter='|'"
 
 
-def read_lsf(text: str) -> dict[str, Listed]:
+def read_lsf(text: str) -> dict[str, ListedJob]:
     """`bjobs -a -noheader -o LSF_FIELDS`."""
     rows = {}
     for line in text.splitlines():
@@ -77,28 +77,28 @@ def read_lsf(text: str) -> dict[str, Listed]:
     return rows
 
 
-def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> Listed:
+def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob:
     known = "" if why == "-" else why
     match state:
         case "PEND" | "WAIT" | "PROV":
-            return Listed(name, BlockPhase.PENDING, known)
+            return ListedJob(name, BlockPhase.PENDING, known)
         case "PSUSP":
-            return Listed(name, BlockPhase.PENDING, known or "suspended while it waits")
+            return ListedJob(name, BlockPhase.PENDING, known or "suspended while it waits")
         case "USUSP" | "SSUSP":
-            return Listed(name, BlockPhase.RUNNING, "suspended")
+            return ListedJob(name, BlockPhase.RUNNING, "suspended")
         case "DONE":
-            return Listed(name, BlockPhase.ENDED, "done")
+            return ListedJob(name, BlockPhase.ENDED, "done")
         case "EXIT":
             how = _LSF_ENDS.get(code) or (f"exit code {code}" if code != "-" else "cancelled")
-            return Listed(name, BlockPhase.ENDED, how, failed=code not in _LSF_ENDS and code != "-")
+            return ListedJob(name, BlockPhase.ENDED, how, failed=code not in _LSF_ENDS and code != "-")
         case _:
-            return Listed(name, BlockPhase.RUNNING, f"on {host}" if host != "-" else "")
+            return ListedJob(name, BlockPhase.RUNNING, f"on {host}" if host != "-" else "")
 
 
 _LSF_ENDS = {"130": "cancelled", "143": "cancelled", "137": "killed by signal 9", "140": "out of walltime"}
 
 
-def read_grid_engine(text: str) -> dict[str, Listed]:
+def read_grid_engine(text: str) -> dict[str, ListedJob]:
     """`qstat -xml`. Raises ValueError for text that is not XML."""
     try:
         tree = ElementTree.fromstring(text) if text.strip() else ElementTree.Element("none")
@@ -112,10 +112,10 @@ def read_grid_engine(text: str) -> dict[str, Listed]:
     return jobs
 
 
-def _grid_engine_job(name: str, state: str, queue: str) -> Listed:
+def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
     if "q" in state:
         held = "held" if "h" in state else ""
-        return Listed(name, BlockPhase.PENDING, f"in error state {state}: see `qstat -j`" if "E" in state else held)
+        return ListedJob(name, BlockPhase.PENDING, f"in error state {state}: see `qstat -j`" if "E" in state else held)
     if any(letter in state for letter in "sST"):
-        return Listed(name, BlockPhase.RUNNING, f"suspended ({state})")
-    return Listed(name, BlockPhase.RUNNING, f"on {queue}" if queue else "")
+        return ListedJob(name, BlockPhase.RUNNING, f"suspended ({state})")
+    return ListedJob(name, BlockPhase.RUNNING, f"on {queue}" if queue else "")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from stoker.manager.factory.batch import JobLook, job_name
+from stoker.manager.factory.batch import BatchJobStatus, job_name
 from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.protocol.blocks import BlockPhase
@@ -54,10 +54,10 @@ class LocalBatch:
         self._started[job], self._blocks[job] = process, block
         return job
 
-    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+    def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         """Whether these processes run."""
         running = self.find()
-        return {job: JobLook(BlockPhase.RUNNING) if job in running else self._end_of(job) for job in jobs}
+        return {job: BatchJobStatus(BlockPhase.RUNNING) if job in running else self._end_of(job) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Tell these pilots to end."""
@@ -85,12 +85,12 @@ class LocalBatch:
                 if (PILOT in words or TASKVINE_PILOT in words) and words[words.index("--session") + 1] == session:
                     yield str(process.pid), BlockId(words[words.index("--block") + 1])
 
-    def _end_of(self, job: str) -> JobLook:
+    def _end_of(self, job: str) -> BatchJobStatus:
         process, block = self._started.pop(job, None), self._blocks.pop(job, None)
         code = process.returncode if process is not None else None
         if code == 0:
-            return JobLook(BlockPhase.ENDED, "done")
+            return BatchJobStatus(BlockPhase.ENDED, "done")
         how = f"exit code {code}" if code is not None and code > 0 else f"killed by signal {-(code or 0)}"
         how = how if code is not None else "its process is gone"
         said = last_lines(self._folder, job_name(self._session, block)) if block is not None else []
-        return JobLook(BlockPhase.ENDED, f"{how}: {'; '.join(said)}" if said else how)
+        return BatchJobStatus(BlockPhase.ENDED, f"{how}: {'; '.join(said)}" if said else how)

@@ -2,8 +2,8 @@
 
 Some sites give a user so many requests at once and a few more each minute, and refuse the rest. The budget here is a
 token bucket of that form, a little smaller: with `poll = "10 s"` 36 requests at once and 3.8 a minute. A shorter poll
-asks for more, in proportion. Cancellations may take the last token; submissions and looks leave some for them, and a
-look that is long overdue comes before a submission.
+asks for more, in proportion. Cancellations may take the last token; submissions and queries leave some for them, and a
+query that is long overdue comes before a submission.
 
 `Listing` keeps what one command said of all jobs, for the other sources of the same batch system, and for the second
 question within one step. What changes the queue forgets it.
@@ -20,8 +20,8 @@ BURST, A_MINUTE = 36.0, 3.8
 """Requests at once and each minute, where the poll is `_POLL_S`: within 40 and 4."""
 _POLL_S = 10.0
 
-FOR_SUBMISSIONS, FOR_LOOKS = 4.0, 6.0
-"""Tokens that submissions and looks leave in the bucket."""
+FOR_SUBMISSIONS, FOR_QUERIES = 4.0, 6.0
+"""Tokens that submissions and queries leave in the bucket."""
 
 _ROUNDING = 1e-6
 _LEAST_WAIT_S = 0.01
@@ -97,8 +97,8 @@ def in_words(poll_s: float) -> str:
 _STRETCH = 2.5
 
 
-def look_every_s(poll_s: float, pacer: Pacer | None, *, took_s: float) -> float:
-    """How long until the next look: longer when the tokens go, and when the last one took long."""
+def poll_period_s(poll_s: float, pacer: Pacer | None, *, took_s: float) -> float:
+    """How long until the next query: longer when the tokens go, and when the last one took long."""
     stretch = _STRETCH if pacer is not None and pacer.is_low else 1.0
     return max(stretch * poll_s, _SLOW * took_s)
 

@@ -1,7 +1,7 @@
 """Parsl's providers, made from a site: what writes submit scripts, and speaks with PBS, LSF, Grid Engine, Kubernetes.
 
 What a provider of Parsl's does is right for most sites; how it does it is not always right for ours. Every command and
-every script of it passes through `Bounded`, which stands between it and its base class:
+every script of it passes through `BoundedProvider`, which stands between it and its base class:
 
 - a command is ours to run (`commands`): bounded in time, killed when that is up, in the folder of submit scripts;
 - scripts lie in that folder under the job's own name and are named without a path, so that a session folder with
@@ -30,7 +30,7 @@ from parsl.providers.cluster_provider import ClusterProvider
 
 from stoker import own_options
 from stoker.errors import ConfigError
-from stoker.manager.factory.commands import Said
+from stoker.manager.factory.commands import CommandResult
 from stoker.manager.factory.pilot_command import walltime_s
 from stoker.site import Provider, ProviderKind, Site
 
@@ -39,13 +39,13 @@ class NotSubmitted(Exception):
     """A script was rendered, and nobody is there to submit it."""
 
 
-class Bounded(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
+class BoundedProvider(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
     """Between a provider and its base. `shell` runs its commands; without one, scripts are only rendered (`text`)."""
 
-    shell: Callable[[str], Said] | None = None
+    shell: Callable[[str], CommandResult] | None = None
     job = ""
     text = ""
-    said: Said | None = None
+    said: CommandResult | None = None
     """How the last command ended: providers keep that to themselves."""
     _given = ""
 
@@ -81,19 +81,19 @@ class Bounded(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
             (Path(self.script_dir) / script_name(self.job)).write_text(self.text, errors="surrogateescape")
 
 
-class _Slurm(SlurmProvider, Bounded):  # type: ignore[misc]
+class _Slurm(SlurmProvider, BoundedProvider):  # type: ignore[misc]
     pass
 
 
-class _Pbs(PBSProProvider, Bounded):  # type: ignore[misc]
+class _Pbs(PBSProProvider, BoundedProvider):  # type: ignore[misc]
     pass
 
 
-class _Lsf(LSFProvider, Bounded):  # type: ignore[misc]
+class _Lsf(LSFProvider, BoundedProvider):  # type: ignore[misc]
     pass
 
 
-class _GridEngine(GridEngineProvider, Bounded):  # type: ignore[misc]
+class _GridEngine(GridEngineProvider, BoundedProvider):  # type: ignore[misc]
     def get_configs(self, command: str, tasks_per_node: int) -> dict[str, Any]:
         """What goes into the template, which has no place for the job's name."""
         configs: dict[str, Any] = super().get_configs(command, tasks_per_node)
@@ -134,7 +134,7 @@ class OnEachNode(Launcher):  # type: ignore[misc]
                 )
 
 
-def provider_of(site: Site, *, shell: Callable[[str], Said] | None = None, folder: Path = Path()) -> Any:
+def provider_of(site: Site, *, shell: Callable[[str], CommandResult] | None = None, folder: Path = Path()) -> Any:
     """Parsl's provider for a site with submit scripts: Slurm, PBS, LSF or Grid Engine. Raises ConfigError.
 
     Its commands go to `shell`, its scripts into `folder`; without a shell it only renders.
@@ -169,12 +169,12 @@ def _clock(site: Site) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
 
 
-def _slurm(given: Provider, walltime: str) -> Bounded:
+def _slurm(given: Provider, walltime: str) -> BoundedProvider:
     gres = f"gpu:{given.gpu_type}:{given.gpu_count}" if given.gpu_type else f"gpu:{given.gpu_count}"
     head = ["#SBATCH --open-mode=append"]
     if given.memory_bytes:
         head.append(f"#SBATCH --mem={_mebibytes(given)}M")
-    provider: Bounded = _Slurm(
+    provider: BoundedProvider = _Slurm(
         partition=_word(given.partition),
         account=_word(given.account),
         qos=_word(given.qos),
@@ -192,7 +192,7 @@ def _slurm(given: Provider, walltime: str) -> Bounded:
     return provider
 
 
-def _pbs(given: Provider, walltime: str) -> Bounded:
+def _pbs(given: Provider, walltime: str) -> BoundedProvider:
     select = f":ngpus={given.gpu_count}" if given.gpu_count else ""
     select += f":gpu_type={given.gpu_type}" if given.gpu_type else ""
     select += f":mem={_mebibytes(given)}mb" if given.memory_bytes else ""
@@ -209,7 +209,7 @@ def _pbs(given: Provider, walltime: str) -> Bounded:
     )
 
 
-def _lsf(given: Provider, walltime: str) -> Bounded:
+def _lsf(given: Provider, walltime: str) -> BoundedProvider:
     cores = given.cores or 1
     head = []
     if given.gpu_count:
@@ -217,7 +217,7 @@ def _lsf(given: Provider, walltime: str) -> Bounded:
         head.append(f'#BSUB -gpu "num={given.gpu_count}{kind}"')
     if given.memory_bytes:
         head.append(f"#BSUB -M {_mebibytes(given)}MB")
-    provider: Bounded = _Lsf(
+    provider: BoundedProvider = _Lsf(
         project=given.account or None,
         queue=given.queue or None,
         nodes_per_block=given.nodes,
@@ -236,7 +236,7 @@ def _lsf(given: Provider, walltime: str) -> Bounded:
     return provider
 
 
-def _grid_engine(given: Provider, walltime: str) -> Bounded:
+def _grid_engine(given: Provider, walltime: str) -> BoundedProvider:
     head = [f"#$ -P {given.account}"] if given.account else []
     head += [f"#$ -pe smp {given.cores}"] if given.cores > 1 else []
     if given.gpu_count:
@@ -253,7 +253,7 @@ def _grid_engine(given: Provider, walltime: str) -> Bounded:
     )
 
 
-_MAKERS: dict[ProviderKind, Callable[[Provider, str], Bounded]] = {
+_MAKERS: dict[ProviderKind, Callable[[Provider, str], BoundedProvider]] = {
     ProviderKind.SLURM: _slurm,
     ProviderKind.PBS: _pbs,
     ProviderKind.LSF: _lsf,

@@ -2,7 +2,7 @@
 
 Submission goes through Parsl's SlurmProvider (`providers`); what it knows of jobs afterwards is not enough. It asks
 `sacct` for states alone, never for reasons, start times or nodes; a job that is out of `squeue` counts as completed; a
-failed one is rewritten to completed at the next look; preemption is a timeout, or an unknown word; and one job id that
+failed one is rewritten to completed at the next query; preemption is a timeout, or an unknown word; and one job id that
 Slurm has forgotten makes `squeue --job` fail for all of them. So, instead:
 
 One `squeue` shows all jobs of this user, those that ended within the last minutes (MinJobAge) among them, and is
@@ -20,10 +20,10 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.factory import slurm_output
-from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of
 from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
-from stoker.manager.factory.slurm_output import Row
+from stoker.manager.factory.slurm_output import AccountedJob
 from stoker.manager.factory.submitting import Submitter
 from stoker.manager.protocol.blocks import BlockPhase, LossReason
 from stoker.manager.protocol.ids import BlockId
@@ -31,10 +31,10 @@ from stoker.site import Site
 
 _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
 _TRIES = 3
-"""So many looks at a job that was queued again may pass before its accounting has the reason."""
+"""So many queries of a job that was queued again may pass before its accounting has the reason."""
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
-"""How many ends are asked of `scontrol` in one look, one job at a time; the others have their turn later."""
+"""How many ends are asked of `scontrol` in one query, one job at a time; the others have their turn later."""
 _AT_ONCE = 100
 """Job ids on one command line."""
 
@@ -50,7 +50,7 @@ class SlurmBatch:
         folder: Path,
         command: Callable[[BlockId], str],
         pacer: Pacer | None = None,
-        listing: Listing[dict[str, Row]] | None = None,
+        listing: Listing[dict[str, AccountedJob]] | None = None,
     ) -> None:
         self._jobs = Submitter(site, session=session, folder=folder, command=command, pacer=pacer)
         self._listing = listing or Listing(fresh_s=0.0)
@@ -70,14 +70,14 @@ class SlurmBatch:
         finally:
             self._listing.forget()
 
-    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+    def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         """The present state of these jobs. Cancels those that Slurm holds for good. Raises BatchTrouble."""
         rows = self._squeue()
         now = time.time()
         held = [job for job in jobs if job in rows and rows[job].is_held_for_good]
         if held:
             self.cancel(held)
-        looks = {}
+        statuses = {}
         ended = [job for job in jobs if job not in rows or rows[job].state == "FAILED"]
         ends, asked = self._ends(ended)
         preempted = self._preempted([job for job in jobs if job in rows and rows[job].state == "COMPLETED"])
@@ -88,31 +88,31 @@ class SlurmBatch:
             if row is not None and job in preempted:
                 row = msgspec.structs.replace(row, state="PREEMPTED")
             output = self._output(job, row) if row is None or row.over else []
-            look = slurm_output.look_of(row, now=now, output=output) if row else slurm_output.gone(output)
-            looks[job] = self._with_story(job, look, row)
-        return looks
+            status = slurm_output.job_status(row, now=now, output=output) if row else slurm_output.gone(output)
+            statuses[job] = self._with_story(job, status, row)
+        return statuses
 
-    def _with_story(self, job: str, look: JobLook, row: Row | None) -> JobLook:
-        """A look with why a job that has run waits again: its earlier runs are in the accounting alone."""
+    def _with_story(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
+        """A status with why a job that has run waits again: its earlier runs are in the accounting alone."""
         if row is not None and row.is_held_for_good and job in self._ran:
             words, loss = self._again.get(job) or self._why_again(job, row) or _VACATED
             self._forget(job)
-            return msgspec.structs.replace(look, reason=f"{words}, and {look.reason}", loss=loss)
-        if look.phase is not BlockPhase.PENDING or row is None:
+            return msgspec.structs.replace(status, reason=f"{words}, and {status.reason}", loss=loss)
+        if status.phase is not BlockPhase.PENDING or row is None:
             self._forget(job)
-            if look.phase is BlockPhase.RUNNING and row is not None:
+            if status.phase is BlockPhase.RUNNING and row is not None:
                 self._ran[job] = row.nodes
-            return look
+            return status
         if job not in self._ran:
-            return look
+            return status
         if job not in self._again:
             self._tries[job] = self._tries.get(job, 0) + 1
             found = self._why_again(job, row)
             if found is None and self._tries[job] < _TRIES:  # accounting lags behind
-                return msgspec.structs.replace(look, again="queued again by Slurm")
+                return msgspec.structs.replace(status, again="queued again by Slurm")
             self._again[job] = found or _VACATED
         words, loss = self._again[job]
-        return msgspec.structs.replace(look, loss=loss, again=words)
+        return msgspec.structs.replace(status, loss=loss, again=words)
 
     def _forget(self, job: str) -> None:
         self._ran.pop(job, None)
@@ -134,7 +134,7 @@ class SlurmBatch:
         ]
         return slurm_output.read_preempted(self._jobs.commands.run(words).out)
 
-    def _why_again(self, job: str, row: Row) -> tuple[str, LossReason] | None:
+    def _why_again(self, job: str, row: AccountedJob) -> tuple[str, LossReason] | None:
         """Why a job was queued again: from the accounting, from what it printed, or from the state of its nodes."""
         said = ""
         if self._accounting:
@@ -173,19 +173,19 @@ class SlurmBatch:
                 self._jobs.names[row.job] = row.name
         return found
 
-    def _squeue(self) -> dict[str, Row]:
+    def _squeue(self) -> dict[str, AccountedJob]:
         return self._listing.read(self._ask_squeue)
 
-    def _ask_squeue(self) -> dict[str, Row]:
+    def _ask_squeue(self) -> dict[str, AccountedJob]:
         words = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={slurm_output.SQUEUE}"]
         said = self._jobs.commands.run(words, more=_STANDARD_TIME)
         if said.code:
             raise BatchTrouble(f"squeue: {said.words}")
         return slurm_output.read_squeue(said.out)
 
-    def _ends(self, jobs: list[str]) -> tuple[dict[str, Row], list[str]]:
+    def _ends(self, jobs: list[str]) -> tuple[dict[str, AccountedJob], list[str]]:
         """How these jobs ended, as far as Slurm still knows, and of which it was asked."""
-        found: dict[str, Row] = {}
+        found: dict[str, AccountedJob] = {}
         if jobs and self._accounting:
             said = self._jobs.commands.run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(jobs)])
             self._accounting = said.code == 0
@@ -203,6 +203,6 @@ class SlurmBatch:
                     raise BatchTrouble(f"scontrol: {said.words}")
         return found, asked
 
-    def _output(self, job: str, row: Row | None) -> list[str]:
+    def _output(self, job: str, row: AccountedJob | None) -> list[str]:
         name = self._jobs.names.pop(job, "") or (row.name if row else "")
         return last_lines(self._jobs.folder, name) if name else []

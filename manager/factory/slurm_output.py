@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stoker.manager.factory.batch import JobLook, loss_of
+from stoker.manager.factory.batch import BatchJobStatus, loss_of
 from stoker.manager.protocol.blocks import BlockPhase, LossReason
 
 SQUEUE = "%F|%T|%r|%S|%N|%j|%Z"
@@ -52,7 +52,7 @@ was told to hold it."""
 _HELD_BY_A_PERSON = {"JobHeldUser", "JobHeldAdmin"}
 
 
-class Row(msgspec.Struct, frozen=True):
+class AccountedJob(msgspec.Struct, frozen=True):
     """A job. `state` is Slurm's long word, `exit_code` as `1:0` (code and signal), `start` on the wall clock (0 = not
     known), `folder` the one that it was submitted in, or its first line."""
 
@@ -76,19 +76,21 @@ class Row(msgspec.Struct, frozen=True):
         return self.state in _HELD or (self.state in _WAITING and bool(_HELD_FOR.search(self.reason)))
 
 
-def read_squeue(text: str) -> dict[str, Row]:
+def read_squeue(text: str) -> dict[str, AccountedJob]:
     """The jobs in what `squeue -h -o SQUEUE` prints. An array is one job, which does what its liveliest task does."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
         fields = line.split("|", 6)
         if len(fields) == 7 and fields[0]:
             job, state, reason, start, nodes, name, folder = fields
-            row = Row(job, state, _known(reason), _wall_clock(start), _known(nodes), name, folder)
+            row = AccountedJob(
+                job, state, _blank_if_none(reason), _wall_clock(start), _blank_if_none(nodes), name, folder
+            )
             rows[job] = _together(rows[job], row) if job in rows else row
     return rows
 
 
-def _together(one: Row, other: Row) -> Row:
+def _together(one: AccountedJob, other: AccountedJob) -> AccountedJob:
     """Two tasks of an array as one job: the livelier; on the nodes of both if both run."""
     first, second = sorted((one, other), key=_liveliness)
     if first.state in _RUNNING and second.state in _RUNNING:
@@ -97,34 +99,34 @@ def _together(one: Row, other: Row) -> Row:
     return first
 
 
-def _liveliness(row: Row) -> tuple[int, bool]:
+def _liveliness(row: AccountedJob) -> tuple[int, bool]:
     """For sorting: what runs, what waits, what is over; of these what did not go well."""
     return (0 if row.state in _RUNNING else 1 if row.state in _WAITING else 2), row.state == "COMPLETED"
 
 
-def read_sacct(text: str) -> dict[str, Row]:
+def read_sacct(text: str) -> dict[str, AccountedJob]:
     """The jobs in what `sacct -X -n -P -o SACCT` prints; `CANCELLED by 1000` is CANCELLED."""
     rows = {}
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) == 4 and fields[0]:
             job, state, exit_code, nodes = fields
-            rows[job] = Row(job, state.partition(" ")[0], nodes=_known(nodes), exit_code=exit_code)
+            rows[job] = AccountedJob(job, state.partition(" ")[0], nodes=_blank_if_none(nodes), exit_code=exit_code)
     return rows
 
 
-def read_scontrol(text: str) -> Row | None:
+def read_scontrol(text: str) -> AccountedJob | None:
     """The job in what `scontrol show job -o` prints."""
     found: dict[str, str] = {}
     for key, value in _FIELD.findall(text):
         found.setdefault(key, value)
     if "JobId" not in found or "JobState" not in found:
         return None
-    return Row(
+    return AccountedJob(
         found["JobId"],
         found["JobState"],
-        _known(found.get("Reason", "")),
-        nodes=_known(found.get("NodeList", "")),
+        _blank_if_none(found.get("Reason", "")),
+        nodes=_blank_if_none(found.get("NodeList", "")),
         name=found.get("JobName", ""),
         exit_code=found.get("ExitCode", ""),
     )
@@ -133,29 +135,29 @@ def read_scontrol(text: str) -> Row | None:
 _TOO_FAR_S = 30 * 86400.0
 
 
-def look_of(row: Row, *, now: float, output: Iterable[str] = ()) -> JobLook:
+def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> BatchJobStatus:
     """What a row says. `now` on the wall clock; `output`: the last lines that the job printed, if it is over."""
     if row.state in _WAITING:
         reason = row.reason if row.state == "PENDING" else row.reason or row.state.lower()
         if row.is_held_for_good:
-            return JobLook(BlockPhase.ENDED, f"held by Slurm: {reason}")
+            return BatchJobStatus(BlockPhase.ENDED, f"held by Slurm: {reason}")
         if reason in _HELD_BY_A_PERSON:
             reason += f", until `scontrol release {row.job}`"
         expected_in_s = max(0.0, row.start - now) if row.start else 0.0
         if expected_in_s > _TOO_FAR_S:  # behind a job without a limit of time: Slurm takes that for a year
             expected_in_s = 0.0
-        return JobLook(BlockPhase.PENDING, reason, expected_in_s)
+        return BatchJobStatus(BlockPhase.PENDING, reason, expected_in_s)
     if row.state in _RUNNING:
         how = "" if row.state == "RUNNING" else f"{row.state.lower()} "
-        return JobLook(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())
+        return BatchJobStatus(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())
     how = _end_of(row, list(output))
-    return JobLook(BlockPhase.ENDED, how, loss=loss_of(how))
+    return BatchJobStatus(BlockPhase.ENDED, how, loss=loss_of(how))
 
 
-def gone(output: Iterable[str]) -> JobLook:
+def gone(output: Iterable[str]) -> BatchJobStatus:
     """A job that Slurm has forgotten: what it printed last may still say how it ended."""
     said = due_to(list(output))
-    return JobLook(BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_of(said))
+    return BatchJobStatus(BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_of(said))
 
 
 _REQUEUED = {
@@ -173,7 +175,7 @@ def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None
         state = fields[1].partition(" ")[0] if len(fields) == 4 else ""
         if state in _REQUEUED:
             words, loss = _REQUEUED[state]
-            nodes = _known(fields[3])
+            nodes = _blank_if_none(fields[3])
             return (f"{words} ({nodes})" if state == "NODE_FAIL" and nodes else words), loss
     said = due_to(list(output))
     known = loss_of(said)
@@ -202,7 +204,7 @@ def lost_nodes(sinfo: str) -> list[str]:
     return list(dict.fromkeys(lost))
 
 
-def _end_of(row: Row, output: list[str]) -> str:
+def _end_of(row: AccountedJob, output: list[str]) -> str:
     if row.state == "NODE_FAIL" and row.nodes:
         return f"node failed: {row.nodes}"
     if row.state == "CANCELLED":
@@ -215,7 +217,7 @@ def _end_of(row: Row, output: list[str]) -> str:
     return f"{how}: {said}" if said else how
 
 
-def _known(text: str) -> str:
+def _blank_if_none(text: str) -> str:
     return "" if text in _NONE else text
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from parsl.providers.errors import ExecutionProviderException
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered, job_name
-from stoker.manager.factory.commands import Commands
+from stoker.manager.factory.commands import CommandRunner
 from stoker.manager.factory.pacing import Pacer
-from stoker.manager.factory.providers import Bounded, provider_of
+from stoker.manager.factory.providers import BoundedProvider, provider_of
 from stoker.manager.protocol.ids import BlockId
 from stoker.site import Site
 
@@ -53,7 +53,7 @@ class Submitter:
     ) -> None:
         self.session = session
         self.folder = folder
-        self.commands = Commands(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
+        self.commands = CommandRunner(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
         self.names: dict[str, str] = {}
         self._command = command
         self._provider = provider_of(site, shell=self.commands.shell, folder=folder)
@@ -66,7 +66,7 @@ class Submitter:
         return job
 
 
-def _submit_through(provider: Bounded, *, name: str, command: str) -> str:
+def _submit_through(provider: BoundedProvider, *, name: str, command: str) -> str:
     """Submit a job of this name; its id. Raises SubmissionRefused and BatchTrouble, in the batch system's own words."""
     provider.begin(name)
     try:

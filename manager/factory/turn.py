@@ -27,7 +27,7 @@ from pathlib import Path
 
 from stoker import locks
 from stoker.errors import SessionError
-from stoker.locks import Holder
+from stoker.locks import LockHolder
 from stoker.manager.factory import commands
 from stoker.units import show_seconds
 
@@ -131,5 +131,5 @@ def _kill(file: Path, *, after_s: float) -> None:
             os.kill(holder.pid, signal.SIGKILL)
 
 
-def _is_factory(holder: Holder) -> bool:
+def _is_factory(holder: LockHolder) -> bool:
     return _MODULE in holder.words

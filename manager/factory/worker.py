@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from stoker.manager.factory.keeper import Keeper, News
+from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
 from stoker.manager.protocol.blocks import KnownBlock
 from stoker.manager.protocol.ids import BlockId
 
@@ -26,7 +26,7 @@ class BlockOrders(msgspec.Struct, frozen=True):
     blocks: tuple[BlockId, ...]
 
 
-class Cancel(msgspec.Struct, frozen=True):
+class BlockCancels(msgspec.Struct, frozen=True):
     """Cancel these blocks."""
 
     blocks: tuple[BlockId, ...]
@@ -40,26 +40,27 @@ class CancelWaiting(msgspec.Struct, frozen=True):
     limit_s: float
 
 
-class End(msgspec.Struct, frozen=True):
+class CancelAll(msgspec.Struct, frozen=True):
     """Cancel everything, and stop when it is gone, or after `limit_s`."""
 
     limit_s: float
 
 
-class Stopped(msgspec.Struct, frozen=True):
-    """A worker has done what `End` or `CancelWaiting` wanted; `left` are ids of jobs that are still there."""
+class BatchThreadEnded(msgspec.Struct, frozen=True):
+    """A worker has done what `CancelAll` or `CancelWaiting` wanted; `left` are ids of jobs that are still there."""
 
     source: str
     left: tuple[str, ...]
 
 
-Message = Sync | BlockOrders | Cancel | CancelWaiting | End
+Message = Sync | BlockOrders | BlockCancels | CancelWaiting | CancelAll
 
 
 class BatchThread(threading.Thread):
-    """Steps a keeper. `say` is called on this thread with news for the manager, and with Stopped in the end."""
+    """Steps a keeper. `say` is called on this thread with updates for the manager, and at the end with
+    `BatchThreadEnded`."""
 
-    def __init__(self, keeper: Keeper, *, say: Callable[[News | Stopped], None]) -> None:
+    def __init__(self, keeper: BlockKeeper, *, say: Callable[[FactoryUpdate | BatchThreadEnded], None]) -> None:
         super().__init__(name=f"stoker-source-{keeper.name}", daemon=True)
         self.keeper = keeper
         self._say = say
@@ -70,36 +71,36 @@ class BatchThread(threading.Thread):
         self._inbox.put(message)
 
     def run(self) -> None:
-        """Until `End` or `CancelWaiting`."""
+        """Until `CancelAll` or `CancelWaiting`."""
         while True:
             try:
                 message: Message | None = self._inbox.get(timeout=self.keeper.due_in())
             except queue.Empty:
                 message = None
             while message is not None:
-                if isinstance(message, End | CancelWaiting):
-                    self._say(Stopped(self.keeper.name, tuple(self._finish(message))))
+                if isinstance(message, CancelAll | CancelWaiting):
+                    self._say(BatchThreadEnded(self.keeper.name, tuple(self._finish(message))))
                     return
                 self._take(message)
                 message = None if self._inbox.empty() else self._inbox.get()
             self._step()
 
-    def _take(self, message: Sync | BlockOrders | Cancel) -> None:
+    def _take(self, message: Sync | BlockOrders | BlockCancels) -> None:
         match message:
             case Sync(blocks):
                 self.keeper.sync(blocks)
             case BlockOrders(blocks):
                 self.keeper.order(blocks)
-            case Cancel(blocks, reason):
+            case BlockCancels(blocks, reason):
                 self.keeper.cancel(blocks, reason)
 
     def _step(self) -> None:
-        for news in self.keeper.step():
-            self._say(news)
+        for update in self.keeper.step():
+            self._say(update)
 
-    def _finish(self, message: End | CancelWaiting) -> list[str]:
+    def _finish(self, message: CancelAll | CancelWaiting) -> list[str]:
         until = time.monotonic() + message.limit_s
-        if isinstance(message, End):
+        if isinstance(message, CancelAll):
             return self.keeper.end(until=until)
         self.keeper.cancel_waiting(message.reason)
         while waiting := [kept.job for kept in self.keeper.blocks.values() if kept.cancel]:

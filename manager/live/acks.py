@@ -1,8 +1,8 @@
-"""Acknowledgements that need not leave at once: nobody waits for them, they only free memory where they arrive.
+"""Delays acknowledgements: they only free memory at the peer, so they need not leave at once.
 
-They go along with the next frame to their peer. One that finds none goes alone after a while, which wakes its peer for
-nothing: so that while is long for pilots, of which there may be thousands. A program waits for its last one when it
-ends, so for clients it is short. A pilot that has left waits for it, too: that one is never put here.
+An acknowledgement leaves with the next frame to its peer, or alone after a delay. Alone it wakes the peer for nothing,
+so the delay is long for pilots, of which there may be thousands. A program that ends waits for its last
+acknowledgement, so the delay is short for clients. A pilot that has left waits too, and its last one is not delayed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ Ack = to_pilot.Ack | to_client.Ack
 
 
 class Acks:
-    """For each peer the last acknowledgement that it has not been sent, for up to `longest_s`, and half of that at
-    least."""
+    """The last unsent acknowledgement of each peer. Each leaves between half of `longest_s` and `longest_s` later."""
 
     def __init__(self, longest_s: float) -> None:
         self.due_at = math.inf
-        """When the next ones are to be sent alone."""
+        """When `overdue` is to be called next."""
         self._half_s = longest_s / 2
         self._older: dict[str, Ack] = {}
         self._newer: dict[str, Ack] = {}
 
     def add(self, peer: str, ack: Ack, now: float) -> None:
-        """One more: the last one says it all."""
+        """Delay an acknowledgement. It replaces an earlier one, which it includes."""
         if peer in self._older:
             self._older[peer] = ack
             return
@@ -38,12 +37,12 @@ class Acks:
         self._newer[peer] = ack
 
     def along(self, peer: str) -> tuple[Ack, ...]:
-        """What a frame to this peer takes along."""
+        """Remove and return the acknowledgement to send with a frame to this peer."""
         ack = self._newer.pop(peer, None) or self._older.pop(peer, None)
         return () if ack is None else (ack,)
 
     def overdue(self, now: float) -> list[tuple[str, Ack]]:
-        """Those that have to leave alone now."""
+        """Remove and return those that have to leave alone now."""
         if now < self.due_at:
             return []
         out, self._older, self._newer = list(self._older.items()), self._newer, {}

@@ -31,7 +31,7 @@ log = logging.getLogger("stoker.manager")
 
 FACTORY = "stoker.manager.factory.main"
 SEED = "stoker.pilot.transfer.seed"
-LOOK_S = 1.0
+CHECK_S = 1.0
 """How often it is looked whether they live."""
 PAUSE_S = 2.0
 """How long after its start one that died is started again at the soonest; doubles while it dies at once."""
@@ -140,16 +140,16 @@ class Attendants:
             self._each.append(self._factory)
         if any(not site.provider.shared_files or site.environment.kind is EnvironmentKind.PACKED for site in sites):
             self._each.append(Attendant(folder, SEED))
-        self._look_at = 0.0
+        self._check_at = 0.0
         self.factory_trouble = ""
-        """Why nobody submits blocks, as of the last look; empty while somebody does, or will soon."""
+        """Why nobody submits blocks, as of the last check; empty while somebody does, or will soon."""
 
-    def look(self) -> None:
-        """Start those that are not there."""
+    def start_missing(self) -> None:
+        """Start the attendants that do not run."""
         now = time.monotonic()
-        if not self._each or now < self._look_at:
+        if not self._each or now < self._check_at:
             return
-        self._look_at = now + LOOK_S
+        self._check_at = now + CHECK_S
         for attendant in self._each:
             attendant.keep_up(now)
         if self._factory is not None:
@@ -158,8 +158,8 @@ class Attendants:
 
     @property
     def wait_s(self) -> float:
-        """How soon `look` wants to be called again; infinite when there is nothing to look after."""
-        return max(0.0, self._look_at - time.monotonic()) if self._each else float("inf")
+        """How soon `start_missing` wants to be called again; infinite when there is nothing to look after."""
+        return max(0.0, self._check_at - time.monotonic()) if self._each else float("inf")
 
 
 def _last_line(file: Path, *, after: int) -> str:

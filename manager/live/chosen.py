@@ -38,7 +38,7 @@ SETTINGS = ("name", "dispatch", "residency")
 """Of a site file's [policy], those that name policies."""
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class ChosenPolicies(msgspec.Struct, frozen=True):
     """Policies by name; `dispatch` and `residency` only where they are not those of `name`. `search_path`: folders
     that modules are imported from, beyond the environment's. `honours`: the wishes of calls that they take into account
     (None: only the manager can tell). As a text: the names, for people."""
@@ -54,16 +54,16 @@ class Chosen(msgspec.Struct, frozen=True):
         return ", ".join([_short(self.name), *(f"{seam} {_short(name)}" for seam, name in at_seams.items() if name)])
 
 
-def agreed(sites: Iterable[Site]) -> Chosen:
+def agreed(sites: Iterable[Site]) -> ChosenPolicies:
     """What the sites of a session have chosen. One that leaves all of it out agrees with any other.
 
     Raises ConfigError where two differ.
     """
-    found, by = Chosen(), ""
+    found, by = ChosenPolicies(), ""
     for site in sites:
         policy = site.policy
-        mine = Chosen(policy.name, policy.dispatch, policy.residency)
-        if mine == Chosen():
+        mine = ChosenPolicies(policy.name, policy.dispatch, policy.residency)
+        if mine == ChosenPolicies():
             continue
         if by and mine != found:
             raise ConfigError(
@@ -91,7 +91,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
     Raises ConfigError; SessionError where the folder cannot be written.
     """
     chosen = agreed(sites)
-    if chosen == Chosen():
+    if chosen == ChosenPolicies():
         return
     try:
         copies = {
@@ -100,7 +100,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
         }
         made = _made_here(chosen)
         honours = None if made is None else tuple(sorted(made.dispatch.honours))
-        kept = Chosen(**copies, search_path=search_path, honours=honours)
+        kept = ChosenPolicies(**copies, search_path=search_path, honours=honours)
         (folder.path / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
     except OSError as error:
         raise SessionError(f"the policies of the session cannot be copied into {folder.path}: {error}") from error
@@ -114,12 +114,12 @@ def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
     Raises SessionError.
     """
     kept = chosen_in(folder)
-    if kept == Chosen():
+    if kept == ChosenPolicies():
         return default_policies().dispatch.honours
     return None if kept.honours is None else frozenset(kept.honours)
 
 
-def _made_here(chosen: Chosen) -> Policies | None:
+def _made_here(chosen: ChosenPolicies) -> Policies | None:
     """The policies; None where one is in a module that only the manager finds."""
     try:
         return _made(chosen, working_folder())
@@ -140,13 +140,13 @@ def _warn_of_awareness(name: str, policies: Policies) -> None:
         )
 
 
-def chosen_in(folder: SessionFolder) -> Chosen:
+def chosen_in(folder: SessionFolder) -> ChosenPolicies:
     """What was chosen for a session. Raises SessionError."""
     file = folder.path / FILE
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Chosen)
+        return msgspec.json.decode(file.read_bytes(), type=ChosenPolicies)
     except FileNotFoundError:
-        return Chosen()
+        return ChosenPolicies()
     except (OSError, *UNREADABLE) as error:
         raise SessionError(f"{file} cannot be read: {error}; it says which policies decide in the session") from error
 
@@ -158,16 +158,16 @@ def policy_in_words(folder: SessionFolder) -> str:
     except SessionError as error:
         log.warning("%s", error)
         return ""
-    return "" if kept == Chosen() else str(kept)
+    return "" if kept == ChosenPolicies() else str(kept)
 
 
 def policies_of(folder: SessionFolder) -> Policies:
     """Fresh policies, as they were chosen for a session. Raises ConfigError, SessionError."""
     kept = chosen_in(folder)
-    return default_policies() if kept == Chosen() else _made(kept, folder.path)
+    return default_policies() if kept == ChosenPolicies() else _made(kept, folder.path)
 
 
-def _made(kept: Chosen, folder: Path) -> Policies:
+def _made(kept: ChosenPolicies, folder: Path) -> Policies:
     sys.path += [each for each in kept.search_path.split(os.pathsep) if each and each not in sys.path]
     whole = find(kept.name, folder=folder).make()
     provisioning = whole.provisioning

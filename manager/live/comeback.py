@@ -26,8 +26,8 @@ from stoker.manager.core.events import FromPilot, ManagerRestarted
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import segments
 from stoker.manager.live.decisions import check_of
-from stoker.manager.live.journal import MOST_CHECKS, End
-from stoker.manager.live.past import Past
+from stoker.manager.live.journal import MOST_CHECKS, JournalEnd
+from stoker.manager.live.past import JournalPast
 from stoker.manager.live.records import Decided, scan
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.to_manager import CallsEnded
@@ -43,7 +43,7 @@ class CameBack(msgspec.Struct):
     snapshot soon. `lost`: bytes of the journal that were damaged."""
 
     core: Core | None = None
-    end: End | None = None
+    end: JournalEnd | None = None
     ends: list[CallEnd] = []
     notices: list[str] = []
     snapshot_bytes: int = 0
@@ -62,7 +62,7 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
         path.unlink(missing_ok=True)
     if not segments.exists(journal):
         return CameBack()
-    past = Past(journal, policies=policies)
+    past = JournalPast(journal, policies=policies)
     if not past.is_whole:
         why = next(iter(past.unreadable.values()), "the snapshot that belongs before it is not there")
         return _begin_anew(past, f"the journal does not tell how the session began ({why})")
@@ -74,9 +74,9 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
     head = past.head or segments.new_head()
     notices += _keep_damaged(past)
     if journal.exists():
-        end = End(head, past.events, past.whole)
+        end = JournalEnd(head, past.events, past.whole)
     else:  # a manager was killed between an old segment and a new one
-        end = End(segments.new_head(head.number + 1, first=past.events), past.events, 0)
+        end = JournalEnd(segments.new_head(head.number + 1, first=past.events), past.events, 0)
     if past.core is not None:
         for path in segments.older(journal, past.first_segment):
             path.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
     )
 
 
-def _replayed(past: Past, session: str, policies: Policies, notices: list[str]) -> Core | None:
+def _replayed(past: JournalPast, session: str, policies: Policies, notices: list[str]) -> Core | None:
     """Give the events to the core, and compare its decisions with those that were made. Of a difference for which this
     very version is to blame people are told; the manager goes on with what it decides now."""
     core = past.core
@@ -121,7 +121,7 @@ def _replayed(past: Past, session: str, policies: Policies, notices: list[str]) 
     return core
 
 
-def _compare(past: Past, record: Decided, made: dict[int, int]) -> list[str]:
+def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[str]:
     for number, check in record.numbered():
         if made.get(number, check) == check:
             continue
@@ -138,7 +138,7 @@ def _compare(past: Past, record: Decided, made: dict[int, int]) -> list[str]:
     return []
 
 
-def _keep_damaged(past: Past) -> list[str]:
+def _keep_damaged(past: JournalPast) -> list[str]:
     """Keep each damaged file, and begin another segment behind it; what to tell people."""
     notices, copies = [], set[Path]()
     for place in past.damage:
@@ -178,7 +178,7 @@ def _keep(path: Path, name: Path) -> str:
     return ""
 
 
-def _begin_anew(past: Past, why: str) -> CameBack:
+def _begin_anew(past: JournalPast, why: str) -> CameBack:
     """Put everything aside, and begin with the ends that clients have not confirmed."""
     ends = {end.call: end for client in past.certain.clients for end in client.ends}
     for path in segments.everything(past.journal):

@@ -35,7 +35,7 @@ LEAST_BYTES = 16 << 20
 """A journal that has grown by less since its last snapshot is left alone."""
 GROWTH = 2
 """So is one that has grown by less than this many times the size of its last snapshot."""
-LOOK_S = 0.1
+CHECK_S = 0.1
 """How often a child is looked for, while there is one."""
 RETRY_S = (10.0, 3600.0)
 """After a failure the next attempt waits so long, twice as long after each further one, and at most the second."""
@@ -62,21 +62,21 @@ class Compaction:
         self._child = 0
         self._said = -1
         self._segment = journal.head
-        self._started_at = self._look_at = 0.0
+        self._started_at = self._check_at = 0.0
         self._retry_at, self._pause_s = 0.0, RETRY_S[0]
         self._is_impossible = False
 
     @property
     def wait_s(self) -> float:
-        """How long until `look` should be called though nothing happens."""
-        return LOOK_S if self._child else float("inf")
+        """How long until `advance` should be called though nothing happens."""
+        return CHECK_S if self._child else float("inf")
 
-    def look(self, core: Core) -> None:
+    def advance(self, core: Core) -> None:
         """Begin to compact if it is time, or see what has come of it. Everything that was decided is in the journal."""
         if self._child:
-            if time.monotonic() >= self._look_at:
-                self._look_at = time.monotonic() + LOOK_S
-                self._look_for_child()
+            if time.monotonic() >= self._check_at:
+                self._check_at = time.monotonic() + CHECK_S
+                self._check_child()
         elif self._is_due and time.monotonic() >= self._retry_at and not self._journal.trouble:
             self._begin(core)
 
@@ -110,7 +110,7 @@ class Compaction:
             _write_and_exit(path, core, self._segment, child_says)
         os.close(child_says)
 
-    def _look_for_child(self, *, wait: bool = False) -> None:
+    def _check_child(self, *, wait: bool = False) -> None:
         pid, status = os.waitpid(self._child, 0 if wait else os.WNOHANG)
         if not pid:
             if time.monotonic() - self._started_at > LIMIT_S:

@@ -1,8 +1,8 @@
-"""The manager's ROUTER socket: who may come in, who said what, who has left.
+"""The manager's ROUTER socket. It checks keys, reads and sends frames, and notices connections that break.
 
-CURVE keeps everybody out who does not have one of the session's key pairs, before a byte of theirs is decoded; whose
-pair a peer used (the client's, or a block's) goes with every frame of its (ZeroMQ's ZAP, RFC 27; `admission`). The
-socket's monitor tells which connection broke, so that a killed pilot is noticed at once and not by its silence.
+CURVE refuses a peer that has none of the session's key pairs before a byte of it is decoded. Every frame bears the
+owner of the key pair that its peer used, the client or a block (ZeroMQ's ZAP, RFC 27; `admission`). The socket's
+monitor names the connection that broke, so the manager notices a killed pilot at once and not by its silence.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _WATCHED = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024
-"""Larger frames are refused: payloads over 1 MB travel as objects."""
+"""The manager refuses larger frames: payloads over 1 MB travel as objects."""
 HANDSHAKE_MS = 5_000
-"""A connection whose handshake takes longer is closed."""
+"""ZeroMQ closes a connection whose handshake takes longer."""
 PORTS = (21000, 21999)
-"""The first and the last port that is tried, unless a site says otherwise."""
+"""The first and the last port that the manager tries, unless the site names others."""
 
 
 def name_of(identity: bytes) -> bytes:
-    """A peer's name. A pilot's identity has a secret behind it, so that nobody else's connection can replace its."""
+    """A peer's name. In a pilot's identity a secret follows it, so that no other connection replaces its own."""
     return identity.partition(IDENTITY_MARK)[0]
 
 
 class Doors:
-    """The socket, its gate keeper, and its monitor."""
+    """The socket, the check of its peers' keys, and its monitor."""
 
     def __init__(
         self,
@@ -57,16 +57,16 @@ class Doors:
         ports: tuple[int, int] = PORTS,
         any_port: bool = False,
     ) -> None:
-        """Listen on `address` if it can be had here, else on a free one of these ports of `interface`; `any_port`: on
-        another if they are all taken. Raises SessionError if that cannot be."""
+        """Listen on `address` if possible, else on a free one of these ports of `interface`, else, with `any_port`, on
+        any port. Raises SessionError if none of them is free."""
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
         self._keys = KnownKeys(folder)
         self._users: dict[str, User] = {}
-        """Users by what ZeroMQ calls them."""
+        """Users by their text, which ZeroMQ attaches to every frame."""
         self._identities: dict[bytes, bytes] = {}
-        """By name of a peer that was taken: the identity of its connection, where that says more than the name."""
+        """The identity of a peer's connection by the peer's name, where the two differ (`take`)."""
         server = folder.read_key("server")
         self.router = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -91,15 +91,15 @@ class Doors:
         self._fds: dict[bytes, int] = {}
         self._unproven = UnprovenConnections()
         self._closed: set[int] = set()
-        """Connections that have broken; frames of theirs may still be waiting to be read."""
-        self._late: list[bytes] = []
-        """Who was read on such a connection: they look alive, and have left."""
+        """Descriptors of broken connections. Frames that came over them may still wait to be read."""
+        self._read_after_break: list[bytes] = []
+        """Identities of peers whose frame was read from a broken connection: they look alive, and have left."""
         self.turned_away = 0
 
     def _bind(
         self, folder: SessionFolder, address: str, interface: str, ports: tuple[int, int], *, any_port: bool
     ) -> str:
-        """Where it listens now: peers know the address of before, so that one is best."""
+        """Listen, and return the address. The earlier `address` is best, because peers know it."""
         if address:
             try:
                 self.router.bind(address)
@@ -107,7 +107,7 @@ class Doors:
             except zmq.ZMQError as error:
                 log.warning("cannot listen on %s again (%s); peers will find the new address", address, error)
         first, last = ports
-        start = os.getpid()  # so that the managers of a host do not all try the same ones
+        start = os.getpid()  # managers of one host begin with different ports
         for turn in range(last - first + 1):
             address = f"tcp://{interface}:{first + (start + turn) % (last - first + 1)}"
             try:
@@ -126,23 +126,24 @@ class Doors:
         self._poller.register(fd, zmq.POLLIN)
 
     def wait(self, timeout_ms: int) -> list[bytes]:
-        """Wait until something comes or time is up; let in who may come in. Returns the peers whose connection has
-        broken: look at them before `frames`, so that a peer that is back already is not taken for gone."""
-        late = [peer for peer in dict.fromkeys(self._late) if peer not in self._fds]
-        self._late.clear()
+        """Wait until something comes or time is up, and check the keys of new peers. Returns the peers whose connection
+        broke. The caller handles them before it reads `frames`: a peer that is back already has a frame there."""
+        late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
+        self._read_after_break.clear()
         ready = dict(self._poller.poll(0 if late else timeout_ms))
         if len(ready) == 1 and self.router in ready:
             return self._names_of(late)
-        left = [*late, *self._left()]
-        self._gate()
-        return self._names_of(left)
+        broken = [*late, *self._broken()]
+        self._answer_key_checks()
+        return self._names_of(broken)
 
     def _names_of(self, identities: Iterable[bytes]) -> list[bytes]:
-        """The peers whose connections these are. A connection that was never taken (`take`) belongs to no peer."""
+        """The names of the peers that use these connections. A connection that no peer took (`take`) has no name."""
         pairs = [(name_of(identity), identity) for identity in identities]
         return [name for name, identity in pairs if self._identities.get(name, name) == identity]
 
-    def _left(self) -> Iterator[bytes]:
+    def _broken(self) -> Iterator[bytes]:
+        """Read the socket's monitor: the identities of the connections that broke."""
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_ACCEPTED:
@@ -160,7 +161,7 @@ class Doors:
                 yield peer
 
     def frames(self, most: int = 2000) -> Iterator[tuple[User, bytes, Any]]:
-        """Waiting frames: whose key it is, the identity of the connection, bytes."""
+        """Frames that have come: the owner of the peer's key, the identity of the connection, the bytes."""
         router, again = self.router, zmq.Again
         for _ in range(most):
             try:
@@ -177,15 +178,15 @@ class Doors:
                 user = self._users[text] = User.parse(text)
             fd = body.get(zmq.SRCFD)
             if fd in self._closed:
-                self._late.append(peer)
+                self._read_after_break.append(peer)
             elif self._fds.get(peer) != fd:
                 self._unproven.settled(fd)
                 self._fds[peer] = fd
                 self._by_fd[fd] = peer
             yield user, peer, body.buffer
 
-    def _gate(self) -> None:
-        """Answer ZeroMQ's question whether a peer may come in (ZAP)."""
+    def _answer_key_checks(self) -> None:
+        """Tell ZeroMQ which connecting peers have a key of the session (ZAP)."""
         while self._zap.poll(0):
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
             user = self._keys.user_of(credentials[0]) if mechanism == b"CURVE" and credentials else None
@@ -195,12 +196,12 @@ class Doors:
                 self._zap.send_multipart([version, request, b"200", b"OK", str(user).encode(), b""])
 
     def take(self, name: bytes, identity: bytes) -> None:
-        """What is for this peer goes to the connection of this identity from now on."""
+        """Send frames for this peer to the connection of this identity from now on."""
         if name != identity and self._identities.get(name) != identity:
             self._identities[name] = identity
 
     def forget(self, name: bytes) -> None:
-        """This peer is gone for good."""
+        """The manager has given up a peer: forget its connection."""
         self._identities.pop(name, None)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
@@ -216,7 +217,7 @@ class Doors:
         return True
 
     def close(self) -> None:
-        """Send what is still to be sent (for two seconds at most) and close."""
+        """Send the last frames, for two seconds at most, and close."""
         if hasattr(self, "_monitor"):
             self.router.disable_monitor()
             self._monitor.close(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from stoker.contexts.availability import AvailabilityStore, Devices
+from stoker.contexts.availability import AvailabilityStore, DeviceSet
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.state import state_folder
 from stoker.manager.core.commands import (
@@ -61,7 +61,7 @@ class History:
             case RecordPace(recipe=recipe, kind=kind, size=size, pace_s=pace_s):
                 self._store.record_pace(recipe, kind=kind, size=size, pace_s=pace_s)
             case RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
-                devices = Devices(command.kind, command.devices, command.memory_bytes)
+                devices = DeviceSet(command.kind, command.devices, command.memory_bytes)
                 self._sources.record_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)
             case RecordStay(source=source, stay_s=stay_s, end=end, loss=loss):
                 self._sources.record_stay(source, stay_s=stay_s, ended=end.value, why=loss.value if loss else "")

@@ -44,7 +44,7 @@ SLOW = "its disk has not confirmed the last records"
 """Why a journal is not safe whose disk reports no error."""
 
 
-class End(msgspec.Struct, frozen=True):
+class JournalEnd(msgspec.Struct, frozen=True):
     """Where writing goes on: the segment, how many events the journal has had, and the size of what is whole."""
 
     head: SegmentHead
@@ -59,7 +59,7 @@ class Journal:
     are as safe as they are to be, `written` those that a killed process leaves behind.
     """
 
-    def __init__(self, path: Path, *, sync: bool = False, end: End | None = None) -> None:
+    def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
         self.path = path
         self.trouble = ""
         """Why it cannot be written just now; empty while it can."""
@@ -144,7 +144,7 @@ class Journal:
                 return
         elif not self._pending:
             if self._syncing is not None:
-                self._look_at_sync()
+                self._check_sync()
             return
         self._write_pending()
 
@@ -166,7 +166,7 @@ class Journal:
             self.safe = self.position
             return
         self._unsynced.append(data)
-        self._look_at_sync()
+        self._check_sync()
 
     def _failed(self, error: OSError, *, whole: int) -> None:
         """It cannot be written: cut the file to what is whole, and try again later."""
@@ -175,7 +175,7 @@ class Journal:
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, whole)
 
-    def _look_at_sync(self) -> None:
+    def _check_sync(self) -> None:
         """See what has been synced, and have the rest synced if there is any."""
         syncing = self._syncing
         assert syncing is not None
@@ -264,7 +264,7 @@ def read_checked(path: Path) -> Iterator[tuple[float, Event | Decided]]:
             yield now, record
 
 
-def find_end(path: Path) -> End | None:
+def find_end(path: Path) -> JournalEnd | None:
     """Where a file is whole to; None if it has no whole head. Raises SessionError if it is no journal."""
     head = segments.head_of(path) if path.exists() else None
     if head is None:
@@ -275,7 +275,7 @@ def find_end(path: Path) -> End | None:
             continue
         end = at
         events += not isinstance(record, Decided | SegmentHead)
-    return End(head, events, end)
+    return JournalEnd(head, events, end)
 
 
 def _locked(path: Path) -> int:

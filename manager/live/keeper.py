@@ -22,7 +22,7 @@ log = logging.getLogger("stoker.manager")
 
 FAILED = 4
 """The exit status of a manager that cannot go on, and whose journal is whole: a restart goes on from it."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 def keep(command: Sequence[str], *, progress: Path) -> int:
@@ -56,5 +56,5 @@ def keep(command: Sequence[str], *, progress: Path) -> int:
         log.warning("the manager %s; it is started again with its journal%s", how, after(pause_s))
         until = time.monotonic() + pause_s
         while not stopped and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK_S))
+            time.sleep(min(left, _POLL_S))
     return 1

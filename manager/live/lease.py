@@ -48,12 +48,12 @@ PATIENCE_S = 30.0
 """A lease that has not changed for so long, seen from another machine, is up."""
 SURE_S = 15.0
 """A holder that has not read its own name for so long acts no more until it has: somebody may follow it soon."""
-_LOOK_S = 0.02
+_POLL_S = 0.02
 SETTLE_S = 2.0
 """How long one who follows on another machine waits for somebody who does the same."""
 ROOM_S = 60.0
 """How long a manager that comes back waits for room to write its lease."""
-_ROOM_LOOK_S = 0.25
+_ROOM_POLL_S = 0.25
 _MOST_BYTES = 1 << 16
 """No lease is longer."""
 
@@ -62,7 +62,7 @@ _NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
 """Without a descriptor, or without room on the disk, the lease is renewed in the file that is there."""
 
 
-class Holder(msgspec.Struct, frozen=True):
+class LeaseHolder(msgspec.Struct, frozen=True):
     """The content of a lease. `machine` is the same for processes that can see each other's ids; `started` is in the
     kernel's ticks since boot. `over` says why the session has ended; empty while it has not. `unwritten`: why the last
     records of its journal are not written; empty if they are."""
@@ -84,7 +84,9 @@ class Lease:
     """A lease that is held, and renewed until it is released. `on_lost` hears, on a thread of its own, who has it now
     (None: the session folder is gone)."""
 
-    def __init__(self, path: Path, holder: Holder, *, follows: Holder | None, renew_s: float = RENEW_S) -> None:
+    def __init__(
+        self, path: Path, holder: LeaseHolder, *, follows: LeaseHolder | None, renew_s: float = RENEW_S
+    ) -> None:
         self.path = path
         self.holder = holder
         self.follows = follows
@@ -104,7 +106,7 @@ class Lease:
         """Whether the one before ran on another machine: it may be alive after all."""
         return self.follows is not None and self.follows.machine != self.holder.machine
 
-    def keep(self, on_lost: Callable[[Holder | None], None]) -> None:
+    def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
         """Renew it from now on."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
@@ -115,7 +117,7 @@ class Lease:
             return
         log.warning("this manager or its file system was frozen: it waits until it knows that the session is its own")
         while _clock() - self._sure_at > SURE_S and not self._stop.is_set():
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def release(self, *, over: str = "", unwritten: str = "") -> None:
         """Release the lease. `over`: why the session has ended, if it has: no other manager starts then. `unwritten`:
@@ -138,7 +140,7 @@ class Lease:
                 os.close(self._file)
                 self._file = -1
 
-    def _say_over(self, holder: Holder) -> None:
+    def _say_over(self, holder: LeaseHolder) -> None:
         """Write that the session is over; on a full disk into the file that is there. Raises OSError."""
         try:
             os.close(_write(self.path, holder))
@@ -147,7 +149,7 @@ class Lease:
                 raise
             self._write_in_place(holder)
 
-    def _renew(self, on_lost: Callable[[Holder | None], None]) -> None:
+    def _renew(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
         while not self._stop.wait(self._renew_s):
             try:
                 taken_by = self._renew_once()
@@ -161,7 +163,7 @@ class Lease:
                 on_lost(taken_by)
                 return
 
-    def _renew_once(self) -> Holder | None:
+    def _renew_once(self) -> LeaseHolder | None:
         """Renew it; returns the holder that has it now, if that is another. Raises OSError, SessionError."""
         try:
             there = self._read()
@@ -177,7 +179,7 @@ class Lease:
         self.renewed()
         return None
 
-    def _read(self) -> Holder | None:
+    def _read(self) -> LeaseHolder | None:
         try:
             return read(self.path)
         except SessionError:  # damaged: no other manager wrote that
@@ -223,7 +225,7 @@ class Lease:
         self._write_in_place(msgspec.structs.replace(self.holder, counter=self.holder.counter + 1))
         self._sure_at = _clock()
 
-    def _write_in_place(self, holder: Holder) -> None:
+    def _write_in_place(self, holder: LeaseHolder) -> None:
         """Write it into the file that is open. Raises OSError; the file is then as it was."""
         mine, there = os.fstat(self._file), os.stat(self.path)
         if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
@@ -301,20 +303,20 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
         if not is_said:
             log.warning("%s: the manager begins as soon as it can", text)
             is_said = True
-        time.sleep(_ROOM_LOOK_S)
+        time.sleep(_ROOM_POLL_S)
         there = read(path)
         if there != lease.follows:  # a manager on another machine was quicker
             raise _taken(path, there)
 
 
-def read(path: Path) -> Holder | None:
+def read(path: Path) -> LeaseHolder | None:
     """Who holds the lease at `path`; None if nobody does. Raises SessionError for a file that is no lease, OSError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
-        return msgspec.json.decode(data, type=Holder)
+        return msgspec.json.decode(data, type=LeaseHolder)
     except UNREADABLE as error:
         raise SessionError(f"{path} is damaged: {error}; if no manager of the session runs, remove it") from error
 
@@ -325,7 +327,7 @@ def unwritten(path: Path) -> str:
     return holder.unwritten if holder is not None else ""
 
 
-def read_if_whole(path: Path) -> Holder | None:
+def read_if_whole(path: Path) -> LeaseHolder | None:
     """Who holds the lease at `path`; None if nobody does, or it cannot be read."""
     try:
         return read(path)
@@ -333,7 +335,7 @@ def read_if_whole(path: Path) -> Holder | None:
         return None
 
 
-def is_alive(holder: Holder) -> bool | None:
+def is_alive(holder: LeaseHolder) -> bool | None:
     """Whether a holder's process lives; None if it is on another machine, where only its silence can tell."""
     if holder.over:
         return False
@@ -351,7 +353,7 @@ def copy_journal(journal: Path) -> None:
             draft.chmod(0o600)
 
 
-def _wait_until_free(path: Path, before: Holder, *, patience_s: float) -> None:
+def _wait_until_free(path: Path, before: LeaseHolder, *, patience_s: float) -> None:
     if before.over:
         raise SessionError(f"session folder {path.parent}: the session is over ({before.over}); start a new one")
     alive = is_alive(before)
@@ -369,7 +371,7 @@ def _wait_until_free(path: Path, before: Holder, *, patience_s: float) -> None:
                 raise _taken(path, there)
 
 
-def _taken(path: Path, holder: Holder | None) -> TakenError:
+def _taken(path: Path, holder: LeaseHolder | None) -> TakenError:
     who = f" ({holder})" if holder else ""
     return TakenError(f"{path.parent} already has a manager{who}; one session has one manager")
 
@@ -383,7 +385,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, holder: Holder) -> int:
+def _write(path: Path, holder: LeaseHolder) -> int:
     """Write a lease, whole or not at all; returns the file, open. Raises OSError."""
     file = -1
     try:
@@ -397,9 +399,9 @@ def _write(path: Path, holder: Holder) -> int:
     return file
 
 
-def _myself() -> Holder:
+def _myself() -> LeaseHolder:
     pid = os.getpid()
-    return Holder(
+    return LeaseHolder(
         host=socket.gethostname(),
         machine=locks.machine(),
         pid=pid,

@@ -19,14 +19,14 @@ _NEAR = 0.8
 """How much alike two names are (`difflib`, 0 to 1) of which one is taken for the other, misspelt."""
 
 
-class Slip(msgspec.Struct, frozen=True):
+class MisspeltName(msgspec.Struct, frozen=True):
     """A name that overrides nothing, and the one that was probably meant."""
 
     name: str
     near: str
 
 
-def misspelt(made: object) -> Slip | None:
+def misspelt(made: object) -> MisspeltName | None:
     """The first slip in the classes of a policy, the most derived class first."""
     line = type(made).__mro__
     own = [each for each in line if not _is_given(each)]
@@ -38,7 +38,7 @@ def misspelt(made: object) -> Slip | None:
         same_sort = [each for each, other in given.items() if each not in mine and callable(other) == callable(value)]
         close = difflib.get_close_matches(name, same_sort, n=1, cutoff=_NEAR)
         if close:
-            return Slip(name, close[0])
+            return MisspeltName(name, close[0])
     return None
 
 

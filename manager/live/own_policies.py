@@ -32,10 +32,13 @@ from stoker.working_folder import working_folder
 COMMON = ("period_s", "round", "rests", "timer", "advised")
 """What every policy has; `stoker.manager.policies.Quiet` brings it along."""
 SEAMS = {
-    "dispatch": ("place", "pull", "dry", "window", "asks_every_call", "by_deadline", "honours"),
+    "dispatch": (
+        "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "honours", "serve_order",
+        "places_one_by_one_up_to",
+    ),
     "residency": ("wanted", "measured"),
     "provisioning": ("demand", "may_bring"),
-}
+}  # fmt: skip
 """What is asked at each seam. Whoever has the first of a seam must have them all."""
 SETTINGS = ("dispatch", "residency")
 """Of the seams, those at which a site file puts a policy by itself."""

@@ -21,14 +21,14 @@ from stoker.manager.live.records import Damage, Decided, SegmentHead, scan
 from stoker.manager.live.segments import Segment
 
 
-class Place(msgspec.Struct, frozen=True):
+class DamagedPlace(msgspec.Struct, frozen=True):
     """Damage in a file."""
 
     path: Path
     damage: Damage
 
 
-class Past:
+class JournalPast:
     """A journal's newest readable beginning, and what follows.
 
     `core`: as the snapshot has it, None where the journal begins with the session. `since`: when the snapshot was made
@@ -43,9 +43,9 @@ class Past:
         self.core: Core | None = None
         self.since = 0.0
         self.unreadable: dict[Path, str] = {}
-        self.certain = snapshot.Certain()
+        self.certain = snapshot.CertainFacts()
         self.snapshot_bytes = 0
-        self.damage: list[Place] = []
+        self.damage: list[DamagedPlace] = []
         """What the records that were read so far had of it."""
         self.head: SegmentHead | None = None
         """Of the segment that was read last, and how far it is whole."""
@@ -123,7 +123,7 @@ class Past:
             self.events = segment.head.first
         for end, at, record in scan(segment.path):
             if isinstance(record, Damage):
-                self.damage.append(Place(segment.path, record))
+                self.damage.append(DamagedPlace(segment.path, record))
                 if record.cut and last:
                     return
                 yield now, self._event(RecordsLost(record.length, record.why))

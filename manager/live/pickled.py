@@ -61,7 +61,7 @@ def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout
 
 def load(data: bytes | memoryview, layout: Layout, *, modules: Iterable[str] = ()) -> Any:
     """What `dump` wrote. Raises Unreadable."""
-    loader = _Unpickler(io.BytesIO(data), _Allowed(modules))
+    loader = _NounUnpickler(io.BytesIO(data), _Allowed(modules))
     try:
         loader.compare(layout)
         root = loader.load()
@@ -130,7 +130,7 @@ class _Pickler(pickle.Pickler):
         return tuple([getattr(noun, name, _ABSENT) for name in names]), getattr(noun, "__dict__", None)
 
 
-class _Unpickler(pickle.Unpickler):
+class _NounUnpickler(pickle.Unpickler):
     def __init__(self, file: BinaryIO, allowed: _Allowed) -> None:
         super().__init__(file)
         self._allowed = allowed

@@ -29,7 +29,7 @@ from uuid import uuid4
 import psutil
 import zmq
 
-from stoker.dealer import Change, Dealer, Keys
+from stoker.dealer import ConnectionChange, Dealer, Keys
 from stoker.errors import SessionError
 from stoker.manager.live import lease
 from stoker.manager.live.interfaces import is_listening
@@ -39,7 +39,7 @@ log = logging.getLogger("stoker.manager")
 
 SIGN_S = 2 * lease.RENEW_S + 1
 """A manager elsewhere gives a sign of life within this: it renews its lease twice."""
-_LOOK_S = 0.25
+_POLL_S = 0.25
 """How often the lease is read meanwhile."""
 _RECONNECT_MS = (500, 1000)
 
@@ -80,7 +80,7 @@ def _listens_at(pid: int, address: str) -> bool:
     return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
 
 
-def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.Holder | None) -> bool:
+def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.LeaseHolder | None) -> bool:
     """True if the session's manager shakes hands at its address, or renews its lease, within `SIGN_S`."""
     until = time.monotonic() + SIGN_S
     try:
@@ -89,17 +89,17 @@ def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.Holder |
         log.warning("session %s: its manager cannot be asked whether it is there: %s", file.session, error)
         return False
     with handshake:
-        while (answer := handshake.wait(_LOOK_S)) is not Answer.OURS:
+        while (answer := handshake.wait(_POLL_S)) is not HandshakeResult.OURS:
             there = lease.read_if_whole(folder.lease)
             if there is not None and there != holder:
                 is_renewed = holder is not None and there.token == holder.token
                 return not there.over if is_renewed else is_up(folder)
-            if time.monotonic() > until or (holder is None and answer is Answer.FOREIGN):
+            if time.monotonic() > until or (holder is None and answer is HandshakeResult.FOREIGN):
                 return False
     return True
 
 
-class Answer(enum.Enum):
+class HandshakeResult(enum.Enum):
     """What came of a handshake."""
 
     NONE = "none"
@@ -120,7 +120,7 @@ class Handshake:
         pair = folder.read_key("client")
         keys = Keys(file.server_key, pair.public, pair.secret)
         name = f"client-{uuid4().hex[:12]}"
-        self._answer = Answer.NONE
+        self._answer = HandshakeResult.NONE
         self._dealer = Dealer(file.address, name=name, keys=keys, log=log, reconnect_ms=_RECONNECT_MS)
 
     def __enter__(self) -> Handshake:
@@ -131,8 +131,8 @@ class Handshake:
     ) -> None:
         self._dealer.close()
 
-    def wait(self, timeout_s: float) -> Answer:
-        """What came of it so far; waits for news if there is none."""
+    def wait(self, timeout_s: float) -> HandshakeResult:
+        """What came of it so far; waits for the next answer if there is none."""
         if not self._note() and not self._dealer.readable():
             poll = select.poll()
             poll.register(self._dealer.filenos()[1], select.POLLIN)
@@ -144,8 +144,8 @@ class Handshake:
         """Take note of what has happened; whether that settled something."""
         before = self._answer
         for change in self._dealer.changes():
-            if change is Change.MADE:
-                self._answer = Answer.OURS
-            elif change is not Change.BROKEN and self._answer is Answer.NONE:
-                self._answer = Answer.FOREIGN
+            if change is ConnectionChange.MADE:
+                self._answer = HandshakeResult.OURS
+            elif change is not ConnectionChange.BROKEN and self._answer is HandshakeResult.NONE:
+                self._answer = HandshakeResult.FOREIGN
         return self._answer is not before

@@ -16,7 +16,7 @@ from stoker.manager.core.core import Core
 from stoker.manager.core.events import Event
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.chosen import policies_of
-from stoker.manager.live.past import Past
+from stoker.manager.live.past import JournalPast
 from stoker.manager.live.records import Decided
 from stoker.manager.policies import default_policies
 from stoker.manager.protocol import to_client
@@ -36,7 +36,7 @@ class Replay:
     ) -> None:
         self._policies = policies or default_policies()
         self._session, self._watch = session, watch
-        self._past = Past(path, watch=watch, policies=self._policies)
+        self._past = JournalPast(path, watch=watch, policies=self._policies)
         self.core = self._past.core
         self.since = self._past.since
 

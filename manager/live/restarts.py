@@ -27,8 +27,8 @@ class RestartProgress:
         self._done_before = done
         self._is_said = False
 
-    def look(self, done: int) -> None:
-        """So many calls have ended in all: say so if that is the first news of this manager's."""
+    def report_first_end(self, done: int) -> None:
+        """Note that a call has ended under this manager, once. `done`: how many have ended in all."""
         if self._is_said or done <= self._done_before:
             return
         self._is_said = True

@@ -1,12 +1,11 @@
 """The manager's one loop.
 
-A turn: wait until something comes or is due; drain every socket; give each frame to the core; write the turn's events
+A turn: wait until something comes or is due; read every socket; give each frame to the core; write the turn's events
 to the journal with one write; then send one frame a peer. Nothing is delayed to form a batch: batches form by
 themselves while a turn is under way.
 
-What a turn decided waits until its events are safe in the journal (`Journal.safe`): at once, or after a sync, or when
-the disk has room again. Meanwhile the loop goes on, and answers questions. Only calls that pilots are to run do not
-wait for a sync. The end of the session waits for the journal for `ENDING_S` alone: a full disk keeps no process alive.
+The commands of a turn wait until its events are safe in the journal (`HeldCommands`): they leave at once, after a sync,
+or when the disk has room again. Meanwhile the loop goes on, and answers questions.
 
 Time counts from the epoch, so that times in the journal and in stories mean the same after a restart; it does not jump
 when somebody sets the wall clock (`clock`).
@@ -16,20 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import heapq
 import logging
-import math
-import os
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeGuard
 
-import msgspec
-
-from stoker.errors import ProtocolError, SessionError
-from stoker.manager.core import report
+from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
 from stoker.manager.core.commands import (
     AskAdvice,
@@ -42,90 +33,44 @@ from stoker.manager.core.commands import (
     ToPilot,
 )
 from stoker.manager.core.core import Core
-from stoker.manager.core.events import (
-    ClientGone,
-    EndsKept,
-    Event,
-    FactoryTrouble,
-    FramesRefused,
-    FromClient,
-    FromPilot,
-    ManagerRestarted,
-    Noticed,
-    PilotCut,
-    PilotLost,
-    SessionDefined,
-    SessionEnded,
-    SessionKept,
-    TimerFired,
-)
-from stoker.manager.core.heartbeats import is_heartbeat, is_news
-from stoker.manager.core.phases import PilotState
-from stoker.manager.core.refusing import refusal_of
+from stoker.manager.core.heartbeats import is_heartbeat, must_be_recorded
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
-from stoker.manager.live.admission import Role, User, foreign
+from stoker.manager.live.admission import Role, User
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
 from stoker.manager.live.clock import Clock
 from stoker.manager.live.comeback import come_back
 from stoker.manager.live.compaction import Compaction
+from stoker.manager.live.core_failures import CoreFailedError, refusal_after
 from stoker.manager.live.decisions import check_of
 from stoker.manager.live.doors import PORTS, Doors, name_of
+from stoker.manager.live.event_reader import EventReader, has_only_questions, is_from_observer
+from stoker.manager.live.held_commands import HeldCommands
 from stoker.manager.live.history import History
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.journal_trouble import JournalTrouble
-from stoker.manager.live.raised import raised
+from stoker.manager.live.notice_log import NoticeLog
+from stoker.manager.live.patience import Patience
+from stoker.manager.live.peer_watch import PeerWatch
 from stoker.manager.live.restarts import RestartProgress
+from stoker.manager.live.session_address import SessionAddress
+from stoker.manager.live.session_end import EndRequest, IdleCheck
+from stoker.manager.live.timers import TimerHeap
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol.ids import ClientId, PilotId
 from stoker.manager.protocol.session import PYTHON, SessionFile, SessionFolder
-from stoker.manager.protocol.to_manager import AskCalls, AskStatus, AskStory, ClientHello
-from stoker.seldom import SeldomLog
-from stoker.units import show_seconds
+from stoker.manager.protocol.to_manager import ClientHello
 
 log = logging.getLogger("stoker.manager")
 
-MOST_FAILURES, FAILURES_S = 20, 600.0
-"""Events that make the core raise are refused, one by one; so many within so many seconds end the session."""
-_LONGEST_REASON = 500
-
 FULL_BYTES = 256 << 20
-"""While so much waits for room on the disk nothing is read from the sockets."""
+"""While so many bytes wait for room on the disk, the manager reads no messages."""
 FULL_S = 0.1
-
-ENDING_S = 2.0
-"""A session that is to end waits for its journal for so long; then it ends without the journal's last records."""
-
-LISTEN_S = 0.5
-"""Silence is noticed this late, at most."""
-
-
-# The core is told at most this often, in seconds, of frames that were refused, unless a client comes.
-REFUSALS_S = 5.0
-
-
-class Patience(msgspec.Struct, frozen=True):
-    """How long the manager waits for whom, in seconds.
-
-    `idle_s`: how long a session that is kept goes on without clients and calls (0 = as long as it takes).
-    """
-
-    heartbeat_s: float = 5.0
-    silence_s: float = 15.0
-    pilot_back_s: float = 1.0
-    client_back_s: float = 5.0
-    first_client_s: float = 120.0
-    restart_s: float = 20.0
-    pilot_lease_s: float = 60.0
-    idle_s: float = 0.0
-
-
-class CoreFailedError(Exception):
-    """The core raised on this event; the journal says so in its place."""
 
 
 class ManagerServer:
-    """A manager process: the core, its doors, journal and history."""
+    """A manager process: the core, its doors, journal and history. `sure` returns once no other manager can run the
+    session; `parent` is the process id of the program that started this one (0 = not known)."""
 
     def __init__(
         self,
@@ -145,20 +90,11 @@ class ManagerServer:
         self.folder = folder
         self.patience = patience
         self._wait_until_sure = sure
-        """Returns once it is known that no other manager runs the session."""
-        self._parent = parent
-        """The process id of the program that started this one; 0 = not known."""
-        self._due: list[tuple[float, str, str]] = []
-        self._heard: dict[str, float] = {}
-        self._absent: dict[str, float] = {}
-        """Who is cut off, and until when they may come back."""
-        self._listen_at = 0.0
-        """When it is looked next who has been silent for too long."""
+        self._timers = TimerHeap()
         self._ended = ""
-        self._refusals = SeldomLog(log)
+        """Why the session is over; empty while it goes on."""
         self._acks = {Role.CLIENT: Acks(CLIENT_ACK_S), Role.PILOT: Acks(PILOT_ACK_S)}
-        self._read_client = wire.from_client()
-        self._read_pilot = wire.from_pilot()
+        self._peers = PeerWatch(patience, parent=parent)
         before = folder.read() if folder.file.exists() else None
         back = come_back(folder.journal, session, policies)
         core = back.core
@@ -174,67 +110,35 @@ class ManagerServer:
             self.doors.watch(self.journal.wake_fd)
         self.history = History(session=session)
         now = self.clock.now()
-        self._used_at = self._looked_at = now
+        self._idle = IdleCheck(patience.idle_s, now=now)
+        self._end_request = EndRequest(folder)
         self.core = core or Core(session, policies, now=now)
         self.core.configure(heartbeat_s=patience.heartbeat_s, lease_s=patience.pilot_lease_s)
-        self._refused: Counter[str] = Counter()
-        """What was refused before it reached the core, which has not been told yet."""
-        self._refusals_told_at = now
-        self._unsaid: deque[tuple[int, list[Command]]] = deque()
-        """What turns decided, and how far the journal must be safe before it is carried out."""
-        self._waiting: Counter[PilotId] = Counter()
-        """How many of these messages are for each pilot, acknowledgements not counted."""
+        self._reader = EventReader(self.doors, self.core.state, now=now)
+        self._held = HeldCommands(self.journal)
         self._trouble = JournalTrouble(self.journal, folder.path)
-        self._ends_by = math.inf
-        """When the session ends though its journal cannot be written; infinite while it is not to end."""
         self._carry_out(self.core.start())
         self._progress = RestartProgress(folder.progress, done=self.core.state.done)
-        self._told: dict[str, float] = {}
-        """Notices of the session that are in the log."""
-        self._asked_to_end_ns = 0
-        """When the file by which `stoker down` ends a session was touched last; 0 while there is none."""
+        self._notice_log = NoticeLog()
         first: list[Command] = []
         if back.ends:
-            self._give(EndsKept(back.ends), now, first)
-        if before is not None:  # whatever is left of its journal
+            self._give(events.EndsKept(back.ends), now, first)
+        if before is not None:  # also if its journal is lost
             self._come_back(now, lost=back.lost)
         if detached and not self.core.state.kept:
-            self._give(SessionKept(), now, first)
+            self._give(events.SessionKept(), now, first)
         if not detached and not self.core.state.clients_by_number:
-            self._absent["client "] = now + patience.first_client_s
+            self._peers.expect_first_client(now)
         for text in back.notices:
-            self._give(Noticed(text), now, first)
-        self._turn_ends(first)
-        self._address = SessionFile(
+            self._give(events.Noticed(text), now, first)
+        self._end_turn(first)
+        address_file = SessionFile(
             session, wire.VERSION, self.doors.address, folder.read_key("server").public,
             created_at=before.created_at if before else now, python=before.python if before else PYTHON,
         )  # fmt: skip
-        self._write_address(before)
+        self.address = SessionAddress(folder, address_file, before=before)
         log.info("session %s listens on %s", session, self.doors.address)
-        self._factory_trouble = self.core.state.factory_trouble
-        """What the core was told of a factory that does not come."""
         self._define_session(now)
-
-    def _write_address(self, before: SessionFile | None) -> None:
-        """Write `session.json`. On a full disk the file of `before` stays if it says the same; its new time tells that
-        the manager listens. Raises OSError."""
-        try:
-            self.folder.write(self._address)
-        except OSError:
-            if before != self._address:
-                raise
-            os.utime(self.folder.file)
-
-    def write_address_again(self) -> None:
-        """Write `session.json` anew if somebody has removed or damaged it: programs and pilots find the session by it.
-        On any thread. Raises OSError."""
-        try:
-            if self.folder.read() == self._address:
-                return
-        except SessionError as error:
-            what = str(error) if self.folder.file.exists() else f"{self.folder.file} was removed"
-            log.warning("%s; it is written again", what)
-        self.folder.write(self._address)
 
     def run(self) -> str:
         """Serve until the session is over; returns why."""
@@ -250,18 +154,18 @@ class ManagerServer:
             commands: list[Command] = []
             now = self.clock.now()
             for peer in gone:
-                self._left(peer.decode(), now, commands)
+                self._connection_broke(peer.decode(), now, commands)
             if self.journal.pending_bytes < FULL_BYTES:
                 for user, peer, data in doors.frames():
                     self._frame(user, peer, data, now, commands)
             else:
                 self._wait_for_room(now, commands)
-            self._timers(now, commands)
-            self._look_after(now, commands)
-            self._log_notices()
-            self._turn_ends(commands)
-            self._progress.look(self.core.state.done)
-            self.compaction.look(self.core)
+            self._do_due(now, commands)
+            self._start_attendants(now, commands)
+            self._notice_log.copy_new(self.core.state.notices)
+            self._end_turn(commands)
+            self._progress.report_first_end(self.core.state.done)
+            self.compaction.advance(self.core)
         log.info("session over: %s", self._ended)
         return self._ended
 
@@ -269,33 +173,12 @@ class ManagerServer:
         """Read no messages for a moment. Peers do not count as silent meanwhile, and `stoker down` has a file to say
         that the session is to end."""
         time.sleep(FULL_S)
-        self._heard = dict.fromkeys(self._heard, now)
-        if not self.core.state.ending and self._is_asked_to_end():
-            self._give(SessionEnded("stoker down"), now, commands)
-
-    def _is_asked_to_end(self) -> bool:
-        """True while `stoker down` touches its file. A file that a killed `stoker down` left behind does not change."""
-        before = self._asked_to_end_ns
-        try:
-            with self.folder.asked_to_end.open("rb") as file:  # opened: a network file system then looks again
-                self._asked_to_end_ns = os.fstat(file.fileno()).st_mtime_ns
-        except OSError:
-            self._asked_to_end_ns = 0
-        return 0 != before != self._asked_to_end_ns != 0
-
-    def _log_notices(self) -> None:
-        """What `status` says of the session itself stands in the log too."""
-        notices = self.core.state.notices
-        if len(notices) == len(self._told) and notices == self._told:
-            return
-        for text, at in notices.items():
-            if self._told.get(text) != at:
-                log.warning("%s", text)
-        self._told = dict(notices)
+        self._peers.excuse_silence(now)
+        if not self.core.state.ending and self._end_request.is_new():
+            self._give(events.SessionEnded("stoker down"), now, commands)
 
     def close(self) -> None:
-        """Let go of everything, and send what is still to be sent. Raises SessionError where the journal's last records
-        cannot be written."""
+        """Send the last frames and close everything. Raises SessionError if the journal cannot be written."""
         with contextlib.ExitStack() as last_first:
             for part in (self.doors, self.history, self.journal, self.compaction):
                 last_first.callback(part.close)
@@ -303,63 +186,36 @@ class ManagerServer:
     # ---- what comes in
 
     def _frame(self, user: User, peer: bytes, data: memoryview, now: float, commands: list[Command]) -> None:
-        state, role = self.core.state, user.role
-        try:
-            name = name_of(peer).decode()
-            if role is Role.PILOT:
-                frame = self._read_pilot(data)
-                event: FromPilot | FromClient = FromPilot(PilotId(name), frame.sequence, frame.messages)
-            else:
-                asked = self._read_client(data)
-                event = FromClient(ClientId(name), asked.sequence, asked.messages)
-        except (ProtocolError, UnicodeDecodeError) as error:
-            stranger = wire.hello_of_another(data)
-            if stranger is not None:
-                why = wire.why_not(stranger, session=state.session)
-                refused = to_pilot.PilotRefused(why) if role is Role.PILOT else to_client.ClientRefused(why)
-                self.doors.answer(peer, wire.encode([refused]))
-            self._refused[f"{role.value} of another version" if stranger else "frame that is not in the protocol"] += 1
-            self._refusals.warning(f"{role.value} {peer!r}", f"refused a frame of {role.value} {peer!r}: {error}")
+        event = self._reader.event_of(user, peer, data)
+        if event is None:
             return
-        if user.block and isinstance(event, FromPilot):
-            why = foreign(state, event.pilot, event.messages, block=user.block)
-            if why:
-                self.doors.answer(peer, wire.encode([to_pilot.PilotRefused(why)]))
-                self._refused["frame with the key of another block"] += 1
-                self._refusals.warning(f"block {user.block}", f"refused a frame: {why}")
-                return
         self.doors.take(name_of(peer), peer)
-        key = f"{role.value} {name}"
-        self._heard[key] = now
-        if self._absent:
-            self._absent.pop(key, None)
-            if role is Role.CLIENT:
-                self._absent.pop("client ", None)
-        if isinstance(event, FromClient):
-            self._tell_refused(now, commands)
-        if isinstance(event, FromPilot):
+        if isinstance(event, events.FromPilot):
+            self._peers.heard(Role.PILOT, event.pilot, now)
+            known = event.pilot in self.core.state.pilots
             if not is_heartbeat(event):
                 self._give(event, now, commands)
-            elif is_news(state, event, now) or event.pilot not in state.pilots:
-                self._give(event, now, commands, keep=event.pilot in state.pilots)
-        elif not event.sequence and _only_looks(event.messages):  # it is welcomed though the disk may be full
-            seen: list[Command] = []
-            self._give(event, now, seen)
-            self._carry_out(seen)
+            elif not known or must_be_recorded(self.core.state, event, now):
+                self._give(event, now, commands, keep=known)
+            return
+        self._peers.heard(Role.CLIENT, event.client, now)
+        self._tell_refusals(now, commands, at_once=True)
+        if not event.sequence and is_from_observer(event.messages):  # welcome it although the disk may be full
+            welcome: list[Command] = []
+            self._give(event, now, welcome)
+            self._carry_out(welcome)
         else:
-            self._give(event, now, commands, keep=bool(event.sequence) or not _only_asks(event.messages))
+            self._give(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
             if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
                 self._trouble.program_came()
 
-    def _tell_refused(self, now: float, commands: list[Command]) -> None:
-        """Tell the core what the shell has refused: whoever asks for the session's status hears of it."""
-        if self._refused:
-            counts, self._refused = dict(self._refused), Counter()
-            self._refusals_told_at = now
-            self._give(FramesRefused(counts), now, commands)
+    def _tell_refusals(self, now: float, commands: list[Command], *, at_once: bool = False) -> None:
+        """Tell the core how many frames were refused: the session's status shows it."""
+        if counts := self._reader.take_refusals(now, at_once=at_once):
+            self._give(events.FramesRefused(counts), now, commands)
 
-    def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        if not keep:  # an answer says what is, whether the disk has it or not
+    def _give(self, event: events.Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
+        if not keep:  # the answer to a question need not wait for the disk
             self._carry_out(self._answer(event, now))
             return
         self.journal.write(now, event)
@@ -367,156 +223,84 @@ class ManagerServer:
             decided = self.core.handle(event, now)
         except Exception as error:
             self.journal.take_back()
-            self._refuse(event, now, error)
+            refusal = refusal_after(error, event, failed_at=self.core.state.failed_at, now=now)
+            if refusal is not None:
+                self.journal.write(now, refusal)
+                self.journal.flush()
             raise CoreFailedError(event) from error
         self.journal.decided(check_of(decided))
         commands += decided
 
-    def _answer(self, event: Event, now: float) -> list[Command]:
-        """What the core says to an event that changes nothing and is not in the journal."""
+    def _answer(self, event: events.Event, now: float) -> list[Command]:
+        """The core's answer to an event that changes nothing and is not in the journal."""
         try:
             return self.core.handle(event, now)
         except Exception as error:
-            self._refusals.warning(type(event).__name__, f"the manager could not answer {event}: {error!r}")
-            self._refused["question that the manager could not answer"] += 1
+            self._reader.log.warning(type(event).__name__, f"the manager could not answer {event}: {error!r}")
+            self._reader.count("question that the manager could not answer")
             self.core.forget_half()
             return []
 
-    def _refuse(self, event: Event, now: float, error: Exception) -> None:
-        """The core has failed on an event, and may have done half of it. The journal gets word of that in place of the
-        event, and the manager comes back from it; unless this happens again and again."""
-        recent = [at for at in self.core.state.failed_at if now - at < FAILURES_S]
-        if len(recent) < MOST_FAILURES:
-            lines = raised(error)
-            where = f" ({lines[0].strip()})" if lines else ""
-            self.journal.write(now, refusal_of(event, f"{type(error).__name__}: {error}{where}"[:_LONGEST_REASON]))
-            self.journal.flush()
-
-    def _left(self, peer: str, now: float, commands: list[Command]) -> None:
-        """A connection broke: its owner has a moment to come back."""
-        for role, patience in (("pilot", self.patience.pilot_back_s), ("client", self.patience.client_back_s)):
-            if f"{role} {peer}" in self._heard:
-                self._absent[f"{role} {peer}"] = now + patience
-                if role == "pilot":
-                    log.info("connection to pilot %s broke", peer)
-                    self._give(PilotCut(PilotId(peer)), now, commands)
+    def _connection_broke(self, name: str, now: float, commands: list[Command]) -> None:
+        if self._peers.cut(Role.PILOT, name, now):
+            log.info("connection to pilot %s broke", name)
+            self._give(events.PilotCut(PilotId(name)), now, commands)
+        self._peers.cut(Role.CLIENT, name, now)
 
     # ---- what is due
 
     def _wait_ms(self) -> int:
         now = self.clock.now()
-        soonest = min(now + self.patience.heartbeat_s, self._listen_at if self._heard else math.inf)
-        if self._due:
-            soonest = min(soonest, self._due[0][0])
-        if self._absent:
-            soonest = min(soonest, *self._absent.values())
+        soonest = min(now + self.patience.heartbeat_s, self._peers.due_at(), self._timers.due_at())
         soonest = min(soonest, *(acks.due_at for acks in self._acks.values()))
         soonest = min(soonest, now + self.attendants.wait_s)
-        soonest = min(soonest, now + self.journal.wait_s, now + self.compaction.wait_s, self._ends_by)
+        soonest = min(soonest, now + self.journal.wait_s, now + self.compaction.wait_s, self._held.ends_by)
         return max(0, min(5000, int((soonest - now) * 1000) + 1))
 
-    def _timers(self, now: float, commands: list[Command]) -> None:
+    def _do_due(self, now: float, commands: list[Command]) -> None:
         for acks in self._acks.values():
             for peer, message in acks.overdue(now):
                 self.doors.send(peer.encode(), wire.encode([message]))
-        due, timers = self._due, self.core.state.timers
-        while due and due[0][0] <= now:
-            at, key, _ = heapq.heappop(due)
-            if timers.get(key) == at:
-                self._give(TimerFired(key), now, commands)
-        if "client " in self._absent and self._parent and os.getppid() != self._parent:
-            self._absent["client "] = now  # it never joined, and its process has ended
-        for key, until in list(self._absent.items()):
-            if until <= now:
-                del self._absent[key]
-                self._give_up(key, "did not come back", now, commands)
-        if now - self._refusals_told_at >= REFUSALS_S:
-            self._tell_refused(now, commands)
-        if now >= self._listen_at:
-            self._listen_at = now + LISTEN_S
-            for key, heard in list(self._heard.items()):
-                if key.startswith("pilot ") and now - heard > self.patience.silence_s and key not in self._absent:
-                    self._give_up(key, f"silent for {now - heard:.0f} s", now, commands)
-        if self.core.state.kept and self.patience.idle_s and now - self._looked_at >= min(self.patience.idle_s / 4, 60):
-            self._look_idle(now, commands)
+        for key in self._timers.due(now, current=self.core.state.timers):
+            self._give(events.TimerFired(key), now, commands)
+        for role, name, why in self._peers.overdue(now):
+            self._give_up(role, name, why, now, commands)
+        self._tell_refusals(now, commands)
+        if why := self._idle.why_end(self.core.state, now):
+            self._give(events.SessionEnded(why), now, commands)
 
-    def _look_after(self, now: float, commands: list[Command]) -> None:
-        """See to the processes that the session needs, and tell the core of a factory that does not come."""
-        self.attendants.look()
+    def _start_attendants(self, now: float, commands: list[Command]) -> None:
+        """Start the processes that the session needs, and tell the core if no factory says hello."""
+        self.attendants.start_missing()
         trouble = self.attendants.factory_trouble
-        if trouble != self._factory_trouble:
-            self._factory_trouble = trouble
-            self._give(FactoryTrouble(trouble), now, commands)
+        if trouble != self.core.state.factory_trouble:
+            self._give(events.FactoryTrouble(trouble), now, commands)
 
-    def _look_idle(self, now: float, commands: list[Command]) -> None:
-        """Whether anybody has used the session lately; end it if not."""
-        self._looked_at = now
-        state = self.core.state
-        if state.calls or any(not client.gone and not client.observer for client in state.clients.values()):
-            self._used_at = now
-        elif now - self._used_at >= self.patience.idle_s:
-            idle = show_seconds(now - self._used_at)
-            self._give(SessionEnded(f"no program has used it for {idle}"), now, commands)
-
-    def _give_up(self, key: str, why: str, now: float, commands: list[Command]) -> None:
-        role, _, name = key.partition(" ")
-        self._heard.pop(key, None)
+    def _give_up(self, role: Role, name: str, why: str, now: float, commands: list[Command]) -> None:
         self.doors.forget(name.encode())
-        log.log(logging.WARNING if role == "pilot" else logging.INFO, "%s %s", key, why)
+        log.log(logging.WARNING if role is Role.PILOT else logging.INFO, "%s %s %s", role.value, name, why)
         if not name:
             self._ended = "no client ever came"
-        elif role == "pilot":
-            self._give(PilotLost(PilotId(name), why), now, commands)
+        elif role is Role.PILOT:
+            self._give(events.PilotLost(PilotId(name), why), now, commands)
         else:
-            self._give(ClientGone(ClientId(name)), now, commands)
+            self._give(events.ClientGone(ClientId(name)), now, commands)
 
     # ---- what goes out
 
-    def _turn_ends(self, commands: list[Command]) -> None:
-        """Put what happened on disk, and carry out what is decided on events that are safe there."""
+    def _end_turn(self, commands: list[Command]) -> None:
+        """Write the turn's events to disk, and carry out the commands whose events are safe there."""
         self.journal.flush()
         if self.journal.is_synced:
-            commands = self._hand_out(commands)
-        if commands:
-            self._unsaid.append((self.journal.position, commands))
+            ready, commands = self._held.split(commands)
+            if ready:
+                self._carry_out(ready)
+        self._held.hold(commands)
         if not self._trouble.is_none:
             self._tell_of_journal()
-        unsaid = self._unsaid
-        self._wait_until_sure()  # what was written may have hung
-        ends_now = bool(unsaid and self.core.state.ending) and self._ends_now()
-        while unsaid and (ends_now or unsaid[0][0] <= self.journal.safe):
-            said = unsaid.popleft()[1]
-            for command in said if self._waiting else ():
-                if _keeps_place(command):
-                    self._waiting[command.pilot] -= 1
-            self._carry_out(said)
-            if not unsaid:
-                self._waiting.clear()
-
-    def _ends_now(self) -> bool:
-        """Whether a session that is to end has waited for its journal for long enough."""
-        now = self.clock.now()
-        self._ends_by = min(self._ends_by, now + ENDING_S)
-        return now >= self._ends_by
-
-    def _hand_out(self, commands: list[Command]) -> list[Command]:
-        """Send pilots the calls that they are to run. That need not wait for a sync: after a crash of this host the
-        pilots say what runs there. Ends, acknowledgements and all else wait; so do calls for a pilot for which
-        something else waits, since they would overtake it. Returns the commands that are left."""
-        is_written = self.journal.position <= self.journal.written
-        now: list[Command] = []
-        later: list[Command] = []
-        for command in commands:
-            if not _keeps_place(command):
-                later.append(command)
-            elif is_written and type(command.message) is to_pilot.RunCalls and not self._waiting[command.pilot]:
-                now.append(command)
-            else:
-                self._waiting[command.pilot] += 1
-                later.append(command)
-        if now:
-            self._carry_out(now)
-        return later
+        self._wait_until_sure()  # the write may have hung
+        while self._held.may_leave(self.clock.now(), ending=bool(self.core.state.ending)):
+            self._carry_out(self._held.release())
 
     def _tell_of_journal(self) -> None:
         """Tell the session and its programs if the journal cannot be written, or can be again."""
@@ -529,12 +313,13 @@ class ManagerServer:
             self._carry_out(ToClient(client.id, told) for client in clients)
 
     def _notice(self, text: str) -> None:
-        """Tell the people of the session something: `status` shows it."""
+        """Add a notice that `status` shows."""
         commands: list[Command] = []
-        self._give(Noticed(text), self.clock.now(), commands)
-        self._unsaid.append((self.journal.position, commands))
+        self._give(events.Noticed(text), self.clock.now(), commands)
+        self._held.hold(commands)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
+        """Do what the core decided. Messages to one peer leave as one frame, with its acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
         advice: list[AskAdvice] = []
@@ -543,7 +328,7 @@ class ManagerServer:
                 case ToPilot(peer, message) | ToClient(peer, message):
                     if type(message) is to_client.Status:
                         message = self._trouble.added_to(message)
-                    if type(message) is to_client.ClientWelcome:  # its frames may have other numbers from now on
+                    if type(message) is to_client.ClientWelcome:  # from now on the client may number its frames anew
                         self._acks[Role.CLIENT].along(peer)
                     if type(message) is to_pilot.Ack and PilotId(peer) in self.core.state.pilots:
                         self._acks[Role.PILOT].add(peer, message, self.clock.now())
@@ -552,7 +337,7 @@ class ManagerServer:
                     else:
                         frames.setdefault(peer, []).append(message)
                 case SetTimer(at, key):
-                    heapq.heappush(self._due, (at, key, ""))
+                    self._timers.set(key, at=at)
                 case AskAdvice():
                     advice.append(command)
                 case _ if isinstance(command, Record):
@@ -570,7 +355,7 @@ class ManagerServer:
             self._advise(ask)
 
     def _discard(self, path: str) -> None:
-        """Remove a file of the session's objects, and nothing else, whatever a pilot calls it."""
+        """Remove a result file of the session. A pilot names it: no other file is removed."""
         file = Path(path)
         if file.parent == self.folder.objects and file.name.startswith("result-"):
             file.unlink(missing_ok=True)
@@ -580,20 +365,20 @@ class ManagerServer:
         if answer is not None:
             more: list[Command] = []
             self._give(answer, self.clock.now(), more)
-            self._turn_ends(more)
+            self._end_turn(more)
 
     # ---- the beginning
 
     def _define_session(self, now: float) -> None:
-        """Tell the core where pilots come from, and see to the processes that this needs."""
+        """Tell the core where pilots come from, and start the processes that this needs."""
         sites = sites_of(self.folder)
         state = self.core.state
         self.attendants = Attendants(self.folder, sites, is_factory_here=lambda: factory_of(state) is not None)
         sources = tuple(source_of(site, kept=self.core.state.kept) for site in sites)
         if sources or self.core.state.sources:
             commands: list[Command] = []
-            self._give(SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
-            self._turn_ends(commands)
+            self._give(events.SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
+            self._end_turn(commands)
 
     # ---- after a restart
 
@@ -601,39 +386,13 @@ class ManagerServer:
         commands: list[Command] = []
         state = self.core.state
         for key, at in state.timers.items():
-            heapq.heappush(self._due, (at, key, ""))
-        for pilot in state.pilots.values():
-            if pilot.state is not PilotState.GONE:
-                self._absent[f"pilot {pilot.id}"] = now + self.patience.restart_s
-        for client in state.clients.values():
-            if not client.gone:
-                self._absent[f"client {client.id}"] = now + self.patience.restart_s
-        self._give(ManagerRestarted(lost), now, commands)
-        self._turn_ends(commands)
+            self._timers.set(key, at=at)
+        self._peers.expect_all_back(state, now)
+        self._give(events.ManagerRestarted(lost), now, commands)
+        self._end_turn(commands)
         log.warning(
             "came back from the journal: %d calls open, %d done, %d pilots",
             len(state.calls),
             state.done,
             len(state.pilots),
         )
-
-
-def _keeps_place(command: Command) -> TypeGuard[ToPilot]:
-    """Whether a command is a message to a pilot that later ones must not overtake."""
-    return type(command) is ToPilot and type(command.message) is not to_pilot.Ack
-
-
-def _only_asks(messages: Sequence[object]) -> bool:
-    return bool(messages) and all(isinstance(message, AskStatus | AskStory | AskCalls) for message in messages)
-
-
-def _only_looks(messages: Sequence[object]) -> bool:
-    """Whether somebody says hello who only asks questions, and perhaps asks the first."""
-    hello = messages[0] if messages else None
-    return isinstance(hello, ClientHello) and hello.observer and (len(messages) == 1 or _only_asks(messages[1:]))
-
-
-def check_folder(folder: SessionFolder) -> None:
-    """Raise SessionError unless the folder can hold a session."""
-    if not folder.key_file("server").exists():
-        raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` makes one")

@@ -1,8 +1,8 @@
 """Snapshots of a core: what a manager comes back from, instead of all events since the session began.
 
 A file has a line that says what it is, lengths and checksums, and three parts: a head (which Stoker wrote it, before
-which segment of the journal it belongs, and the fields of every class in it), what is certain (see `Certain`), and the
-core itself (`pickled`). A manager reads the core only if it would write the same fields. Otherwise, as after an
+which segment of the journal it belongs, and the fields of every class in it), what is certain (see `CertainFacts`), and
+the core itself (`pickled`). A manager reads the core only if it would write the same fields. Otherwise, as after an
 upgrade, it does not guess: what is certain is in messages that every version reads, and the rest is asked of the peers.
 """
 
@@ -51,24 +51,24 @@ class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
     ends: list[CallEnd]
 
 
-class Certain(msgspec.Struct, frozen=True):
+class CertainFacts(msgspec.Struct, frozen=True):
     """What holds whatever another version thinks of the rest."""
 
     clients: list[Unconfirmed] = []
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class CoreSnapshot(msgspec.Struct, frozen=True):
     """A snapshot's parts. `core` is still bytes, with a checksum that fits or not: `restored` makes one of it."""
 
     head: SnapshotHead
-    certain: Certain
+    certain: CertainFacts
     core: bytes
     is_whole: bool
 
 
-def certain_of(state: State) -> Certain:
+def certain_of(state: State) -> CertainFacts:
     """What is certain of a state."""
-    return Certain(
+    return CertainFacts(
         [
             Unconfirmed(client.id, client.number, client.first_unacked, list(client.unacked))
             for client in state.clients.values()
@@ -118,7 +118,7 @@ class _Counted:
         return self._file.write(data)
 
 
-def read(path: Path) -> Snapshot:
+def read(path: Path) -> CoreSnapshot:
     """A snapshot's parts. Raises Unreadable where the head is damaged, or what is certain."""
     try:
         data = path.read_bytes()
@@ -134,9 +134,9 @@ def read(path: Path) -> Snapshot:
     if len(head) != head_size or zlib.crc32(head) != head_crc or zlib.crc32(certain) != certain_crc:
         raise Unreadable(f"{path} is damaged")
     try:
-        return Snapshot(
+        return CoreSnapshot(
             msgspec.msgpack.decode(head, type=SnapshotHead),
-            msgspec.msgpack.decode(certain, type=Certain),
+            msgspec.msgpack.decode(certain, type=CertainFacts),
             core,
             is_whole=zlib.crc32(core) == crc,
         )
@@ -144,7 +144,7 @@ def read(path: Path) -> Snapshot:
         raise Unreadable(f"{path} is of another version: {error}") from error
 
 
-def restored(snapshot: Snapshot, *, modules: Iterable[str] = ()) -> Core:
+def restored(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:
     """The core of a snapshot. Raises Unreadable."""
     if not snapshot.is_whole:
         raise Unreadable("the core in it is damaged")

@@ -22,7 +22,7 @@ from stoker.manager.core.events import Event, FromClient, FromPilot, ManagerRest
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.decisions import NO_DECISIONS, check_of
 from stoker.manager.live.journal import MOST_CHECKS
-from stoker.manager.live.past import Past
+from stoker.manager.live.past import JournalPast
 from stoker.manager.live.raised import raised
 from stoker.manager.live.records import Decided
 from stoker.manager.protocol.session import SessionFolder
@@ -33,7 +33,7 @@ _SHOWN = 12
 _LONGEST = 200
 
 
-class Difference(msgspec.Struct, frozen=True):
+class FirstDifference(msgspec.Struct, frozen=True):
     """The first event that was decided otherwise: its number from 0, seconds after the journal's first, what happened,
     and what is decided now (what was decided then is known by its check alone)."""
 
@@ -53,7 +53,7 @@ class Replayed(msgspec.Struct, frozen=True):
     checked: int
     restarts: int
     lasted_s: float
-    difference: Difference | None = None
+    difference: FirstDifference | None = None
     since: float = 0.0
     lost: int = 0
 
@@ -77,12 +77,12 @@ def verify(
 ) -> Replayed:
     """Replay a journal and compare. `tell` hears now and then how many events have been replayed, and their time in
     seconds after the first. Raises SessionError if there is no journal, or nothing in it, or where a policy raises."""
-    past = Past(path, policies=policies)
+    past = JournalPast(path, policies=policies)
     core = past.core
     made: dict[int, _Made] = {}
     events = checked = restarts = lost = 0
     began = last = past.since
-    found: Difference | None = None
+    found: FirstDifference | None = None
     records = past.records()
     for now, record in records:
         if isinstance(record, Decided):
@@ -127,7 +127,7 @@ def _was_decided(event: int, records: Iterator[tuple[float, Event | Decided]]) -
     return any(number == event for record in checks for number, _ in record.numbered())
 
 
-def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[Difference | None, int]:
+def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[FirstDifference | None, int]:
     """The first difference, if there is one; and how many decisions are the same before it."""
     same = 0
     for number, check in record.numbered():
@@ -136,7 +136,7 @@ def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[Dif
             continue
         if mine.check != check:
             decides = [_command(each) for each in mine.commands if _decides(each)]
-            return Difference(
+            return FirstDifference(
                 number, mine.now - began, _shortened(_event(mine.event)), _shortened(decides) or ("nothing",)
             ), same
         same += 1
@@ -150,7 +150,7 @@ def session_in(path: Path) -> tuple[Path, str]:
     if path.is_dir():
         folder = SessionFolder(path)
         return folder.journal, folder.read().session
-    past = Past(path)
+    past = JournalPast(path)
     if past.core is not None:
         return path, past.core.state.session
     for _, event in past.records():

@@ -1,7 +1,7 @@
 """What a message's numbers may be: everything that arithmetic rests on is checked where the message comes in.
 
 The decoder sees to types; this sees to values. A number that no honest peer says (a slot count of zero, a time that is
-no number, a size below zero) would be taken over by the manager's books, and would break them much later, far from its
+no number, a size below zero) would get into the manager's records, and would break them much later, far from its
 cause. `wrong_with` says what is wrong in words that its sender can use.
 """
 
@@ -84,10 +84,24 @@ def _options(options: CallOptions) -> str:
 
 
 def _specs(specs: Iterable[CallSpec]) -> str:
-    for spec in specs:  # the hot path: nearly all have neither
-        if (spec.features is not None or type(spec.payload) is ObjectRef or spec.call < 0) and (wrong := _spec(spec)):
+    for spec in specs:  # the hot path
+        features = spec.features
+        if (
+            (features is not None and not _are_sound(features)) or type(spec.payload) is ObjectRef or spec.call < 0
+        ) and (wrong := _spec(spec)):
             return f"call {spec.call}: {wrong}"
     return ""
+
+
+def _are_sound(features: Features) -> bool:
+    """True if `_features` has nothing to say: a million calls of a sweep are asked."""
+    most = MOST_NUMBER
+    return (
+        0 <= features.items <= most
+        and 0 <= features.input_length <= most
+        and 0 <= features.expected_output <= most
+        and 0.0 <= features.fixed_s <= MOST_S
+    )
 
 
 def _spec(spec: CallSpec) -> str:
@@ -190,7 +204,7 @@ _CHECKS: dict[type, Callable[[Any], str]] = {
     say.Submit: _submit,
     say.Received: lambda m: _count("total", m.total),
     say.AskCalls: lambda m: _count("limit", m.limit),
-    say.BlockNews: lambda m: _time("expected_in_s", m.expected_in_s),
+    say.BlockUpdate: lambda m: _time("expected_in_s", m.expected_in_s),
     say.PilotHello: _pilot_hello,
     say.LibraryReady: _ready,
     say.CallsEnded: _ended,
@@ -199,7 +213,7 @@ _CHECKS: dict[type, Callable[[Any], str]] = {
     say.WantObjects: lambda m: _refs(m.objects),
     say.ObjectsHere: _arrivals,
     say.SnapshotHere: lambda m: _time("made_s", m.made_s) or _refs((m.object,)),
-    say.WalltimeNews: lambda m: _time("ends_in_s", m.ends_in_s),
+    say.WalltimeUpdate: lambda m: _time("ends_in_s", m.ends_in_s),
 }
 """Messages with numbers. Of a call's progress single reports are refused (`is_sound`): they are the user's words."""
 

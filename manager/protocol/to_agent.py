@@ -36,7 +36,7 @@ class LoadFailed(_Message, frozen=True, tag="load-failed"):
     failure: Failure
 
 
-class Ended(_Message, frozen=True, tag="ended"):
+class RunsEnded(_Message, frozen=True, tag="ended"):
     """Calls that have ended."""
 
     ends: list[CallEnd]
@@ -57,7 +57,7 @@ class Reports(_Message, frozen=True, tag="reports"):
     reports: list[CallProgress]
 
 
-class Evicted(_Message, frozen=True, tag="evicted"):
+class RunEvicted(_Message, frozen=True, tag="evicted"):
     """The running call was checkpointed and stopped."""
 
     progress: CallProgress
@@ -87,4 +87,4 @@ class SnapshotMade(_Message, frozen=True, tag="snapshot"):
     made_s: float
 
 
-ToAgent = Hello | Loaded | LoadFailed | Ended | GivenBack | Reports | Evicted | Listens | Resized | SnapshotMade
+ToAgent = Hello | Loaded | LoadFailed | RunsEnded | GivenBack | Reports | RunEvicted | Listens | Resized | SnapshotMade

@@ -45,7 +45,7 @@ class Rejected(_Message, frozen=True, tag="rejected"):
     calls: tuple[CallId, ...] = ()
 
 
-class Progress(_Message, frozen=True, tag="progress"):
+class ProgressReports(_Message, frozen=True, tag="progress"):
     """Reports of the client's running calls."""
 
     reports: list[CallProgress]
@@ -79,7 +79,7 @@ class SubmitBlocks(_Message, frozen=True, tag="submit-blocks"):
 
 
 class CancelBlocks(_Message, frozen=True, tag="cancel-blocks"):
-    """To the factory: cancel the jobs of these blocks. Answered with BlockNews when they are over."""
+    """To the factory: cancel the jobs of these blocks. Answered with BlockUpdate when they are over."""
 
     blocks: tuple[BlockId, ...]
     reason: str
@@ -119,6 +119,6 @@ class SessionOver(_Message, frozen=True, tag="over"):
 
 
 ToClient = (
-    ClientWelcome | ClientRefused | Results | Rejected | Progress | Forecasts | Ack | Status | Story | Calls
+    ClientWelcome | ClientRefused | Results | Rejected | ProgressReports | Forecasts | Ack | Status | Story | Calls
     | SessionOver | KnownBlocks | SubmitBlocks | CancelBlocks
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What clients and pilots say to the manager. The core's events are these, with the sender that the socket proved."""
+"""Messages of clients, the factory and pilots to the manager. The core gets each with its proven sender."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 class ClientHello(_Message, frozen=True, tag="client-hello"):
     """A client joins, or comes back. `received` counts the results it has had in all, in order.
 
-    An `observer` submits no calls; the `factory` is the one that carries out orders for blocks. Frames up to
-    `acknowledged` were acknowledged, so the client keeps them no more. `number` is what an earlier welcome called it
-    (-1: there was none).
+    An `observer` submits no calls; the `factory` carries out orders for blocks. The client has dropped its frames up to
+    `acknowledged`, because the manager acknowledged them. `number` is its number from an earlier welcome, or -1.
     """
 
     protocol: int
@@ -38,8 +37,8 @@ class ClientHello(_Message, frozen=True, tag="client-hello"):
 
 
 class Resubmitted(_Message, frozen=True, tag="resubmitted"):
-    """The client was asked to say everything again (`ClientWelcome.again`), and has: it waits for no other calls than
-    those that it has submitted since."""
+    """The client has submitted all its open calls again, as `ClientWelcome.again` asked. It waits for no calls besides
+    these."""
 
 
 class DefineRecipe(_Message, frozen=True, tag="recipe"):
@@ -49,7 +48,7 @@ class DefineRecipe(_Message, frozen=True, tag="recipe"):
 
 
 class DefineManifest(_Message, frozen=True, tag="manifest"):
-    """The digests of an object's parts, which pilots check what they get against (see `stoker.contexts.manifest`)."""
+    """The digests of an object's parts, by which pilots check what they fetch (see `stoker.contexts.manifest`)."""
 
     object: str
     manifest: bytes
@@ -66,8 +65,8 @@ class DefineFunction(_Message, frozen=True, tag="function"):
 class Submit(_Message, frozen=True, tag="submit"):
     """Calls of one function on one context with the same options, in the order in which they should run.
 
-    `due_in_s`: the seconds that are left to the calls' deadline, below zero if it has passed; None = there is none, or
-    `options` name it. Each side counts by its own clock: a client does not know the manager's.
+    `due_in_s`: the seconds left until the calls' deadline, below zero if it has passed; None = there is none, or
+    `options` hold it. Client and manager have different clocks, so no absolute time is sent.
     """
 
     function: FunctionKey
@@ -78,7 +77,7 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
-    """Calls that nobody waits for any more. Those that run are stopped if `running`, else left to finish unheard."""
+    """The client no longer waits for these calls. Stop the running ones if `running`, else drop their results."""
 
     calls: list[CallId]
     running: bool = False
@@ -87,7 +86,8 @@ class Cancel(_Message, frozen=True, tag="cancel"):
 class Received(_Message, frozen=True, tag="received"):
     """The client holds its first `total` results: the manager may forget them.
 
-    So it may the `unused` functions, once no call that has come needs them: the client defines them again if it does.
+    The manager may also forget the `unused` functions once no open call needs them. The client defines one again before
+    it uses it again.
     """
 
     total: int
@@ -105,17 +105,17 @@ class AskStory(_Message, frozen=True, tag="ask-story"):
 
 
 class AskCalls(_Message, frozen=True, tag="ask-calls"):
-    """Which calls there are: `limit` of each state, or of `state` alone. Answered with `to_client.Calls`."""
+    """Asks for a list of calls: up to `limit` of each state, or of `state` alone. Answered with `to_client.Calls`."""
 
     limit: int
     state: ListedState | None = None
 
 
 class WantPilots(_Message, frozen=True, tag="want-pilots"):
-    """The client's provider has changed its blocks: what `status` should say of them (state, reason).
+    """The state of each block of the client's provider, for `status`; sent when it has changed.
 
-    `ended`: those whose batch job is over. A pilot of such a block that is cut off will not come back. `most_pilots`:
-    how many pilots there can be at once, 0 = any number.
+    `ended`: blocks whose batch job is over. A pilot of such a block that is cut off will not come back. `most_pilots`:
+    the most pilots at once, 0 = any number.
     """
 
     blocks: dict[str, str]
@@ -130,7 +130,7 @@ class ReleaseBlock(_Message, frozen=True, tag="release-block"):
 
 
 class EndSession(_Message, frozen=True, tag="end-session"):
-    """The client is done: end calls that are left as cancelled, let pilots go, and exit."""
+    """The client is done: cancel its open calls, let pilots end, and exit."""
 
     reason: str = ""
 
@@ -138,9 +138,9 @@ class EndSession(_Message, frozen=True, tag="end-session"):
 # ---- from the factory
 
 
-class BlockNews(_Message, frozen=True, tag="block-news"):
-    """What the batch system says of a block, when it has changed. `job` is the batch system's id; `expected_in_s` the
-    time until it expects to start the job, 0 = it does not say. `loss`: why a job that ran does so no longer."""
+class BlockUpdate(_Message, frozen=True, tag="block-news"):
+    """The state of a block at its batch system, sent when it has changed. `job` is the batch system's id;
+    `expected_in_s` the time until the expected start, 0 = unknown. `loss`: why a running job has ended."""
 
     block: BlockId
     phase: BlockPhase
@@ -149,15 +149,15 @@ class BlockNews(_Message, frozen=True, tag="block-news"):
     expected_in_s: float = 0.0
     loss: LossReason | None = None
     source: str = ""
-    """Where the block comes from. Said of blocks that the manager does not know: it may have lost them."""
+    """The block's source. Sent for a block that the manager may have lost with its journal."""
     cause: str = ""
-    """What its job is held for by the batch system itself (`memory`); empty where it is not."""
+    """Why the batch system holds the job (`memory`); empty if it does not."""
     advice: str = ""
     """What the user can do about that."""
 
 
 class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
-    """A batch system does not answer or refuses (in its own words); empty: it works again."""
+    """A batch system does not answer or refuses; `text` is its message. An empty one: it works again."""
 
     source: str
     text: str
@@ -170,7 +170,7 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     """One device: its kind (`cpu`, `NVIDIA A10`), memory in bytes, and cores that go with it.
 
     `processes`: how many processes may use it at once (0 = any number). `process_bytes`: memory that the device takes
-    for each process, beside what the process asks for. `fault`: why nothing may be loaded on it; empty: it is well.
+    for each process, beside what the process asks for. `fault`: why nothing may be loaded on it; empty: it works.
     """
 
     device: DeviceId
@@ -190,7 +190,7 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 class LibraryFacts(msgspec.Struct, frozen=True):
     """A library that a pilot holds when it says hello again, with the calls in it, in order. Memory in bytes:
-    `reserved_bytes` on each of its devices, and what it was measured to take of the host's and of a device's."""
+    `reserved_bytes` on each of its devices; `memory_bytes` and `device_bytes` are measured on host and device."""
 
     library: LibraryId
     recipe: RecipeKey
@@ -205,13 +205,13 @@ class LibraryFacts(msgspec.Struct, frozen=True):
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     """A pilot joins, or comes back with what it holds. `ends_in_s` is its walltime left (0 = no limit).
 
-    `peer` is the `host:port` at which it serves its objects to other pilots; empty: it serves none. Pilots that say the
-    same of their `cache` use the same one: what one brings there the others have. Frames up to `acknowledged` were
-    acknowledged, so the pilot keeps them no more. `recipes` are those of its libraries, `last_library` is the highest
-    number of a library that it was ever told to start, `faults` says which devices have failed and why: a manager that
-    has lost a part of its journal learns of them here.
-    `troubles`: what is wrong with what the pilot was granted, in words (a GPU that is lost and not offered). `lacks`:
-    what its site asks for and it has not, so that nothing may be loaded on any device of it; empty: it has all.
+    `peer` is the `host:port` at which it serves its objects to other pilots; empty: it serves none. Pilots with the
+    same `cache` share it: an object that one fetches is there for all. The pilot has dropped its frames up to
+    `acknowledged`, because the manager acknowledged them.
+    A manager that has lost a part of its journal needs these: `recipes` of the libraries, `last_library`, the highest
+    number of a library that the pilot was ever told to start, and `faults`, why each broken device has failed.
+    `troubles`: faults of the job's devices, in words (a GPU that is lost and not offered). `lacks`: what the site
+    requires and the node has not, so that nothing may be loaded on it; empty: it has all.
     `number` counts the hellos of the pilot from 1: the welcome names the hello that it answers.
     """
 
@@ -242,14 +242,14 @@ class LibraryPhase(enum.Enum):
     FETCHING = "fetching"
     """Its objects are on their way to the pilot's disk."""
     WAITING = "waiting for room"
-    """Its objects are there; the memory that it needs, or its place, is still another library's."""
+    """Its objects are there. Another library still holds the memory or the place that it needs."""
     STARTING = "starting"
     """Its process is being made."""
     LOADING = "loading"
     """Its loader runs."""
 
 
-class LibraryNews(_Message, frozen=True, tag="library-news"):
+class LibraryUpdate(_Message, frozen=True, tag="library-news"):
     """A library that is not ready has entered a phase, or has printed another last `line` in it."""
 
     library: LibraryId
@@ -273,8 +273,8 @@ class LibraryGone(_Message, frozen=True, tag="library-gone"):
     """A library has ended: retired, stopped, failed to load, or died.
 
     `running` are the calls that it was computing, `unstarted` those that it held and had not begun. `failure` is None
-    when it ended as it was told to. `loading` says that it never became ready. `cache_lacks_bytes`: so much of what
-    other libraries use in the pilot's cache would have to go, so that the objects of this one fit; 0 = they would.
+    if it ended by order. `loading`: it never became ready. `cache_lacks_bytes`: its objects would fit into the pilot's
+    cache if other libraries released so many bytes there; 0 = they fit.
     """
 
     library: LibraryId
@@ -293,9 +293,9 @@ class CallsEnded(_Message, frozen=True, tag="ended", gc=False):
 
 
 class CallsReturned(_Message, frozen=True, tag="returned"):
-    """Calls that a library gives back unstarted because it was asked to, or that a pilot refuses with a reason.
+    """Calls that a library gives back unstarted by order, or that a pilot refuses for a reason.
 
-    `need_function`: the pilot no longer has the function; it will take the call with the function.
+    `need_function`: the pilot no longer has the function, and asks for the call together with it.
     """
 
     library: LibraryId
@@ -327,8 +327,8 @@ class GangMeets(_Message, frozen=True, tag="gang-meets"):
 
 
 class LibraryResized(_Message, frozen=True, tag="resized"):
-    """A library's reservation on each of its devices is now this many bytes. `measured`: it answers no order; the pilot
-    has measured that the library uses so much. `ordered_bytes`: what the order wanted that is answered; -1: unknown."""
+    """A library's reservation on each of its devices is now this many bytes. `measured`: the pilot has measured this
+    use, and it answers no order. `ordered_bytes`: the size in the order that this answers; -1: unknown."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -337,7 +337,7 @@ class LibraryResized(_Message, frozen=True, tag="resized"):
 
 
 class LibraryUse(msgspec.Struct, frozen=True, array_like=True):
-    """What a library uses just now, measured: host and device memory in bytes, seconds of processor time in all."""
+    """Measured use of a library: host and device memory in bytes, and its processor time so far in seconds."""
 
     library: LibraryId
     memory_bytes: int
@@ -382,8 +382,8 @@ class ObjectsGone(_Message, frozen=True, tag="objects-gone"):
 
 
 class FetchFailed(_Message, frozen=True, tag="fetch-failed"):
-    """Sources of an object that did not serve it. `peers`: could not be reached, hung, or served wrong bytes; `origin`:
-    the place that it comes from could not be read here, for `reason`."""
+    """Sources of an object that failed. `peers` could not be reached, hung, or served wrong bytes. `origin`: the pilot
+    could not read the object's origin, for `reason`."""
 
     name: str
     peers: tuple[PilotId, ...] = ()
@@ -392,15 +392,15 @@ class FetchFailed(_Message, frozen=True, tag="fetch-failed"):
 
 
 class DeviceFault(_Message, frozen=True, tag="device-fault"):
-    """A device failed its probe: nothing more is to be loaded on it. An empty `reason`: it is well again."""
+    """A device failed its probe: load nothing more on it. An empty `reason`: it works again."""
 
     device: DeviceId
     reason: str
 
 
-class WalltimeNews(_Message, frozen=True, tag="walltime-news"):
-    """What is left of a pilot's walltime is another time than its hello said: its batch system has answered since. A
-    second hello would not do: it would deny what the manager has ordered since the first."""
+class WalltimeUpdate(_Message, frozen=True, tag="walltime-news"):
+    """The batch system has told the pilot another walltime than its hello said. It sends no second hello, which would
+    revoke the manager's orders since the first."""
 
     ends_in_s: float
 
@@ -417,8 +417,8 @@ class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
 
 
 class PilotLeaving(_Message, frozen=True, tag="leaving"):
-    """A pilot ends in good order; what it still held it has given back. `loss`: why it must end although neither the
-    manager nor its walltime wants it; None = they do, or it has nothing to do."""
+    """A pilot ends in good order, and has given back its calls. `loss`: why it must end, if neither the manager nor its
+    walltime ends it and it is not idle."""
 
     reason: str
     loss: LossReason | None = None
@@ -426,10 +426,10 @@ class PilotLeaving(_Message, frozen=True, tag="leaving"):
 
 FromClient = (
     ClientHello | DefineRecipe | DefineManifest | DefineFunction | Submit | Cancel | Received | AskStatus | AskStory
-    | AskCalls | WantPilots | ReleaseBlock | EndSession | BlockNews | SourceTrouble | Resubmitted
+    | AskCalls | WantPilots | ReleaseBlock | EndSession | BlockUpdate | SourceTrouble | Resubmitted
 )  # fmt: skip
 FromPilot = (
-    PilotHello | LibraryNews | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted
+    PilotHello | LibraryUpdate | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted
     | LibraryResized | Heartbeat | PilotLeaving | WantObjects | ObjectsHere | ObjectsGone | FetchFailed | DeviceFault
-    | SnapshotHere | WalltimeNews | GangMeets
+    | SnapshotHere | WalltimeUpdate | GangMeets
 )  # fmt: skip

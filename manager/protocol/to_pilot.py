@@ -127,7 +127,7 @@ class ResizeLibrary(_Message, frozen=True, tag="resize"):
     device_memory_bytes: int
 
 
-class Peer(msgspec.Struct, frozen=True):
+class ServingPeer(msgspec.Struct, frozen=True):
     """A pilot that has an object, or is getting it, and the `host:port` at which it serves."""
 
     pilot: PilotId
@@ -144,7 +144,7 @@ class FetchObject(_Message, frozen=True, tag="fetch"):
     """
 
     object: ObjectRef
-    peers: tuple[Peer, ...] = ()
+    peers: tuple[ServingPeer, ...] = ()
     origin: bool = False
     manifest: bytes = b""
     keep: bool = False

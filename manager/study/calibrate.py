@@ -8,7 +8,7 @@ What becomes of the measurements:
 
 - *Pilots* are given: the capacity of the simulated batch system is the number that was here at each moment, one source
   for each kind of node.
-- *Loads* take, by kind of device, the mean of what passed between the order and the news that it was done, so that
+- *Loads* take, by kind of device, the mean of what passed between the order and the message that it was done, so that
   whatever a node did meanwhile is in it; `cv` is their spread.
 - *Calls* take the mean of their runs, by kind of device; where calls of different numbers of items ran, a fixed part
   and one an item (least squares). What the first call of a library took longer is its warm-up.
@@ -40,14 +40,14 @@ from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
-from stoker.manager.study.recorded import Load, Recorded, Run, Stay
+from stoker.manager.study.recorded import RecordedLoad, RecordedRun, RecordedSession, RecordedStay
 from stoker.site import Duration, Size
 
 MOST_CV = 5.0
 WARM_UP = 0.05
 """A first call that took so much longer than others, as a share of them, was warming up."""
 _SOON_S = 1e-6
-M = TypeVar("M", Load, Run)
+M = TypeVar("M", RecordedLoad, RecordedRun)
 
 
 class Calibrated(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Calibrated(msgspec.Struct, frozen=True):
     advice: dict[str, dict[str, ContextAdvice]]
 
 
-class Compared(msgspec.Struct, frozen=True):
+class MakespanComparison(msgspec.Struct, frozen=True):
     """A session's makespan, live and simulated under several seeds. Seconds."""
 
     live_s: float
@@ -73,7 +73,7 @@ class Compared(msgspec.Struct, frozen=True):
         return median(self.simulated_s) / self.live_s - 1.0
 
 
-def calibrate(recorded: Recorded) -> Calibrated:
+def calibrate(recorded: RecordedSession) -> Calibrated:
     """The world of a session that was read. Raises SessionError for what cannot be modelled."""
     calls = recorded.calls
     wanted = {call.recipe: recorded.recipes[call.recipe] for call in calls}
@@ -108,9 +108,11 @@ def calibrate(recorded: Recorded) -> Calibrated:
     return Calibrated(recorded.session, world, arrivals, recorded.makespan_s, advice)
 
 
-def compare(calibrated: Calibrated, *, policies: Callable[[], Policies], seeds: Iterable[int]) -> Compared:
+def compare(calibrated: Calibrated, *, policies: Callable[[], Policies], seeds: Iterable[int]) -> MakespanComparison:
     """Simulate the session under its policies (fresh ones each time), once a seed. Raises SimulationError."""
-    return Compared(calibrated.makespan_s, tuple(_simulated_s(calibrated, policies(), seed) for seed in seeds))
+    return MakespanComparison(
+        calibrated.makespan_s, tuple(_simulated_s(calibrated, policies(), seed) for seed in seeds)
+    )
 
 
 def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float:
@@ -136,9 +138,9 @@ def _names(recipes: Iterable[Recipe]) -> dict[str, str]:
 # ---- pilots
 
 
-def _sources(stays: Sequence[Stay], *, start: float, until: float) -> tuple[SourceModel, ...]:
+def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[SourceModel, ...]:
     """A source for each kind of node, that has so many of them at each moment as there were."""
-    groups: dict[tuple[str, int, int], list[Stay]] = defaultdict(list)
+    groups: dict[tuple[str, int, int], list[RecordedStay]] = defaultdict(list)
     for stay in stays:
         if stay.came_at <= until and stay.devices:
             facts = stay.devices[0]
@@ -157,7 +159,7 @@ def _sources(stays: Sequence[Stay], *, start: float, until: float) -> tuple[Sour
     )
 
 
-def _steps(stays: Sequence[Stay], *, start: float, until: float) -> tuple[tuple[float, int], ...]:
+def _steps(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[tuple[float, int], ...]:
     """How many there were from each time on. One that went when another came is two steps: they were two nodes."""
     changes = [(stay.came_at, 1) for stay in stays] + [(stay.left_at, -1) for stay in stays if stay.left_at < until]
     steps: list[tuple[float, int]] = []
@@ -173,7 +175,7 @@ def _steps(stays: Sequence[Stay], *, start: float, until: float) -> tuple[tuple[
 
 
 def _context(
-    recipe: Recipe, *, loads: Sequence[Load], runs: Sequence[Run], own_s: float, message_s: float
+    recipe: Recipe, *, loads: Sequence[RecordedLoad], runs: Sequence[RecordedRun], own_s: float, message_s: float
 ) -> ContextModel:
     start_s = fmean(load.start_s for load in loads) if loads else 0.0
     means = {kind: fmean(load.whole_s for load in group) for kind, group in _by_kind(loads).items()}
@@ -200,7 +202,7 @@ def _context(
     )
 
 
-def _memory_bytes(recipe: Recipe, loads: Sequence[Load]) -> int:
+def _memory_bytes(recipe: Recipe, loads: Sequence[RecordedLoad]) -> int:
     """What a library takes of its device: declared, else the most that was measured. A CPU device is host memory."""
     on_cpu = any(load.kind.startswith("cpu") for load in loads)
     declared = max(recipe.needs.device_memory_bytes, recipe.needs.memory_bytes if on_cpu else 0)
@@ -219,7 +221,7 @@ def _by_kind(measured: Sequence[M]) -> dict[str, list[M]]:
     return dict(groups)
 
 
-def _fit(runs: Sequence[Run]) -> tuple[float, float]:
+def _fit(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     """Seconds of a call and of each of its items. The mean, and nothing an item, where the numbers of items do not
     differ or the line would not be one."""
     mean_s, mean_items = fmean(run.run_s for run in runs), fmean(run.items for run in runs)
@@ -233,12 +235,12 @@ def _fit(runs: Sequence[Run]) -> tuple[float, float]:
     return (fixed, each) if fixed >= 0.0 else (0.0, mean_s / mean_items)
 
 
-def _expected(run: Run, fits: dict[str, tuple[float, float]]) -> float:
+def _expected(run: RecordedRun, fits: dict[str, tuple[float, float]]) -> float:
     fixed, each = fits[run.kind]
     return fixed + each * run.items
 
 
-def _warm_up(firsts: Sequence[Run], fits: dict[str, tuple[float, float]]) -> tuple[int, float]:
+def _warm_up(firsts: Sequence[RecordedRun], fits: dict[str, tuple[float, float]]) -> tuple[int, float]:
     """Items that a fresh library takes longer for, and by how much each."""
     if not firsts:
         return 0, 0.0
@@ -249,7 +251,7 @@ def _warm_up(firsts: Sequence[Run], fits: dict[str, tuple[float, float]]) -> tup
     return items, more_s / items
 
 
-def _between(runs: Sequence[Run]) -> tuple[float, float]:
+def _between(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     """What a library adds to each call, and what a message takes, from what passed between calls. Seconds."""
     waited = [run.between_s for run in runs if run.between_s >= 0.0 and run.waiting]
     sent = [run.between_s for run in runs if run.between_s >= 0.0 and not run.waiting]

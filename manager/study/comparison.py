@@ -12,10 +12,10 @@ from statistics import fmean
 import msgspec
 from msgspec.structs import replace
 
-from stoker.manager.sim.workload import Sweep, has_deadlines
-from stoker.manager.study.running import Finished
+from stoker.manager.sim.workload import SweepCalls, has_deadlines
+from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label
-from stoker.manager.study.statistics import Estimate, estimate
+from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -25,13 +25,13 @@ class Column(msgspec.Struct, frozen=True):
 
     key: str
     title: str
-    value: Callable[[Finished], float | None]
+    value: Callable[[FinishedRun], float | None]
     of_all: bool = True
     scale: float = 1.0
     may_lack: bool = False
 
 
-class Row(msgspec.Struct, frozen=True):
+class PolicyRow(msgspec.Struct, frozen=True):
     """A policy: its runs, those of them that were cut off, the calls that failed, and an estimate a column, where there
     can be one: in bytes, seconds and shares, where the column's key names no other unit."""
 
@@ -39,7 +39,7 @@ class Row(msgspec.Struct, frozen=True):
     runs: int
     cut_off: int
     failed_calls: int
-    estimates: dict[str, Estimate | None]
+    estimates: dict[str, MeanEstimate | None]
 
 
 DONE_AFTER, ITEMS_PER_S, WAIT_P95_S, SPEED = "done_after_s", "items_per_s", "wait_p95_s", "speed"
@@ -64,7 +64,7 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         Column("of_bound", "x bound", _of_bound, of_all=False),
         *((items,) if scenario.until_s else ()),
         Column(ITEMS_PER_S, "items/s", lambda run: run.figures.items_per_s),
-        *(() if isinstance(scenario.workload, Sweep) else waits),
+        *(() if isinstance(scenario.workload, SweepCalls) else waits),
         *(in_time if dated else ()),
         Column("device_hours", "device-hours", lambda run: run.figures.held_s / 3600),
         *((warm,) if dated else ()),
@@ -75,18 +75,18 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
     )
 
 
-def with_bounds(runs: Sequence[Finished]) -> list[Finished]:
+def with_bounds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     """The runs, with the bound of their seed in all of them: only the first policy's bring it."""
     known = {run.seed: run.figures.bound_s for run in runs if run.figures.bound_s is not None}
     return [replace(run, figures=replace(run.figures, bound_s=known.get(run.seed))) for run in runs]
 
 
 def compare(
-    runs: Sequence[Finished], columns: Sequence[Column], *, policies: Sequence[str], all_at_once: bool = True
-) -> list[Row]:
+    runs: Sequence[FinishedRun], columns: Sequence[Column], *, policies: Sequence[str], all_at_once: bool = True
+) -> list[PolicyRow]:
     """A row a policy that has a run, in the order of `policies`. With several policies, and calls that come all at
     once, the rows also say the speed (items a second) against the first row's, over the seeds that both have."""
-    rows: list[Row] = []
+    rows: list[PolicyRow] = []
     there = [policy for policy in policies if any(run.policy == policy for run in runs)]
     for policy in there:
         mine = [run for run in runs if run.policy == policy]
@@ -98,7 +98,7 @@ def compare(
             estimates[SPEED] = _estimate(speeds, of_all=True)
         cut_off = sum(not run.outcome.complete for run in mine)
         failed = sum(sum(run.outcome.failed.values()) for run in mine)
-        rows.append(Row(policy, len(mine), cut_off, failed, estimates))
+        rows.append(PolicyRow(policy, len(mine), cut_off, failed, estimates))
     return rows
 
 
@@ -107,7 +107,7 @@ class Worth(msgspec.Struct, frozen=True):
     (None where one of them has no such number). `shown`: in words."""
 
     key: str
-    lead: Callable[[Finished, Finished], float | None]
+    lead: Callable[[FinishedRun, FinishedRun], float | None]
     shown: str
 
 
@@ -129,19 +129,19 @@ _ITEMS = Worth(
 _TIME = Worth(DONE_AFTER, lambda a, b: _more(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer")
 
 
-def worth_for(scenario: Scenario, runs: Sequence[Finished]) -> Worth:
+def worth_for(scenario: Scenario, runs: Sequence[FinishedRun]) -> Worth:
     """What counts. Deadlines, where calls have them. Where calls come one after the other and all of them run, how long
     they wait: how many are done in a second is how many came. Else when all is done, or how much of it was done."""
     if any(run.figures.in_time is not None for run in runs):
         return _IN_TIME
     if any(run.outcome.failed for run in runs):
         return _ITEMS
-    if not isinstance(scenario.workload, Sweep):
+    if not isinstance(scenario.workload, SweepCalls):
         return _WAITS
     return _TIME if all(run.outcome.complete for run in runs) else _ITEMS
 
 
-def verdicts(runs: Sequence[Finished], rows: Sequence[Row], *, scenario: Scenario) -> list[str]:
+def verdicts(runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, scenario: Scenario) -> list[str]:
     """What the table does and does not show: a sentence for each policy but the first, which it is held against."""
     worth = worth_for(scenario, runs)
     first, *others = [row.policy for row in rows] or [""]
@@ -149,7 +149,7 @@ def verdicts(runs: Sequence[Finished], rows: Sequence[Row], *, scenario: Scenari
     return [sentence for sentence in found if sentence]
 
 
-def _stand(runs: Sequence[Finished], policy: str, first: str, worth: Worth) -> str:
+def _stand(runs: Sequence[FinishedRun], policy: str, first: str, worth: Worth) -> str:
     """Which of two policies is ahead, and by how much; empty where they have no seed in common."""
     leads = _leads(runs, policy, first, worth)
     if not leads:
@@ -167,7 +167,7 @@ def _stand(runs: Sequence[Finished], policy: str, first: str, worth: Worth) -> s
     return f"{ahead}: {shown}{', seed by seed' if lead.low > 0 else chance}"
 
 
-def _leads(runs: Sequence[Finished], policy: str, other: str, worth: Worth) -> list[float]:
+def _leads(runs: Sequence[FinishedRun], policy: str, other: str, worth: Worth) -> list[float]:
     """How much a policy is ahead of another one under each seed that both have."""
     of = {(run.policy, run.seed): run for run in runs}
     seeds = sorted({run.seed for run in runs})
@@ -184,7 +184,7 @@ def _minus(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else 100.0 * (one - other)
 
 
-def _paired(runs: Sequence[Finished], policy: str, other: str) -> list[tuple[float, float]]:
+def _paired(runs: Sequence[FinishedRun], policy: str, other: str) -> list[tuple[float, float]]:
     """Items a second of two policies under the same seeds."""
     rates = {(run.policy, run.seed): run.figures.items_per_s for run in runs}
     seeds = sorted({run.seed for run in runs})
@@ -195,15 +195,15 @@ def _paired(runs: Sequence[Finished], policy: str, other: str) -> list[tuple[flo
     ]
 
 
-def _estimate(values: Sequence[float | None], *, of_all: bool) -> Estimate | None:
+def _estimate(values: Sequence[float | None], *, of_all: bool) -> MeanEstimate | None:
     known = [value for value in values if value is not None]
     return estimate(known) if known and (len(known) == len(values) or not of_all) else None
 
 
-def _done_after_s(run: Finished) -> float | None:
+def _done_after_s(run: FinishedRun) -> float | None:
     return run.outcome.ended_at if run.outcome.complete else None
 
 
-def _of_bound(run: Finished) -> float | None:
+def _of_bound(run: FinishedRun) -> float | None:
     bound_s = run.figures.bound_s
     return run.outcome.ended_at / bound_s if run.outcome.complete and bound_s else None

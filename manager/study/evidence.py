@@ -67,7 +67,7 @@ class Work(msgspec.Struct, frozen=True):
         return self.inputs_per_call / (self.measured_per_call or self.inputs_per_call)
 
 
-class Time(msgspec.Struct, frozen=True):
+class MeasuredTime(msgspec.Struct, frozen=True):
     """A time that was measured `count` times: its mean in seconds, and its standard deviation over the mean. Calls are
     measured together, some at a time: then what is counted, and spreads, are their means."""
 
@@ -82,7 +82,7 @@ class Time(msgspec.Struct, frozen=True):
         return math.hypot(self.cv, ANOTHER_DAY) / math.sqrt(self.count) if self.count else 0.0
 
 
-PILOT_HERE = Time(1.0, 0.5)
+PILOT_HERE = MeasuredTime(1.0, 0.5)
 """From the start of a program on this machine until its pilot is there: no source gives it, so nobody records it."""
 
 
@@ -100,10 +100,10 @@ class Evidence(msgspec.Struct, frozen=True):
     kind: str
     devices: int
     memory_bytes: int
-    load: Time
-    run: Time
-    wait: Time
-    boot: Time
+    load: MeasuredTime
+    run: MeasuredTime
+    wait: MeasuredTime
+    boot: MeasuredTime
     lost_per_s: float
     most: int
     reasons: tuple[Reason, ...]
@@ -126,8 +126,8 @@ def gather(
     chosen = _nearest_kind(expected, measured)
     facts = measured[chosen]
     run = facts.functions[work.function]
-    load = Time(facts.load_s + facts.start_s, _over(facts.load_sd, facts.load_s + facts.start_s), facts.loads)
-    runs = Time(run.mean * work.larger, _over(run.sd, run.mean), run.count)
+    load = MeasuredTime(facts.load_s + facts.start_s, _over(facts.load_sd, facts.load_s + facts.start_s), facts.loads)
+    runs = MeasuredTime(run.mean * work.larger, _over(run.sd, run.mean), run.count)
     devices = seen.count if seen is not None else _devices_of(site, chosen)
     memory = seen.memory_bytes if seen is not None else 0
     return Evidence(
@@ -198,7 +198,7 @@ def _devices_of(site: Site, kind: str) -> int:
 # ---- how much was measured
 
 
-def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load: Time) -> list[Reason]:
+def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load: MeasuredTime) -> list[Reason]:
     run, calls = facts.functions[work.function], facts.calls[work.function]
     fits = _is_meant(expected, kind)
     elsewhere = "" if fits else f"; the site should have {expected}, of which nothing was measured"
@@ -272,11 +272,11 @@ def _lost_per_s(seen: Availability) -> float:
     return lost / max(1.0, sum(stay.stay_s for stay in seen.stays)) if lost else 0.0
 
 
-def _time(seconds: Sequence[float]) -> Time:
+def _time(seconds: Sequence[float]) -> MeasuredTime:
     if not seconds:
-        return Time()
+        return MeasuredTime()
     mean = fmean(seconds)
-    return Time(mean, _over(pstdev(seconds), mean), len(seconds))
+    return MeasuredTime(mean, _over(pstdev(seconds), mean), len(seconds))
 
 
 def _over(sd: float, mean: float) -> float:

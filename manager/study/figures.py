@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.sim.log import Happened, Log
-from stoker.manager.sim.run import Outcome
+from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.measures import Measures
 from stoker.manager.study.statistics import quantile
 
@@ -40,7 +40,7 @@ class Figures(msgspec.Struct, frozen=True):
         return None if self.in_time is None else 1.0 - self.in_time
 
 
-def figures_of(log: Log, outcome: Outcome, measured: Measures, *, bound_s: float | None = None) -> Figures:
+def figures_of(log: EventLog, outcome: RunOutcome, measured: Measures, *, bound_s: float | None = None) -> Figures:
     """The figures of a run that is over, and was measured."""
     violations = measured.violations
     waits = measured.waits_s or [0.0]

@@ -1,4 +1,4 @@
-"""A run's event log as a Parquet file: the columns of `stoker.manager.sim.log.Log`, and facts on the run.
+"""A run's event log as a Parquet file: the columns of `stoker.manager.sim.log.EventLog`, and facts on the run.
 
 The same log gives the same bytes, on any machine that has the same pyarrow: no time, name or path is written, the
 encodings are said here and not chosen by what the data looks like, and the facts are sorted. `what` is a text
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from stoker.errors import ConfigError
-from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.log import EventLog, Happened
 from stoker.whole_files import draft_of
 
 Facts = Mapping[str, str | int | float | bool]
@@ -33,7 +33,7 @@ _NAMES = tuple(happened.name.lower() for happened in Happened)
 _NUMBERS = {happened.name.lower(): int(happened) for happened in Happened}
 
 
-def write_log(path: Path, log: Log, meta: Facts) -> None:
+def write_log(path: Path, log: EventLog, meta: Facts) -> None:
     """Write a log, whole or not at all. `meta`: what the run was, such as its scenario, policy and seed."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -51,7 +51,7 @@ def write_log(path: Path, log: Log, meta: Facts) -> None:
         )  # fmt: skip
 
 
-def read_log(path: Path) -> tuple[Log, dict[str, Any]]:
+def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
     """A log that `write_log` wrote, and its facts. Raises ConfigError for any other file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -65,7 +65,7 @@ def read_log(path: Path) -> tuple[Log, dict[str, Any]]:
     facts = (table.schema.metadata or {}).get(_FACTS)
     if facts is None or table.column_names != ["at_s", "what", *_INTEGERS, "value"]:
         raise ConfigError(f"{path}: not an event log of a simulation: it has other columns", file=str(path))
-    log = Log()
+    log = EventLog()
     for name in ("at_s", *_INTEGERS, "value"):
         column: array[Any] = getattr(log, name)
         for chunk in table.column(name).cast(_arrow_type(column)).chunks:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.log import EventLog, Happened
 
 
 class Steps:
@@ -119,7 +119,7 @@ class Measures(msgspec.Struct, frozen=True):
         return bisect_right(self.turnarounds_s, limit_s) / known if known else 0.0
 
 
-def measure(log: Log, *, until_s: float | None = None) -> Measures:
+def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
     """One pass over a log. `until_s`: when the run was cut off, where it was; else the end of the last call."""
     return _Pass(log).result(until_s)
 
@@ -127,7 +127,7 @@ def measure(log: Log, *, until_s: float | None = None) -> Measures:
 class _Pass:
     """Where a pass over the log stands."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: EventLog) -> None:
         self.log = log
         self.completed, self.devices, self.queue, self.capacity = Steps(), Steps(), Steps(), Steps()
         self.waits_s, self.turnarounds_s = array("d"), array("d")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from stoker.errors import ConfigError
 
 
-class Change(NamedTuple):
+class Override(NamedTuple):
     """One setting that was changed: as it was given, and its path in the data (places in lists, not names)."""
 
     text: str
@@ -26,7 +26,7 @@ _NAMED = (("world", "contexts"), ("world", "devices"))
 """Tables of things with names. One that is not there is a slip: what was made of it would be wanted by nobody."""
 
 
-def apply(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Change:
+def apply(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
     """Change one setting of `data`, in place. `top` and `world`: the settings at the top of a scenario and of its
     world. Whether the setting exists is seen when the scenario is read. Raises ConfigError."""
     key, equals, value = text.partition("=")
@@ -51,7 +51,7 @@ def apply(data: dict[str, Any], text: str, *, top: Collection[str], world: Colle
         here[last] = _value(value)
     else:
         raise ConfigError(f"--set {text}: {'.'.join(path)} is no table", key=last)
-    return Change(text, (*path, last))
+    return Override(text, (*path, last))
 
 
 def _step(here: Any, part: str, text: str) -> tuple[Any, str]:

@@ -38,7 +38,7 @@ from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
-from stoker.manager.study.evidence import Evidence, Reason, Sureness, Time, Work
+from stoker.manager.study.evidence import Evidence, MeasuredTime, Reason, Sureness, Work
 from stoker.manager.study.statistics import quantile
 from stoker.site import Duration, Site, Size
 
@@ -63,7 +63,7 @@ class Range(msgspec.Struct, frozen=True):
     p90: float
 
 
-class Forecast(msgspec.Struct, frozen=True):
+class PlanForecast(msgspec.Struct, frozen=True):
     """A run on so many blocks at most, of a walltime (0 = none). Infinite times: it was not done in any useful time."""
 
     blocks: int
@@ -72,7 +72,7 @@ class Forecast(msgspec.Struct, frozen=True):
     device_hours: Range
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RunPlan(msgspec.Struct, frozen=True):
     """What to expect of a run. `as_written`: as the site file says. `by_blocks` and `by_walltime`: with others than it
     says; `best_blocks` and `best_walltime_s`: the least that is as good as any (0: a walltime does not matter here).
     `price` is of a device-hour, in the site's own money; 0 = not said. `policy`: those that decide, by name."""
@@ -81,9 +81,9 @@ class Plan(msgspec.Struct, frozen=True):
     work: Work
     kind: str
     devices: int
-    as_written: Forecast
-    by_blocks: tuple[Forecast, ...]
-    by_walltime: tuple[Forecast, ...]
+    as_written: PlanForecast
+    by_blocks: tuple[PlanForecast, ...]
+    by_walltime: tuple[PlanForecast, ...]
     best_blocks: int
     best_walltime_s: float
     price: float
@@ -92,41 +92,41 @@ class Plan(msgspec.Struct, frozen=True):
     policy: str = ""
 
 
-def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str], None] | None = None) -> Plan:
+def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str], None] | None = None) -> RunPlan:
     """Simulate the work on the site, as it is written and otherwise. `tell` hears what is being looked at."""
 
     @cache
     def simulate(blocks: int, walltime_s: float, seed: int) -> tuple[float, float]:
         return _simulate(site, work, evidence, blocks=blocks, walltime_s=walltime_s, seed=seed)
 
-    found: dict[tuple[int, float], Forecast] = {}
+    found: dict[tuple[int, float], PlanForecast] = {}
 
-    def look(blocks: int, walltime_s: float, *, seeds: int) -> Forecast:
+    def forecast_of(blocks: int, walltime_s: float, *, seeds: int) -> PlanForecast:
         """The forecast of so many blocks and this walltime: the same one, wherever it is shown."""
         if (blocks, walltime_s) not in found:
             found[blocks, walltime_s] = simulate_all(blocks, walltime_s, seeds=seeds)
         return found[blocks, walltime_s]
 
-    def simulate_all(blocks: int, walltime_s: float, *, seeds: int) -> Forecast:
+    def simulate_all(blocks: int, walltime_s: float, *, seeds: int) -> PlanForecast:
         if tell is not None:
             tell(f"{blocks} blocks, walltime {walltime_s:g} s" if walltime_s else f"{blocks} blocks")
         finished, device_s = zip(*(simulate(blocks, walltime_s, seed) for seed in range(seeds)), strict=True)
-        return Forecast(blocks, walltime_s, _range(finished), _range([seconds / _HOUR_S for seconds in device_s]))
+        return PlanForecast(blocks, walltime_s, _range(finished), _range([seconds / _HOUR_S for seconds in device_s]))
 
     source = source_of(site, kept=False)
     most = source.first if source.rule in (Rule.FIXED, Rule.ONCE) else source.most
-    as_written = look(max(1, most), source.walltime_s, seeds=SEEDS)
-    by_blocks: list[Forecast] = []
-    by_walltime: list[Forecast] = []
+    as_written = forecast_of(max(1, most), source.walltime_s, seeds=SEEDS)
+    by_blocks: list[PlanForecast] = []
+    by_walltime: list[PlanForecast] = []
     if not site.is_local:
         counts = sorted({*(2**n for n in range(most.bit_length())), most} - {0})
-        by_blocks = [look(count, source.walltime_s, seeds=FEW_SEEDS) for count in counts if count <= most]
+        by_blocks = [forecast_of(count, source.walltime_s, seeds=FEW_SEEDS) for count in counts if count <= most]
     best_blocks = _least(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
     if not site.is_local:
         useful = [seconds for seconds in WALLTIMES_S if seconds > 2 * (evidence.load.mean_s + evidence.run.mean_s)]
         walltimes = sorted({*useful, source.walltime_s} - {0.0})
-        by_walltime = [look(best_blocks, seconds, seeds=FEW_SEEDS) for seconds in walltimes]
-    return Plan(
+        by_walltime = [forecast_of(best_blocks, seconds, seeds=FEW_SEEDS) for seconds in walltimes]
+    return RunPlan(
         site=site.name,
         work=work,
         kind=evidence.kind,
@@ -143,7 +143,7 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     )
 
 
-def _least(forecasts: Sequence[Forecast], *, key: Callable[[Forecast], float]) -> Forecast:
+def _least(forecasts: Sequence[PlanForecast], *, key: Callable[[PlanForecast], float]) -> PlanForecast:
     """The least of those that are as good as the quickest."""
     quickest = min(each.finish_s.p50 for each in forecasts)
     good = [each for each in forecasts if each.finish_s.p50 <= quickest * AS_GOOD]
@@ -229,7 +229,7 @@ def _policies(site: Site, alone_s: float) -> Policies:
     return policies
 
 
-def _off(time: Time, stream: Stream) -> Time:
+def _off(time: MeasuredTime, stream: Stream) -> MeasuredTime:
     """The same, but as far off as its mean may be."""
     return replace(time, mean_s=time.mean_s * stream.factor(0, cv=time.error))
 

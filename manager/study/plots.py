@@ -104,7 +104,7 @@ def _over_time(axes: Axes, runs: Runs, value: Callable[[Curves, float], float]) 
     moments = [end_s * number / _MOMENTS for number in range(_MOMENTS + 1)]
     unit_s, unit = _unit(end_s)
     shown = [moment / unit_s for moment in moments]
-    for label, of_policy, look in _looks(runs):
+    for label, of_policy, look in _styled_runs(runs):
         columns = [[value(run, moment) for run in of_policy] for moment in moments]
         if len(of_policy) > 1:
             least, most = [min(column) for column in columns], [max(column) for column in columns]
@@ -128,7 +128,7 @@ def _distribution(
 ) -> None:  # fmt: skip
     """For each share of all calls its time, on the mean over the seeds."""
     lines = []
-    for label, of_policy, look in _looks(runs):
+    for label, of_policy, look in _styled_runs(runs):
         known = [times_of(run) for run in of_policy if times_of(run)]
         if known:
             lines.append((label, [fmean(times) for times in zip(*known, strict=True)], look))
@@ -140,7 +140,7 @@ def _distribution(
     axes.set_xlabel(f"{words} ({unit})")
 
 
-def _looks(runs: Runs) -> Iterator[tuple[str, Sequence[Curves], dict[str, Any]]]:
+def _styled_runs(runs: Runs) -> Iterator[tuple[str, Sequence[Curves], dict[str, Any]]]:
     """Each policy that has runs, and how its lines look."""
     for number, (policy, of_policy) in enumerate(runs.items()):
         if of_policy:

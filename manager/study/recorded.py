@@ -22,7 +22,7 @@ from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.to_manager import DeviceFacts
 
 
-class Load(msgspec.Struct, frozen=True):
+class RecordedLoad(msgspec.Struct, frozen=True):
     """A load that ended well. `whole_s`: from the order until the manager heard of its end."""
 
     recipe: str
@@ -34,7 +34,7 @@ class Load(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
-class Run(msgspec.Struct, frozen=True):
+class RecordedRun(msgspec.Struct, frozen=True):
     """A run of a call. `first`: the first of its library. `between_s`: of the library's time since its last end, or
     since the call was sent, what was not this run; `waiting`: the call was there before it could begin (-1 s: it is not
     known, because libraries of several slots do not do one thing after the other)."""
@@ -48,7 +48,7 @@ class Run(msgspec.Struct, frozen=True):
     waiting: bool
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RecordedCall(msgspec.Struct, frozen=True):
     """A call, and when it came."""
 
     at: float
@@ -58,7 +58,7 @@ class Asked(msgspec.Struct, frozen=True):
     priority: int
 
 
-class Stay(msgspec.Struct):
+class RecordedStay(msgspec.Struct):
     """A pilot from when it came until it went (infinite: it was there to the end)."""
 
     pilot: str
@@ -80,7 +80,7 @@ class _Held(msgspec.Struct):
     sent: dict[int, float] = {}
 
 
-class Recorded:
+class RecordedSession:
     """A session, read from its journal. Times are the manager's, in seconds since the epoch."""
 
     def __init__(self, session: str) -> None:
@@ -89,16 +89,16 @@ class Recorded:
         """What happened before this time is not in the journal any more, because it was compacted; 0 = nothing is."""
         self.recipes: dict[str, Recipe] = {}
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
-        self.loads: list[Load] = []
-        self.runs: list[Run] = []
-        self.asked: dict[int, Asked] = {}
+        self.loads: list[RecordedLoad] = []
+        self.runs: list[RecordedRun] = []
+        self.asked: dict[int, RecordedCall] = {}
         self.ended: dict[int, float] = {}
         """When the calls that ran had ended."""
-        self.stays: dict[str, Stay] = {}
+        self.stays: dict[str, RecordedStay] = {}
         self._libraries: dict[int, _Held] = {}
 
     @property
-    def calls(self) -> list[Asked]:
+    def calls(self) -> list[RecordedCall]:
         """The calls that ran to an end, in the order in which they came."""
         return [call for call in self.asked.values() if call.call in self.ended]
 
@@ -117,16 +117,16 @@ class Recorded:
         self.advice = {key: dict(context.advice) for key, context in state.contexts.items() if context.advice}
         for pilot in state.pilots.values():
             devices = tuple(device.facts for device in pilot.devices.values())
-            self.stays[pilot.id] = Stay(pilot.id, devices, since)
+            self.stays[pilot.id] = RecordedStay(pilot.id, devices, since)
         for call in state.calls.values():
             items = call.spec.features.items if call.spec.features is not None else 1
             key, priority = call.group.context.recipe.key, call.group.options.priority
-            self.asked[call.id] = Asked(call.submitted_at, call.id, key, items, priority)
+            self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items, priority)
         kinds = [device.facts.kind for device in state.devices()]
         for key, context in state.contexts.items():
             if context.loads:  # what its loads took on the average; their kind of device is that of its libraries
                 kind = next((x.devices[0].facts.kind for x in context.libraries.values()), kinds[0] if kinds else "cpu")
-                load = Load(key, kind, 0.0, context.load_s, 0.0, context.load_s, context.resident_bytes)
+                load = RecordedLoad(key, kind, 0.0, context.load_s, 0.0, context.load_s, context.resident_bytes)
                 self.loads.append(load)
         for library in state.libraries.values():
             sent = {id: call.sent_at for id, call in library.held.items()}
@@ -146,7 +146,7 @@ class Recorded:
         elif isinstance(event, PilotCut) and event.pilot in self.stays:
             self.stays[event.pilot].cut_at = now
         elif isinstance(event, PilotLost):
-            self._left(now, event.pilot)
+            self._pilot_left(now, event.pilot)
         elif isinstance(event, AdviceArrived) and not self.loads:
             self.advice[event.recipe] = event.by_kind
 
@@ -171,16 +171,16 @@ class Recorded:
         elif isinstance(message, to_manager.Submit):
             for spec in message.calls:
                 items = spec.features.items if spec.features is not None else 1
-                call = Asked(now, spec.call, message.recipe, items, message.options.priority)
+                call = RecordedCall(now, spec.call, message.recipe, items, message.options.priority)
                 self.asked.setdefault(spec.call, call)
 
     def _pilot_said(self, now: float, pilot: str, message: to_manager.FromPilot) -> None:
         match message:
             case to_manager.PilotHello(devices=devices):
-                stay = self.stays.setdefault(pilot, Stay(pilot, devices, now))
+                stay = self.stays.setdefault(pilot, RecordedStay(pilot, devices, now))
                 stay.left_at, stay.cut_at = float("inf"), 0.0
             case to_manager.PilotLeaving():
-                self._left(now, pilot)
+                self._pilot_left(now, pilot)
             case to_manager.LibraryReady():
                 self._ready(now, message)
             case to_manager.CallsEnded(library=number, ends=ends):
@@ -190,7 +190,7 @@ class Recorded:
             case _:
                 pass
 
-    def _left(self, now: float, pilot: str) -> None:
+    def _pilot_left(self, now: float, pilot: str) -> None:
         if pilot in self.stays:
             self.stays[pilot].left_at = self.stays[pilot].cut_at or now
 
@@ -201,7 +201,9 @@ class Recorded:
         library.free_since = now
         memory = message.device_bytes or message.resident_bytes
         whole_s = now - library.ordered_at
-        load = Load(library.recipe.key, library.kind, message.start_s, message.load_s, message.fetch_s, whole_s, memory)
+        load = RecordedLoad(
+            library.recipe.key, library.kind, message.start_s, message.load_s, message.fetch_s, whole_s, memory
+        )
         self.loads.append(load)
 
     def _ended(self, now: float, library: _Held, ends: list[CallEnd]) -> None:
@@ -221,7 +223,7 @@ class Recorded:
             self.ended[end.call] = now
             items = self.asked[end.call].items
             self.runs.append(
-                Run(
+                RecordedRun(
                     library.recipe.key, library.kind, items, end.run_s, library.served <= library.recipe.slots,
                     between_s, waiting,
                 )
@@ -229,9 +231,9 @@ class Recorded:
         library.free_since = now
 
 
-def read_session(path: Path, *, session: str, policies: Policies) -> Recorded:
+def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSession:
     """The session of a journal, which `policies` ran. Raises SessionError if it has no calls that ran to an end."""
-    found = Recorded(session)
+    found = RecordedSession(session)
     again = Replay(path, session, policies)
     if again.core is not None:
         found.begin(again.core.state, since=again.since)

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.live.policy_files import PACKAGES, copy_policy, name_of_copy
-from stoker.manager.sim.run import Outcome
-from stoker.manager.study.comparison import Row
+from stoker.manager.sim.run import RunOutcome
+from stoker.manager.study.comparison import PolicyRow
 from stoker.manager.study.figures import Figures
 from stoker.manager.study.log_file import read_log
 from stoker.manager.study.plots import write_plots
-from stoker.manager.study.running import Finished
+from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.scenario_text import scenario_text
 from stoker.manager.study.timeline import write_timeline
@@ -36,7 +36,7 @@ from stoker.whole_files import draft_of
 LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.json", "timeline.json.gz", "policies"
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenFiles(msgspec.Struct, frozen=True):
     """Something that was written: what it is, the files, and in words what it is good for, or why it is not there."""
 
     what: str
@@ -49,19 +49,19 @@ class RunFacts(msgspec.Struct, frozen=True):
 
     policy: str
     seed: int
-    outcome: Outcome
+    outcome: RunOutcome
     figures: Figures
     log: str
     wall_s: float
 
 
-class Results(msgspec.Struct, frozen=True):
+class StudyResults(msgspec.Struct, frozen=True):
     """`results.json`. `complete`: whether every run that was asked for is there."""
 
     stoker: str
     scenario: str
     complete: bool
-    policies: tuple[Row, ...]
+    policies: tuple[PolicyRow, ...]
     runs: tuple[RunFacts, ...]
 
 
@@ -90,7 +90,7 @@ def keep_policies(folder: Path, policies: Sequence[str]) -> None:
             raise ConfigError(f"policy {policy}: cannot be copied into {folder}: {error.strerror}") from None
 
 
-def clean(folder: Path, runs: Sequence[Finished]) -> None:
+def clean(folder: Path, runs: Sequence[FinishedRun]) -> None:
     """Remove logs of runs that were stopped while they wrote them, and a folder in which nothing was done."""
     of_runs = {Path(run.log).name for run in runs}
     for path in (folder / LOGS).iterdir():
@@ -106,39 +106,45 @@ def clean(folder: Path, runs: Sequence[Finished]) -> None:
             return
 
 
-def results_of(scenario: Scenario, runs: Sequence[Finished], rows: Sequence[Row], *, complete: bool) -> Results:
+def results_of(
+    scenario: Scenario, runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, complete: bool
+) -> StudyResults:
     """What `results.json` says, and `--json` as well."""
     facts = [
         RunFacts(run.policy, run.seed, run.outcome, run.figures, f"{LOGS}/{Path(run.log).name}", run.wall_s)
         for run in runs
     ]
-    return Results(RELEASE, scenario.name, complete, tuple(rows), tuple(facts))
+    return StudyResults(RELEASE, scenario.name, complete, tuple(rows), tuple(facts))
 
 
-def write(folder: Path, scenario: Scenario, runs: Sequence[Finished], results: Results) -> Iterator[Written]:
+def write(
+    folder: Path, scenario: Scenario, runs: Sequence[FinishedRun], results: StudyResults
+) -> Iterator[WrittenFiles]:
     """Write what comes of runs that are done, one after another, the cheap things first. What cannot be drawn on this
     machine says why."""
     logs = tuple(sorted(run.log for run in runs))
-    yield Written("logs", logs, "an event a row, for polars or pandas")
+    yield WrittenFiles("logs", logs, "an event a row, for polars or pandas")
     names = (name_of_copy(name, alone=f"{POLICIES}/{number}") for number, name in enumerate(scenario.policies))
     kept = replace(scenario, policies=tuple(names))
-    yield Written("scenario", (_text(folder / SCENARIO, scenario_text(kept)),), "what was simulated")
+    yield WrittenFiles("scenario", (_text(folder / SCENARIO, scenario_text(kept)),), "what was simulated")
     text = msgspec.json.format(msgspec.json.encode(results), indent=1).decode() + "\n"
-    yield Written("results", (_text(folder / RESULTS, text),), "the table and each run")
+    yield WrittenFiles("results", (_text(folder / RESULTS, text),), "the table and each run")
     if scenario.outputs.plots:
         policies = dict.fromkeys(run.policy for run in runs)
         curves = {label(policy): [run.curves for run in runs if run.policy == policy] for policy in policies}
         try:
             paths = write_plots(folder, curves, title=scenario.name)
-            yield Written("plots", tuple(map(str, paths)), "done, devices and queue over time; how long calls took")
+            yield WrittenFiles(
+                "plots", tuple(map(str, paths)), "done, devices and queue over time; how long calls took"
+            )
         except StokerError as error:
-            yield Written("plots", (), str(error))
+            yield WrittenFiles("plots", (), str(error))
     if scenario.outputs.timeline:
         first = runs[0]
         log, _ = read_log(Path(first.log))
         write_timeline(folder / TIMELINE, log, first.curves)
         about = f"{label(first.policy)}, seed {first.seed}: open it in Perfetto"
-        yield Written("timeline", (str(folder / TIMELINE),), about)
+        yield WrittenFiles("timeline", (str(folder / TIMELINE),), about)
 
 
 def _text(path: Path, text: str) -> str:

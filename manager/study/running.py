@@ -25,14 +25,14 @@ from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.bound import lower_bound
 from stoker.manager.sim.check import in_order, refuse_impossible
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.run import Outcome, Simulation, SimulationError
+from stoker.manager.sim.run import RunOutcome, Simulation, SimulationError
 from stoker.manager.sim.workload import contexts_of
 from stoker.manager.sim.world import World
 from stoker.manager.study.curves import Curves, curves_of
 from stoker.manager.study.figures import Figures, figures_of
 from stoker.manager.study.log_file import write_log
 from stoker.manager.study.measures import measure
-from stoker.manager.study.scenario import Calls, Scenario, label
+from stoker.manager.study.scenario import CallDetail, Scenario, label
 from stoker.manager.study.traces import arrivals_of
 from stoker.manager.study.workers import DiedError, Workers
 from stoker.units import show_seconds
@@ -47,12 +47,12 @@ MOST_STILL = 200
 """A run that says so often that it is at the same moment is given up: that is millions of events."""
 
 
-class Finished(msgspec.Struct, frozen=True):
+class FinishedRun(msgspec.Struct, frozen=True):
     """One run that is done. `log`: where its event log lies; `wall_s`: how long it took here."""
 
     policy: str
     seed: int
-    outcome: Outcome
+    outcome: RunOutcome
     log: str
     figures: Figures
     curves: Curves
@@ -67,14 +67,14 @@ def run_all(
     folder: Path,
     jobs: int = 1,
     tell: Tell | None = None,
-) -> Generator[Finished, None, None]:
+) -> Generator[FinishedRun, None, None]:
     """Simulate the scenario with every policy under every seed, and give back each run as it is done. Event logs go
     into `folder`, which is there. The runs of the first policy also have a bound in their figures.
 
     Raises SimulationError, naming policy and seed, at the first run that cannot go on; others are then given up. So
     are they when the caller stops asking.
     """
-    todo = [_Run(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
+    todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
     do = functools.partial(_do, scenario=scenario, folder=folder)
     hear = tell or _deaf
     if jobs <= 1 or len(todo) == 1:
@@ -88,7 +88,7 @@ def run_all(
         raise SimulationError(f"{error.task}: the process that simulated it died ({error.how}){memory}") from None
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _PlannedRun(msgspec.Struct, frozen=True):
     """What is to be simulated, and whether the bound is wanted as well."""
 
     policy: str
@@ -99,7 +99,7 @@ class _Run(msgspec.Struct, frozen=True):
         return f"policy {label(self.policy)}, seed {self.seed}"
 
 
-def _do(run: _Run, tell: Tell, *, scenario: Scenario, folder: Path) -> Finished:
+def _do(run: _PlannedRun, tell: Tell, *, scenario: Scenario, folder: Path) -> FinishedRun:
     try:
         return run_one(scenario, policy=run.policy, seed=run.seed, folder=folder, bound=run.bound, tell=tell)
     except SimulationError as error:
@@ -119,7 +119,7 @@ def _deaf(*_: Any) -> None:
 
 def run_one(
     scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False, tell: Tell = _deaf
-) -> Finished:
+) -> FinishedRun:
     """Simulate a scenario once, here; with `bound`, also say what no policy could do better.
 
     Raises SimulationError, and ConfigError for a policy or a trace that is none.
@@ -129,10 +129,10 @@ def run_one(
     policies = chosen.make()
     world = limited(scenario.world, policies.awareness)
     refuse_impossible(world, wanted=contexts_of(scenario.workload), until_s=scenario.until_s)
-    counted = scenario.outputs.calls is Calls.COUNTED
+    counted = scenario.outputs.calls is CallDetail.COUNTED
     simulation = Simulation(world, _calls(scenario, world, seed=seed), policies, seed=seed, counted=counted)
     until_s = float(scenario.until_s) or math.inf
-    outcome = simulation.run(until_s=until_s, tell=Watch(functools.partial(tell, policy, seed)))
+    outcome = simulation.run(until_s=until_s, tell=StallWatch(functools.partial(tell, policy, seed)))
     measured = measure(simulation.log, until_s=outcome.ended_at)
     calls = _calls(scenario, scenario.world, seed=seed)
     bound_s = lower_bound(scenario.world, calls, seed=seed).ends_at if bound else math.inf
@@ -140,7 +140,7 @@ def run_one(
     figures = figures_of(simulation.log, outcome, measured, bound_s=known_s)
     path = folder / log_name(policy, seed)
     write_log(path, simulation.log, {"scenario": scenario.name, "policy": label(policy), "seed": seed})
-    return Finished(policy, seed, outcome, str(path), figures, curves_of(measured), time.perf_counter() - began)
+    return FinishedRun(policy, seed, outcome, str(path), figures, curves_of(measured), time.perf_counter() - began)
 
 
 def _calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:
@@ -148,7 +148,7 @@ def _calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:
     return in_order(world, calls)
 
 
-class Watch:
+class StallWatch:
     """Hears how far a run is, and stops one in which nothing ends any more while its clock goes on, or in which the
     clock stands still."""
 

@@ -58,14 +58,14 @@ from stoker.manager.sim.check import impossible, nearest
 from stoker.manager.sim.workload import Workload, contexts_of
 from stoker.manager.sim.world import NO_TIME, Rate, World
 from stoker.manager.study import overrides
-from stoker.manager.study.overrides import Change
+from stoker.manager.study.overrides import Override
 from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
 from stoker.units import parse_rate, without_unit
 
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
-class Calls(enum.Enum):
+class CallDetail(enum.Enum):
     """What a run's event log says of calls."""
 
     EACH = "each"
@@ -77,7 +77,7 @@ class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     which is for millions of short requests. Beside the logs, `plots`: PNG and SVG; `timeline`: of the first run, for
     Perfetto."""
 
-    calls: Calls = Calls.EACH
+    calls: CallDetail = CallDetail.EACH
     plots: bool = True
     timeline: bool = True
 
@@ -178,7 +178,7 @@ _TOP = frozenset(field.encode_name for field in msgspec.structs.fields(Scenario)
 _WORLD = frozenset(field.encode_name for field in msgspec.structs.fields(World))
 
 
-def _refuse_impossible(scenario: Scenario, made: Sequence[Change], *, text: str, file: str) -> None:
+def _refuse_impossible(scenario: Scenario, made: Sequence[Override], *, text: str, file: str) -> None:
     world, wanted = scenario.world, contexts_of(scenario.workload)
     for name in wanted:
         if name not in world.contexts:
@@ -190,7 +190,7 @@ def _refuse_impossible(scenario: Scenario, made: Sequence[Change], *, text: str,
         raise _refused(f"[{table}] {problem}", ("world", *at), made, text=text, file=file)
 
 
-def _refused(problem: str, path: tuple[str, ...], made: Sequence[Change], *, text: str, file: str) -> ConfigError:
+def _refused(problem: str, path: tuple[str, ...], made: Sequence[Override], *, text: str, file: str) -> ConfigError:
     """An error that names what is to be mended: what was given as `--set`, or a line of the file."""
     line, key = line_of(path, text), path[-1]
     for change in reversed(made):

@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 import msgspec
 
 
-class Estimate(msgspec.Struct, frozen=True):
+class MeanEstimate(msgspec.Struct, frozen=True):
     """A mean over `runs` runs, and half the width of its 95 % interval (None for one run: nothing is known of it)."""
 
     mean: float
@@ -37,19 +37,19 @@ class Estimate(msgspec.Struct, frozen=True):
         return self.mean + (self.half_width or 0.0)
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float]) -> MeanEstimate:
     """The mean of independent runs. Raises ValueError for none, or for a value that is not a number."""
     if not values:
         raise ValueError("a mean of no runs")
     if not all(map(math.isfinite, values)):
         raise ValueError(f"a mean of {list(values)}: they are not all numbers")
     if len(values) == 1:
-        return Estimate(float(values[0]), None, 1)
+        return MeanEstimate(float(values[0]), None, 1)
     half_width = t_quantile(0.975, degrees=len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return Estimate(fmean(values), half_width, len(values))
+    return MeanEstimate(fmean(values), half_width, len(values))
 
 
-def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
+def difference(values: Sequence[float], others: Sequence[float]) -> MeanEstimate:
     """How much larger the first are than the others, seed by seed. Raises ValueError unless they are as many."""
     if len(values) != len(others):
         raise ValueError(f"{len(values)} runs and {len(others)}: a difference is taken seed by seed")

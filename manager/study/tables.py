@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\
 _SHOWN = 60
 
 
-class Row:
+class TableRow:
     """One row: its cells by column, and where it stands."""
 
     __slots__ = ("_cells", "_columns", "line", "path")
@@ -71,7 +71,7 @@ class Row:
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
-def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | None = None) -> Iterator[Row]:
+def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | None = None) -> Iterator[TableRow]:
     """The rows of a CSV file, as they are read. `needs`: columns that must be there; `knows`: all that may be (None:
     any). Blank lines are passed over. Raises ConfigError with facts `file`, `line` and `key`, where known."""
     try:
@@ -87,7 +87,7 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
                     what = f"has {len(cells)} fields where the header has {len(columns)}"
                     raise wrong(path, reader.line_num, "", what)
                 else:
-                    yield Row(path, reader.line_num, columns, cells)
+                    yield TableRow(path, reader.line_num, columns, cells)
             if columns is None:
                 raise ConfigError(f"{show_path(path)}: the file is empty: there is not even a header", file=str(path))
     except (OSError, EOFError, zlib.error) as error:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.study.curves import Curves
 from stoker.whole_files import draft_of
 
@@ -36,7 +36,7 @@ _SHORT_GAP_S = 0.002
 Event = dict[str, Any]
 
 
-def write_timeline(path: Path, log: Log, curves: Curves, *, most_calls: int = MOST_CALLS) -> None:
+def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> None:
     """Write the timeline of a run, whole or not at all; gzipped where the name ends in `.gz`, which Perfetto reads."""
     encode = msgspec.json.Encoder().encode
     with draft_of(path) as draft, _opened(draft) as file:
@@ -46,7 +46,7 @@ def write_timeline(path: Path, log: Log, curves: Curves, *, most_calls: int = MO
         file.write(b"\n]}\n")
 
 
-def events_of(log: Log, curves: Curves, *, most_calls: int = MOST_CALLS) -> Iterator[Event]:
+def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> Iterator[Event]:
     """The events of the timeline."""
     yield _name("process_name", "run", pid=_RUN)
     yield from _counted("calls that wait", curves.queue.at_s, curves.queue.values)
@@ -78,7 +78,7 @@ class _Span:
         return f"call {self.first}" if self.calls == 1 else f"{self.calls} calls"
 
 
-class _Library:
+class _LibraryRows:
     """The rows of a library: which are busy, since when, and with which call."""
 
     def __init__(self, pilot: int, ordered_at: float) -> None:
@@ -101,10 +101,10 @@ class _Library:
 class _Rows:
     """A pass over the log that draws what ends as it ends."""
 
-    def __init__(self, log: Log, *, together: int) -> None:
+    def __init__(self, log: EventLog, *, together: int) -> None:
         self._log = log
         self._together = together
-        self._libraries: dict[int, _Library] = {}
+        self._libraries: dict[int, _LibraryRows] = {}
         self._runs_in: dict[int, int] = {}
         """The library in which each call runs."""
         self._pilots: dict[int, float] = {}
@@ -128,7 +128,7 @@ class _Rows:
             ),
             Happened.PART_ENDED: lambda at_s, row: self._part_ends(log.library[row], log.call[row], at_s, ""),
             Happened.PART_LEFT: lambda at_s, row: self._part_ends(
-                log.library[row], log.call[row], at_s, _left(log.value[row])
+                log.library[row], log.call[row], at_s, _end_words(log.value[row])
             ),
             Happened.LIBRARY_STARTED: lambda at_s, row: self._library_starts(log.library[row], log.pilot[row], at_s),
             Happened.LIBRARY_READY: lambda at_s, row: self._library_ready(log.library[row], at_s),
@@ -159,7 +159,7 @@ class _Rows:
         if library is not None:
             self._runs_in[call] = number
 
-    def _begins(self, number: int, call: int, at_s: float) -> Generator[Event, None, _Library | None]:
+    def _begins(self, number: int, call: int, at_s: float) -> Generator[Event, None, _LibraryRows | None]:
         """A library, if it is known, is busy with a call, or with its part of one."""
         library = self._libraries.get(number)
         if library is not None:
@@ -197,7 +197,7 @@ class _Rows:
         if library is None or call not in library.busy:
             return
         self._runs_in.pop(call, None)
-        yield self._cut(library, call, at_s, f"call {call}{_left(kept_s)}", lost=not kept_s)
+        yield self._cut(library, call, at_s, f"call {call}{_end_words(kept_s)}", lost=not kept_s)
 
     # ---- parts of gangs
 
@@ -211,9 +211,9 @@ class _Rows:
         if library is None or call not in library.ranks:
             return
         rank = library.ranks.pop(call)
-        yield self._cut(library, call, at_s, f"call {call}, rank {rank}{how}", lost=how == _left(0.0))
+        yield self._cut(library, call, at_s, f"call {call}, rank {rank}{how}", lost=how == _end_words(0.0))
 
-    def _cut(self, library: _Library, call: int, at_s: float, text: str, *, lost: bool) -> Event:
+    def _cut(self, library: _LibraryRows, call: int, at_s: float, text: str, *, lost: bool) -> Event:
         """What ends on a row and is always drawn by itself."""
         row, began_at = library.busy.pop(call)
         color = {"cname": "terrible"} if lost else {}
@@ -221,7 +221,7 @@ class _Rows:
 
     # ---- libraries
 
-    def _new_row(self, number: int, library: _Library) -> Generator[Event, None, int]:
+    def _new_row(self, number: int, library: _LibraryRows) -> Generator[Event, None, int]:
         self._rows[library.pilot] += 1
         row = self._rows[library.pilot]
         library.rows.append(row)
@@ -231,7 +231,7 @@ class _Rows:
         return row
 
     def _library_starts(self, number: int, pilot: int, at_s: float) -> Iterable[Event]:
-        self._libraries[number] = _Library(pilot, at_s)
+        self._libraries[number] = _LibraryRows(pilot, at_s)
         return ()
 
     def _library_ready(self, number: int, at_s: float) -> Iterator[Event]:
@@ -240,7 +240,7 @@ class _Rows:
             library.ready = True
             yield from self._load(number, library, at_s, "load")
 
-    def _load(self, number: int, library: _Library, at_s: float, text: str) -> Iterator[Event]:
+    def _load(self, number: int, library: _LibraryRows, at_s: float, text: str) -> Iterator[Event]:
         row = library.rows[0] if library.rows else (yield from self._new_row(number, library))
         yield _slice(text, library.ordered_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, cname="grey")
 
@@ -257,7 +257,7 @@ class _Rows:
             if not rank:
                 self._runs_in.pop(call, None)
             text = f"call {call}, rank {rank}" if rank else f"call {call}"
-            yield self._cut(library, call, at_s, text + (_left(0.0) if cut else ""), lost=cut)
+            yield self._cut(library, call, at_s, text + (_end_words(0.0) if cut else ""), lost=cut)
 
     # ---- pilots and blocks
 
@@ -282,7 +282,7 @@ class _Rows:
             self._blocks[block] = now, at_s
 
 
-def _left(kept_s: float) -> str:
+def _end_words(kept_s: float) -> str:
     return ", checkpointed" if kept_s else ", lost"
 
 

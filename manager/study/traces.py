@@ -31,7 +31,7 @@ import msgspec
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.workload import Trace, TraceFormat, Workload, arrivals
-from stoker.manager.study.tables import Row, open_bytes, read_table, show_path, unreadable, wrong
+from stoker.manager.study.tables import TableRow, open_bytes, read_table, show_path, unreadable, wrong
 
 _MOST_GPUS = 10_000
 _MOST_ITEMS = 1_000_000_000
@@ -112,7 +112,7 @@ class _Names:
             known = self._known[name] = next(self._turns)
         return known
 
-    def of(self, row: Row, field: str) -> str:
+    def of(self, row: TableRow, field: str) -> str:
         """The context for what stands in a field."""
         name = row.text(field)
         context = self.context(name)
@@ -129,7 +129,7 @@ class _Clock:
         self._first: float | None = None
         self._last = -math.inf
 
-    def at(self, row: Row, time_s: float, *, since_first: bool = True) -> float:
+    def at(self, row: TableRow, time_s: float, *, since_first: bool = True) -> float:
         """When a row comes."""
         if time_s < self._last:
             raise row.wrong(self._field, f"the time goes back, by {self._last - time_s:g} s from the row before")
@@ -161,7 +161,7 @@ def _elasticflow(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
 
 
 def _job(
-    row: Row, trace: Trace, *, at_s: float, context: str, gpus: str = "num_gpus", deadline_s: float = 0.0
+    row: TableRow, trace: Trace, *, at_s: float, context: str, gpus: str = "num_gpus", deadline_s: float = 0.0
 ) -> Iterator[Arrival]:
     """A job as calls, one a GPU."""
     duration_s, number = row.number("duration"), row.whole(gpus, least=1, most=_MOST_GPUS)
@@ -213,7 +213,7 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
         )
 
 
-def _gang(row: Row, trace: Trace) -> tuple[int, int]:
+def _gang(row: TableRow, trace: Trace) -> tuple[int, int]:
     """On how many libraries a row's call may run; of one bound alone the scenario has the other."""
     least, most = trace.gang
     if "gang_most" in row:
@@ -228,7 +228,7 @@ def _gang(row: Row, trace: Trace) -> tuple[int, int]:
 # ---- SLINFER's JSON
 
 
-class _Function(msgspec.Struct, frozen=True):
+class _TracedFunction(msgspec.Struct, frozen=True):
     """One function: when its requests come, and how long they are."""
 
     name: str = msgspec.field(name="HashFunction")
@@ -241,7 +241,7 @@ def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
     functions = _functions(path)
     taken = {function.name: names.context(function.name) for function in sorted(functions, key=_first)}
 
-    def requests(place: int, function: _Function) -> Iterator[Arrival]:
+    def requests(place: int, function: _TracedFunction) -> Iterator[Arrival]:
         context, last_s = taken[function.name], 0.0
         for number, at_s in enumerate(function.timestamps):
             field, sizes = f"timestamps[{number}]", (function.input[number], function.output[number])
@@ -258,18 +258,18 @@ def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
     return heapq.merge(*streams, key=lambda call: call.at_s)
 
 
-def _first(function: _Function) -> float:
+def _first(function: _TracedFunction) -> float:
     return function.timestamps[0] if function.timestamps else math.inf
 
 
-def _functions(path: Path) -> list[_Function]:
+def _functions(path: Path) -> list[_TracedFunction]:
     try:
         with open_bytes(path) as file:
             text = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from None
     try:
-        functions = msgspec.json.decode(text, type=list[_Function])
+        functions = msgspec.json.decode(text, type=list[_TracedFunction])
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$")
         raise ConfigError(f"{show_path(path)}: {where.rstrip('`') or 'the file'}: {problem}", file=str(path)) from None
@@ -284,7 +284,7 @@ def _functions(path: Path) -> list[_Function]:
     return functions
 
 
-def _in_function(path: Path, place: int, function: _Function, field: str, what: str) -> ConfigError:
+def _in_function(path: Path, place: int, function: _TracedFunction, field: str, what: str) -> ConfigError:
     """JSON has all of it in one line: the function and the place in its list say where."""
     return ConfigError(
         f"{show_path(path)}: function {place} ({function.name[:12]}): {field}: {what}", file=str(path), key=field

@@ -73,11 +73,11 @@ def test_a_deadline_counts_from_the_submission():
 
     prepared = Preparer().function(function)
     wants, before = read_wants({"deadline_s": 100}), time.monotonic()
-    first = prepared.job(function, wants, folder="")
+    first = prepared.submission(function, wants, folder="")
     assert before + 100 <= first.due_at <= time.monotonic() + 100
-    assert prepared.job(function, wants, folder="").due_at > first.due_at
-    assert prepared.job(function, wants, folder="", due_at=7.0).due_at == 7.0, "a call that is tried again"
-    assert prepared.job(function, read_wants({}), folder="").due_at is None
+    assert prepared.submission(function, wants, folder="").due_at > first.due_at
+    assert prepared.submission(function, wants, folder="", due_at=7.0).due_at == 7.0, "a call that is tried again"
+    assert prepared.submission(function, read_wants({}), folder="").due_at is None
     assert first.options.objective.deadline_at == 0, "only the manager knows its clock"
 
 
@@ -163,7 +163,7 @@ def test_a_function_is_pickled_once_and_forgotten_with_the_function():
     assert payloads.loads(first.blob)[0](7) == 7
     preparer = Preparer()
     prepared = preparer.function(local)
-    prepared.job(local, preparer.wants({}), folder="")
+    prepared.submission(local, preparer.wants({}), folder="")
     gone = weakref.ref(local)
     del local, prepared
     gc.collect()
@@ -177,7 +177,7 @@ def _in_a_namespace(source):
 
 
 def _key(preparer, function):
-    return preparer.function(function).job(function, preparer.wants({}), folder="").function.key
+    return preparer.function(function).submission(function, preparer.wants({}), folder="").function.key
 
 
 @pytest.mark.parametrize(
@@ -278,15 +278,18 @@ def test_a_context_that_was_made_before_its_helper_changed_is_told_of(caplog):
         "@stoker.app(context=table())\ndef look(table):\n    return table\n"
     )
     preparer, look = Preparer(), names["look"]
-    job = preparer.function(look.func).job(look.func, look.specification.wants, folder="")
+    submission = preparer.function(look.func).submission(look.func, look.specification.wants, folder="")
     assert not caplog.records
     names["size"] = 2
-    assert preparer.function(look.func).job(look.func, look.specification.wants, folder="").recipe == job.recipe
-    preparer.function(look.func).job(look.func, look.specification.wants, folder="")
+    assert (
+        preparer.function(look.func).submission(look.func, look.specification.wants, folder="").recipe
+        == submission.recipe
+    )
+    preparer.function(look.func).submission(look.func, look.specification.wants, folder="")
     assert [record.getMessage().split(",")[0] for record in caplog.records] == [
-        f"context {job.recipe.name} was made before size changed"
+        f"context {submission.recipe.name} was made before size changed"
     ]
-    assert names["table"]().key != job.recipe.key
+    assert names["table"]().key != submission.recipe.key
 
 
 def test_equal_functions_have_one_key():
@@ -385,11 +388,11 @@ def test_calls_of_one_specification_share_a_job():
     preparer = Preparer()
     prepared = preparer.function(double)
     plain = preparer.wants({})
-    assert prepared.job(double, plain, folder="/a") is prepared.job(double, plain, folder="/a")
-    assert prepared.job(double, plain, folder="/b").options.folder == "/b"
-    assert prepared.job(double, plain, folder="/a").recipe is BARE
+    assert prepared.submission(double, plain, folder="/a") is prepared.submission(double, plain, folder="/a")
+    assert prepared.submission(double, plain, folder="/b").options.folder == "/b"
+    assert prepared.submission(double, plain, folder="/a").recipe is BARE
     late = preparer.wants({"deadline_s": 10})
-    assert prepared.job(double, late, folder="") is not prepared.job(double, late, folder="")
+    assert prepared.submission(double, late, folder="") is not prepared.submission(double, late, folder="")
 
 
 # ---- ends

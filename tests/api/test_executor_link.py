@@ -16,10 +16,10 @@ import pytest
 
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import CallCancelledError, ProtocolError, SessionError
-from stoker.manager.executor import link as links
+from stoker.manager.executor import membership
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.link import Link
-from stoker.manager.executor.outgoing import Job
+from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, Failure, FailureKind
@@ -29,13 +29,13 @@ from stoker.manager.protocol.status import JOURNAL
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
 
-def job(name: str = "f", recipe: Recipe = BARE) -> Job:
-    return Job(FunctionBlob(FunctionKey(name), name, b"function"), recipe, CallOptions())
+def submission(name: str = "f", recipe: Recipe = BARE) -> Submission:
+    return Submission(FunctionBlob(FunctionKey(name), name, b"function"), recipe, CallOptions())
 
 
-def submit(link: Link, job: Job, payload: bytes = b"x") -> CallFuture:
+def submit(link: Link, what: Submission, payload: bytes = b"x") -> CallFuture:
     future = CallFuture(link)
-    future.call = link.submit(job, payload, future)
+    future.call = link.submit(what, payload, future)
     return future
 
 
@@ -51,7 +51,7 @@ def test_hello_names_session_and_comes_first(link, router):
 
 def test_definitions_go_once_and_before_the_calls_that_need_them(link, router):
     recipe = Recipe(key="k", name="llm-k")
-    first, second = job("f", recipe), job("f", recipe)
+    first, second = submission("f", recipe), submission("f", recipe)
     submit(link, first)
     submit(link, second)
     router.calls(2)
@@ -61,7 +61,7 @@ def test_definitions_go_once_and_before_the_calls_that_need_them(link, router):
 
 
 def test_calls_in_bulk_of_one_job_are_one_submit(link, router):
-    a, b = job("a"), job("b")
+    a, b = submission("a"), submission("b")
     sink = CallFuture(link)
     link.submit_many(a, [b"1"] * 100, sink)
     router.calls(100)
@@ -75,13 +75,13 @@ def test_call_ids_carry_the_client_number(router):
     try:
         router.welcome(number=3)
         link.wait_joined(10)
-        assert submit(link, job()).call == 3 << 40
+        assert submit(link, submission()).call == 3 << 40
     finally:
         link.close()
 
 
 def test_results_settle_futures_and_are_acknowledged(link, router):
-    futures = [submit(link, job()) for _ in range(3)]
+    futures = [submit(link, submission()) for _ in range(3)]
     calls = [spec.call for spec in router.calls(3)]
     router.answer([done(call, index) for index, call in enumerate(calls)])
     assert [future.result(10) for future in futures] == [0, 1, 2]
@@ -89,7 +89,7 @@ def test_results_settle_futures_and_are_acknowledged(link, router):
 
 
 def test_results_that_were_had_are_dropped_and_a_gap_is_not_taken(link, router):
-    one, two = submit(link, job()), submit(link, job())
+    one, two = submit(link, submission()), submit(link, submission())
     first, second = (spec.call for spec in router.calls(2))
     router.answer([done(first, "right")])
     assert one.result(10) == "right"
@@ -100,16 +100,16 @@ def test_results_that_were_had_are_dropped_and_a_gap_is_not_taken(link, router):
 
 
 def test_after_a_broken_connection_hello_first_then_what_was_not_acknowledged(link, router, until):
-    submit(link, job("a"))
+    submit(link, submission("a"))
     router.calls(1)
     router.say(to_client.Ack(1))
-    answered = submit(link, job("b"))
+    answered = submit(link, submission("b"))
     call = router.calls(2)[1].call
     router.answer([done(call)])
     answered.result(10)
     router.hang_up()
     until(lambda: not link._joined.is_set())
-    late = submit(link, job("c"))
+    late = submit(link, submission("c"))
     router.frames.clear()
     router.listen()
     hello = router.hear(to_manager.ClientHello)[0]
@@ -125,7 +125,7 @@ def test_after_a_broken_connection_hello_first_then_what_was_not_acknowledged(li
 
 
 def test_after_a_broken_connection_a_call_has_fewer_seconds_left_than_when_it_was_sent(link, router, until):
-    timed = dataclasses.replace(job("due"), due_at=time.monotonic() + 60)
+    timed = dataclasses.replace(submission("due"), due_at=time.monotonic() + 60)
     submit(link, timed)
     router.calls(1)
     first = router.all(to_manager.Submit)[0].due_in_s
@@ -142,7 +142,7 @@ def test_after_a_broken_connection_a_call_has_fewer_seconds_left_than_when_it_wa
 
 
 def test_forecasts_are_told_on_the_clock_of_the_program(link, router, until):
-    future = submit(link, job())
+    future = submit(link, submission())
     [call] = router.calls(1)
     router.say(to_client.Forecasts([CallForecast(call.call, 5060.0, True)], said_at=5000.0))
     assert until(lambda: future.forecast).ends_at == pytest.approx(time.time() + 60, abs=5)
@@ -157,11 +157,11 @@ def _heard(router, function):
 
 
 def test_cancelling_a_future_tells_the_manager_and_later_ends_are_ignored(link, router):
-    future = submit(link, job())
+    future = submit(link, submission())
     call = router.calls(1)[0].call
     assert future.cancel()
     assert router.hear(to_manager.Cancel)[0].calls == [call]
-    other = submit(link, job())
+    other = submit(link, submission())
     router.answer([done(call, "too late"), done(router.calls(2)[1].call, "fine")])
     assert other.result(10) == "fine"
     assert future.cancelled()
@@ -171,7 +171,7 @@ def test_cancelling_a_future_tells_the_manager_and_later_ends_are_ignored(link, 
 def test_a_call_that_is_cancelled_before_it_left_is_not_sent(router):
     link = Link(router.folder)
     try:
-        gone, kept = submit(link, job("gone")), submit(link, job("kept"))
+        gone, kept = submit(link, submission("gone")), submit(link, submission("kept"))
         gone.cancel()
         router.welcome()
         router.calls(1)
@@ -182,10 +182,11 @@ def test_a_call_that_is_cancelled_before_it_left_is_not_sent(router):
 
 
 def test_many_threads_submit_at_once(link, router):
-    jobs = [job(str(number)) for number in range(8)]
+    submissions = [submission(str(number)) for number in range(8)]
     futures: list[CallFuture] = []
     threads = [
-        threading.Thread(target=lambda one=one: [futures.append(submit(link, one)) for _ in range(250)]) for one in jobs
+        threading.Thread(target=lambda one=one: [futures.append(submit(link, one)) for _ in range(250)])
+        for one in submissions
     ]
     for thread in threads:
         thread.start()
@@ -202,7 +203,7 @@ def test_many_threads_submit_at_once(link, router):
 def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
     """Sends from other threads swallow the edge of frames that come in meanwhile; each must still be read."""
     for turn in range(500):
-        future = submit(link, job())
+        future = submit(link, submission())
         router.answer([done(router.calls(turn + 1)[-1].call, turn)])
         link.tell(to_manager.WantPilots({}))
         assert future.result(5) == turn
@@ -210,8 +211,8 @@ def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
 
 def test_a_callback_may_submit(link, router, until):
     second: list[CallFuture] = []
-    first = submit(link, job())
-    first.add_done_callback(lambda _: second.append(submit(link, job())))
+    first = submit(link, submission())
+    first.add_done_callback(lambda _: second.append(submit(link, submission())))
     router.answer([done(router.calls(1)[0].call)])
     first.result(10)
     router.answer([done(router.calls(2)[1].call, "chained")])
@@ -222,27 +223,27 @@ def test_a_callback_that_raises_anything_stops_nobody(link, router):
     def leave(_):
         raise SystemExit
 
-    first, second = submit(link, job()), submit(link, job())
+    first, second = submit(link, submission()), submit(link, submission())
     first.add_done_callback(leave)
     router.answer([done(spec.call, 1) for spec in router.calls(2)])
     assert (first.result(10), second.result(10)) == (1, 1)
 
 
 def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, router):
-    future = submit(link, job())
+    future = submit(link, submission())
     router.calls(1)
     router.say(to_client.SessionOver("stoker down"))
     with pytest.raises(SessionError, match="stoker down"):
         future.result(10)
     with pytest.raises(SessionError, match="stoker down"):
-        submit(link, job())
+        submit(link, submission())
     assert link.wait_finished(1)
     with pytest.raises(SessionError):
         link.ask_status().result(1)
 
 
 def test_a_rejected_call_fails_with_the_reason(link, router):
-    future, other = submit(link, job()), submit(link, job())
+    future, other = submit(link, submission()), submit(link, submission())
     call = router.calls(2)[0].call
     router.say(to_client.Rejected("no such context", (call,)))
     with pytest.raises(ProtocolError, match="no such context"):
@@ -283,7 +284,7 @@ def test_a_client_with_another_key_is_refused(router, tmp_path):
 def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router, monkeypatch, caplog, until):
     """Its manager answers no hello until there is room, and tells it why."""
     full = "the journal cannot be written (No space left on device): the disk of /runs is full"
-    monkeypatch.setattr(links, "SLOW_S", 0.2)
+    monkeypatch.setattr(membership, "SLOW_S", 0.2)
     link = Link(router.folder)
     try:
         router.hear(to_manager.ClientHello)
@@ -317,7 +318,7 @@ def test_a_manager_that_comes_back_with_room_says_nothing_of_the_full_disk(link,
 
 
 def test_a_frame_that_is_not_in_the_protocol_changes_nothing(link, router):
-    future = submit(link, job())
+    future = submit(link, submission())
     call = router.calls(1)[0].call
     router.socket.send_multipart([router._peer, b"\xc1 not a frame"])
     router.socket.send_multipart([router._peer, b""])
@@ -329,13 +330,13 @@ def test_nothing_is_kept_of_a_future_that_is_done(link, router):
     class Value:
         pass
 
-    future = submit(link, job())
+    future = submit(link, submission())
     kept = weakref.ref(future)
     router.answer([CallEnd(router.calls(1)[0].call, False, b"", 0.0, Failure(FailureKind.CANCELLED, "why"))])
     with pytest.raises(CallCancelledError):
         future.result(10)
     del future
-    router.answer([done(submit(link, job()).call)])
+    router.answer([done(submit(link, submission()).call)])
     router.calls(2)
     gc.collect()
     assert kept() is None
@@ -345,14 +346,14 @@ def test_closing_fails_what_waits(router):
     link = Link(router.folder)
     router.welcome()
     link.wait_joined(10)
-    future = submit(link, job())
+    future = submit(link, submission())
     link.close()
     with pytest.raises(SessionError, match="closed"):
         future.result(1)
 
 
 def test_a_link_says_why_a_connected_manager_may_be_silent_and_nothing_once_it_is_closed(link, router):
-    submit(link, job())
+    submit(link, submission())
     router.calls(1)
     assert f"the file system of {link.folder.path} hangs" in link.why_silent()
     link.close()

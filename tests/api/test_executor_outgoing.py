@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.executor.outgoing import Job, Outgoing, Unused
+from stoker.manager.executor.outgoing import Outgoing, Replaced, Submission
 from stoker.manager.live.doors import FRAME_LIMIT_BYTES
 from stoker.manager.protocol import to_manager, wire
 from stoker.manager.protocol.calls import CallOptions, CallSpec
@@ -11,7 +11,7 @@ from stoker.manager.protocol.ids import CallId, FunctionKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
 LARGE = 20_000_000
-JOB = Job(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, CallOptions())
+SUBMISSION = Submission(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, CallOptions())
 
 
 def calls_of(frame: bytes) -> list[int]:
@@ -21,27 +21,31 @@ def calls_of(frame: bytes) -> list[int]:
 
 def test_what_comes_while_frames_leave_waits_for_the_next_time() -> None:
     out = Outgoing(range(10_000), describe=lambda _: [])  # type: ignore[arg-type]
-    out.queue.extend((JOB, CallSpec(CallId(n), b"")) for n in range(3))
+    out.queue.extend((SUBMISSION, CallSpec(CallId(n), b"")) for n in range(3))
     frames = []
     for frame in out.frames(0.0):
         frames.append(calls_of(frame))
-        out.queue.append((JOB, CallSpec(CallId(100 + len(frames)), b"")))  # as another thread does, when one leaves
+        out.queue.append(
+            (SUBMISSION, CallSpec(CallId(100 + len(frames)), b""))
+        )  # as another thread does, when one leaves
         assert len(frames) < 10
     assert frames == [[0, 1, 2]]
-    out.queue.append((JOB, CallSpec(CallId(5), b"")))
+    out.queue.append((SUBMISSION, CallSpec(CallId(5), b"")))
     assert [calls_of(frame) for frame in out.frames(0.0)] == [[101, 5]]
 
 
 def test_more_than_a_frame_holds_leaves_in_several() -> None:
     out = Outgoing(range(10_000), describe=lambda _: [])  # type: ignore[arg-type]
-    out.queue.extend((JOB, CallSpec(CallId(n), b"")) for n in range(4500))
+    out.queue.extend((SUBMISSION, CallSpec(CallId(n), b"")) for n in range(4500))
     assert [len(calls_of(frame)) for frame in out.frames(0.0)] == [2000, 2000, 500]
 
 
 def test_large_functions_leave_one_by_one_in_frames_that_a_manager_takes() -> None:
-    jobs = [Job(FunctionBlob(FunctionKey(f"f{n}"), "f", bytes(LARGE)), BARE, CallOptions()) for n in range(5)]
+    submissions = [
+        Submission(FunctionBlob(FunctionKey(f"f{n}"), "f", bytes(LARGE)), BARE, CallOptions()) for n in range(5)
+    ]
     out = Outgoing(range(100), describe=lambda _: [])  # type: ignore[arg-type]
-    out.queue.extend((jobs[n % 5], CallSpec(CallId(n), b"")) for n in range(10))
+    out.queue.extend((submissions[n % 5], CallSpec(CallId(n), b"")) for n in range(10))
     frames = list(out.frames(0.0))
     assert max(map(len, frames)) < FRAME_LIMIT_BYTES
     assert [call for frame in frames for call in calls_of(frame)] == list(range(10))
@@ -56,7 +60,7 @@ def test_large_functions_leave_one_by_one_in_frames_that_a_manager_takes() -> No
 
 
 def test_a_function_that_is_unused_is_told_behind_its_calls_and_defined_again_if_it_is_used_again() -> None:
-    jobs = [Job(FunctionBlob(FunctionKey(f"f{n}"), "f", b"code"), BARE, CallOptions()) for n in range(2)]
+    submissions = [Submission(FunctionBlob(FunctionKey(f"f{n}"), "f", b"code"), BARE, CallOptions()) for n in range(2)]
     out = Outgoing(range(100), describe=lambda _: [])  # type: ignore[arg-type]
 
     def leaves(*entries: object) -> list[str]:
@@ -73,8 +77,8 @@ def test_a_function_that_is_unused_is_told_behind_its_calls_and_defined_again_if
                         said += [f"unused {key}" for key in keys]
         return said
 
-    gone = Unused(jobs[0].function.key, instead=jobs[1].function.key)
-    old, new = ((job, CallSpec(CallId(n), b"")) for n, job in enumerate(jobs))
+    gone = Replaced(submissions[0].function.key, by=submissions[1].function.key)
+    old, new = ((submission, CallSpec(CallId(n), b"")) for n, submission in enumerate(submissions))
     assert leaves(old, gone, new) == [
         "define f0",
         "call f0",
@@ -87,13 +91,13 @@ def test_a_function_that_is_unused_is_told_behind_its_calls_and_defined_again_if
     assert leaves(old, new, old) == ["define f0", "call f0", "call f1", "call f0", "unused f0"]
     assert leaves(gone) == []
     assert leaves(new) == ["call f1"]
-    back = Unused(jobs[1].function.key, instead=jobs[0].function.key)
+    back = Replaced(submissions[1].function.key, by=submissions[0].function.key)
     assert leaves(back, old) == ["define f0", "call f0", "unused f1"]
     assert leaves(old) == ["call f0"]  # it is the one in use again, and stays defined
 
 
 DUE_AT = 160.0
-TIMED = Job(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, CallOptions(), due_at=DUE_AT)
+TIMED = Submission(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, CallOptions(), due_at=DUE_AT)
 
 
 def seconds_left(frame: bytes) -> list[float | None]:
@@ -101,14 +105,14 @@ def seconds_left(frame: bytes) -> list[float | None]:
     return [message.due_in_s for message in messages if isinstance(message, to_manager.Submit)]
 
 
-def timed(*jobs: Job) -> Outgoing:
+def timed(*submissions: Submission) -> Outgoing:
     out = Outgoing(range(100), describe=lambda _: [])  # type: ignore[arg-type]
-    out.queue.extend((job, CallSpec(CallId(n), b"")) for n, job in enumerate(jobs))
+    out.queue.extend((submission, CallSpec(CallId(n), b"")) for n, submission in enumerate(submissions))
     return out
 
 
 def test_a_deadline_leaves_as_the_seconds_that_are_left() -> None:
-    [frame] = timed(TIMED, JOB).frames(100.0)
+    [frame] = timed(TIMED, SUBMISSION).frames(100.0)
     assert seconds_left(frame) == [60.0, None]
 
 
@@ -118,9 +122,9 @@ def test_a_call_that_waited_for_its_manager_has_fewer_seconds_left_and_may_have_
 
 
 def test_a_frame_that_is_sent_again_has_fewer_seconds_left_and_is_else_the_same() -> None:
-    out = timed(TIMED, JOB)
+    out = timed(TIMED, SUBMISSION)
     [frame] = out.frames(100.0)
-    out.queue.append((JOB, CallSpec(CallId(7), b"")))
+    out.queue.append((SUBMISSION, CallSpec(CallId(7), b"")))
     [other] = out.frames(110.0)
     again = out.again(130.0)
     assert [seconds_left(each) for each in again] == [[30.0, None], [None]]
@@ -148,6 +152,6 @@ def test_a_manager_that_has_lost_its_journal_hears_the_seconds_that_are_left_by_
     out = timed(TIMED)
     list(out.frames(100.0))
     out.acked(1)
-    out.say_everything_again()
+    out.resubmit_everything()
     [frame] = out.frames(150.0)
     assert seconds_left(frame) == [10.0]

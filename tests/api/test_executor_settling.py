@@ -19,7 +19,7 @@ from stoker.manager.executor import callbacks, futures, settling
 from stoker.manager.executor.failures import opens_at_once
 from stoker.manager.executor.futures import AppCallFuture, CallFuture
 from stoker.manager.executor.link import Link
-from stoker.manager.executor.outgoing import Job
+from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.settling import Settling
 from stoker.manager.protocol.calls import CallEnd, CallOptions, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId, FunctionKey
@@ -53,10 +53,10 @@ def gate(request):
 
 
 def submitted(link: Link, router: Any, count: int) -> list[CallFuture]:
-    job = Job(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
+    submission = Submission(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
     found = [CallFuture(link) for _ in range(count)]
     for future in found:
-        future.call = link.submit(job, b"x", future)
+        future.call = link.submit(submission, b"x", future)
     router.calls(count)
     return found
 
@@ -232,12 +232,12 @@ def soon(monkeypatch):
 def test_2000_callbacks_that_wait_for_another_call_do_not_stop_a_program(link, router, until, value):
     """The calls' results waited behind 64 callbacks, each of which waited for one of them: for ever, in silence."""
     count = 2_000
-    job = Job(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
+    submission = Submission(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
     got: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def call_again(_: Any) -> None:
         inner = CallFuture(link)
-        inner.call = link.submit(job, b"x", inner)
+        inner.call = link.submit(submission, b"x", inner)
         got.put(inner.result(60))
 
     outer = submitted(link, router, count)

@@ -14,7 +14,7 @@ import pytest
 
 import stoker
 from stoker.contexts.factory import recipe_of
-from stoker.contexts.options import Options
+from stoker.contexts.options import ContextOptions
 from stoker.errors import ConfigError, RecipeError, StokerError
 from stoker.manager.executor.loading import Session
 from stoker.manager.executor.wants import KEYS, read_wants
@@ -189,7 +189,7 @@ def parameters(function: Callable[..., Any]) -> set[str]:
     ("table", "real"),
     [
         (APP, parameters(stoker.app) - {"function"}),
-        (CONTEXT, parameters(Options)),
+        (CONTEXT, parameters(ContextOptions)),
         (MAP, parameters(stoker.map)),
         (EXECUTOR, parameters(stoker.StokerExecutor)),
         (SPECIFICATION, set(KEYS)),

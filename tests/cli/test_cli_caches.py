@@ -15,7 +15,7 @@ from stoker.errors import ConfigError
 from stoker.manager.cli.caches import stays
 from stoker.manager.cli.main import cli
 from stoker.pilot.cache import Bringing, ObjectCache, Pin, snapshot_names
-from stoker.pilot.transfer.board import Source
+from stoker.pilot.transfer.board import ObjectSource
 from stoker.site import Duration, Pilot, Site
 
 SIZE = 300_000
@@ -33,7 +33,7 @@ def keep(scratch: Path, name: str) -> Pin:
     original.write_bytes(os.urandom(SIZE))
     ref = object_of(original, memo=original.with_suffix(".memo"))
     bringing = Bringing(ObjectCache(scratch / "cache", bound_bytes=10**9), ref)
-    bringing.offer([Source(path=str(original), origin=True)])
+    bringing.offer([ObjectSource(path=str(original), origin=True)])
     pin, _ = bringing.run()
     original.unlink()
     return pin

@@ -42,7 +42,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
             lease.take(folder.lease)
         else:
             listener.close()
-            holder = lease.Holder("here", "machine", 1, 1, "token", over="it was ended")
+            holder = lease.LeaseHolder("here", "machine", 1, 1, "token", over="it was ended")
             folder.lease.write_bytes(msgspec.json.encode(holder))
         if stays:
             folder.launch.write_bytes(b"{}")
@@ -158,6 +158,6 @@ def test_what_is_to_be_typed_for_another_session_is_what_the_command_takes(
 
 def test_their_help_says_the_rule(stoker: Stoker) -> None:
     for command in ("status", "calls", "explain", "logs"):
-        assert choosing.LOOKS in " ".join(stoker(command, "--help").stdout.split())
+        assert choosing.SHOWN_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())
     for command in ("down", "attach"):
-        assert choosing.CHANGES in " ".join(stoker(command, "--help").stdout.split())
+        assert choosing.CHANGED_BY_DEFAULT in " ".join(stoker(command, "--help").stdout.split())

@@ -15,9 +15,9 @@ from stoker.errors import ConfigError
 from stoker.manager.cli import cluster, site_draft, slurm_facts, surroundings
 from stoker.manager.cli.finding import Level
 from stoker.manager.cli.slurm_facts import Gpus, Slurm
-from stoker.manager.cli.surroundings import Scratch, Surroundings
+from stoker.manager.cli.surroundings import HostFacts, ScratchPlace
 from stoker.manager.factory.batch import BatchTrouble
-from stoker.manager.factory.commands import Said
+from stoker.manager.factory.commands import CommandResult
 from stoker.site import ProviderKind, ProvisioningName
 
 Stoker = Callable[..., Result]
@@ -40,28 +40,28 @@ NO_ACCOUNTING = """\
 Only 'accounting_storage/slurmdbd' is supported.
 """
 ANSWERS = {
-    "sinfo --version": Said(0, "slurm-wlm 22.05.8\n", ""),
-    "sinfo": Said(0, SINFO, ""),
-    "scontrol": Said(0, CONFIG, ""),
-    "sacctmgr": Said(0, "phys-lab\nbio-lab\nphys-lab\n", ""),
+    "sinfo --version": CommandResult(0, "slurm-wlm 22.05.8\n", ""),
+    "sinfo": CommandResult(0, SINFO, ""),
+    "scontrol": CommandResult(0, CONFIG, ""),
+    "sacctmgr": CommandResult(0, "phys-lab\nbio-lab\nphys-lab\n", ""),
 }
 
 
-def answering(**others: Said) -> Callable[[Sequence[str]], Said]:
-    def run(words: Sequence[str]) -> Said:
+def answering(**others: CommandResult) -> Callable[[Sequence[str]], CommandResult]:
+    def run(words: Sequence[str]) -> CommandResult:
         answers = {**ANSWERS, **others}
         return answers.get(" ".join(words)) or answers[words[0]]
 
     return run
 
 
-def around(**more: object) -> Surroundings:
+def around(**more: object) -> HostFacts:
     facts: dict[str, object] = {
         "host": "login1", "user": "ana", "kind": ProviderKind.SLURM, "command": "/usr/bin/sbatch",
         "slurm": slurm_facts.ask(answering()), "networks": {"lo": "127.0.0.1", "eno1": "10.1.0.5"},
         "reached_at": "10.1.0.5", "home": "/home/ana/.local/state/stoker", "home_shared": True,
     }  # fmt: skip
-    return Surroundings(**(facts | more))  # type: ignore[arg-type]
+    return HostFacts(**(facts | more))  # type: ignore[arg-type]
 
 
 def test_what_slurm_has_is_read_from_its_commands() -> None:
@@ -78,14 +78,16 @@ def test_what_slurm_has_is_read_from_its_commands() -> None:
 
 def test_a_cluster_without_accounting_or_preemption_or_answer() -> None:
     slurm = slurm_facts.ask(
-        answering(sacctmgr=Said(1, NO_ACCOUNTING, ""), scontrol=Said(0, "PreemptType = preempt/none\n", ""))
+        answering(
+            sacctmgr=CommandResult(1, NO_ACCOUNTING, ""), scontrol=CommandResult(0, "PreemptType = preempt/none\n", "")
+        )
     )
     assert (slurm.accounts, slurm.preempts) == ((), False)
     assert not any(slurm.is_preemptible(each) for each in slurm.partitions)
     down = "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n"
-    assert slurm_facts.ask(answering(sinfo=Said(1, "", down))).trouble == down.strip()
+    assert slurm_facts.ask(answering(sinfo=CommandResult(1, "", down))).trouble == down.strip()
 
-    def hang(words: Sequence[str]) -> Said:
+    def hang(words: Sequence[str]) -> CommandResult:
         raise BatchTrouble(f"{words[0]} has not answered for 15 s")
 
     assert slurm_facts.ask(hang).trouble == "sinfo has not answered for 15 s"
@@ -107,7 +109,7 @@ def test_gpus_are_read_with_or_without_a_type() -> None:
 
 
 def test_a_site_file_for_slurm_takes_the_idle_gpus() -> None:
-    made = site_draft.draft(around(scratch=(Scratch("/local/ana", 900_000_000_000, False),)))
+    made = site_draft.draft(around(scratch=(ScratchPlace("/local/ana", 900_000_000_000, False),)))
     site = parse_site(made.text, file="site.toml")
     assert (site.provider.kind, site.provider.partition) == (ProviderKind.SLURM, "backfill")
     assert (site.provider.account, site.provider.gpus, site.provider.walltime_s) == ("phys-lab", "1", 4 * 3600)
@@ -128,7 +130,7 @@ PartitionName=cpu Default=NO MaxMemPerCPU=1000
 
 
 def test_cores_and_memory_are_what_the_partition_grants_beside_a_gpu() -> None:
-    slurm = slurm_facts.ask(answering(**{" ".join(slurm_facts.PARTITIONS): Said(0, GRANTS, "")}))
+    slurm = slurm_facts.ask(answering(**{" ".join(slurm_facts.PARTITIONS): CommandResult(0, GRANTS, "")}))
     backfill, main, cpu = slurm.partitions
     assert main.share == (2, 8000 * 1024**2)
     assert cpu.share == (32, 32 * 1000 * 1024**2)  # half a node has more, and a core may not
@@ -289,7 +291,7 @@ def test_an_htcondor_that_works_is_chosen_over_a_slurm_that_is_not_configured(
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    found = surroundings.look()
+    found = surroundings.inspect_host()
     assert (found.kind, found.others[-1]) == (ProviderKind.CONDOR, ProviderKind.SLURM)
 
 

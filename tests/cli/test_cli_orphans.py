@@ -42,13 +42,13 @@ def pilot_of() -> Iterator[PilotOf]:
         process.wait()
 
 
-def held(manager: Manager) -> lease.Holder:
+def held(manager: Manager) -> lease.LeaseHolder:
     holder = lease.read(lease.lease_file(manager.folder))
     assert holder is not None
     return holder
 
 
-def give_lease(folder: SessionFolder, holder: lease.Holder, **how: object) -> None:
+def give_lease(folder: SessionFolder, holder: lease.LeaseHolder, **how: object) -> None:
     lease.lease_file(folder).write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, **how)))
 
 
@@ -95,7 +95,7 @@ def test_what_taskvine_runs_is_known_by_its_environment(manager: Manager, tmp_pa
         for process in there:
             process.kill()
             process.wait()
-    assert found == [orphans.Orphan(there[0].pid, "vine_worker", gone)]
+    assert found == [orphans.OrphanProcess(there[0].pid, "vine_worker", gone)]
 
 
 def test_the_pilot_of_a_program_that_died_with_its_manager_is_left_behind(manager: Manager, pilot_of: PilotOf) -> None:

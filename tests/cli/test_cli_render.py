@@ -10,8 +10,8 @@ import pytest
 
 from stoker.manager.cli import attach, down, explain, finding, first_blocks, printed, status, up
 from stoker.manager.cli.finding import Finding, Level
-from stoker.manager.cli.left import Left
-from stoker.manager.live.lease import Holder
+from stoker.manager.cli.left import LeftBehind
+from stoker.manager.live.lease import LeaseHolder
 from stoker.manager.protocol import show_blocks
 from stoker.manager.protocol.blocks import BlockPhase, BlockStatus
 from stoker.manager.protocol.session import SessionFolder
@@ -62,10 +62,10 @@ def test_calls_that_were_cancelled_did_not_fail() -> None:
 
 def test_a_log_hears_all_of_what_stands_a_line_of_calls_and_nothing_twice() -> None:
     later = msgspec.structs.replace(BUSY, uptime_s=9000, rate=37.9)
-    assert status.news(BUSY, before=None) == [*status.render(BUSY), ""]
-    assert status.news(later, before=BUSY) == [], "time goes by, and no more"
+    assert status.log_lines(BUSY, before=None) == [*status.render(BUSY), ""]
+    assert status.log_lines(later, before=BUSY) == [], "time goes by, and no more"
     done = msgspec.structs.replace(later, done=10_500)
-    assert status.news(done, before=later) == status.render(done)[:1]
+    assert status.log_lines(done, before=later) == status.render(done)[:1]
     for change in (
         {"pilots": (msgspec.structs.replace(NODE, state="draining"),)},
         {"contexts": (msgspec.structs.replace(LLM, hot=2, loading=0),)},
@@ -73,13 +73,13 @@ def test_a_log_hears_all_of_what_stands_a_line_of_calls_and_nothing_twice() -> N
         {"trouble": {"lab": "squeue has not answered for 30 s"}},
     ):
         changed = msgspec.structs.replace(later, **change)
-        assert status.news(changed, before=later) == [*status.render(changed), ""]
+        assert status.log_lines(changed, before=later) == [*status.render(changed), ""]
 
 
 def test_who_decides_is_shown_where_it_is_not_the_default() -> None:
     shown = status.render(NOTHING, policy="spare.py:Spare, dispatch random")
     assert shown == [*status.render(NOTHING), "  policy    spare.py:Spare, dispatch random"]
-    assert status.news(NOTHING, before=None, policy="random")[-2] == "  policy    random"
+    assert status.log_lines(NOTHING, before=None, policy="random")[-2] == "  policy    random"
 
 
 def test_an_empty_session_is_two_short_lines() -> None:
@@ -237,7 +237,7 @@ def test_a_start_that_is_expected_tells_the_clock_and_the_wait() -> None:
     assert show_blocks.expected(3600, now) == "2026-11-22 00:50 (in 1 h)"
 
 
-HOLDER = Holder(host="login1", machine="m", pid=4121, started=1, token="t")
+HOLDER = LeaseHolder(host="login1", machine="m", pid=4121, started=1, token="t")
 BACKFILL = Site(name="backfill", provider=Provider(kind=ProviderKind.SLURM, partition="backfill"))
 
 
@@ -286,7 +286,7 @@ def test_attach_says_how_many_calls_are_open_and_down_what_is_left() -> None:
     )
     assert attach.leave(None, name="k3v9", stays=True) == "session k3v9 stays up; `stoker down k3v9` ends it"
     assert attach.leave(None, name="k3v9", stays=False) == "session k3v9 goes on, and ends with its program"
-    assert down.render([Left("jobs 88123-88124 of site backfill", "scancel 88123 88124")], name="k3v9") == [
+    assert down.render([LeftBehind("jobs 88123-88124 of site backfill", "scancel 88123 88124")], name="k3v9") == [
         "session k3v9 was told to end, but not all of it has:",
         "  left  jobs 88123-88124 of site backfill; end it: scancel 88123 88124",
         "try again later: stoker down k3v9; its logs: stoker logs --session k3v9",

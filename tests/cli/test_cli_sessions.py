@@ -132,7 +132,7 @@ def test_a_session_with_a_process_on_this_machine_stays(stoker: Stoker) -> None:
 def test_a_session_whose_manager_may_live_on_another_host_stays(stoker: Stoker) -> None:
     old = a_session("old1", over=False)
     (old.path / "manager.json").unlink()  # it belonged to a program, which nobody can ask here
-    holder = lease.Holder("n7", "another boot", 42, 1, "token")
+    holder = lease.LeaseHolder("n7", "another boot", 42, 1, "token")
     lease.lease_file(old).write_bytes(msgspec.json.encode(holder))
     aged(old, 20)
     assert "its manager was pid 42 on n7, and may be alive" in kept(stoker)
@@ -170,6 +170,6 @@ def test_what_a_program_left_is_known_in_the_folder_that_it_was_started_in(stoke
     folder.make()
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
     aged(folder, 20)
-    assert [each.session for each in known.known()] == ["k1"]
+    assert [each.session for each in known.known_sessions()] == ["k1"]
     assert "removed 1 session" in stoker("sessions", "--prune").output
     assert not (tmp_path / "runinfo" / "000").exists()

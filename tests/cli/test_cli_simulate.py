@@ -21,7 +21,7 @@ from benchmarks.baselines.loading import ROOT
 from stoker.errors import ConfigError
 from stoker.manager.cli.simulate_table import show
 from stoker.manager.sim.run import SimulationError
-from stoker.manager.study.run_folder import Results
+from stoker.manager.study.run_folder import StudyResults
 from stoker.manager.study.scenario import shipped
 from stoker.site import BASELINES
 
@@ -31,8 +31,8 @@ NO_AWARENESS = str(ROOT / BASELINES["no-awareness"])
 KNOWN = ["awareness", "opportunistic", "static-pool", "two-kinds"]
 
 
-def results(folder: Path) -> Results:
-    return msgspec.json.decode((folder / "results.json").read_bytes(), type=Results)
+def results(folder: Path) -> StudyResults:
+    return msgspec.json.decode((folder / "results.json").read_bytes(), type=StudyResults)
 
 
 def test_without_a_scenario_it_says_which_ones_there_are(stoker: Stoker) -> None:

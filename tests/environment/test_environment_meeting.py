@@ -18,7 +18,7 @@ from stoker.contexts.published import publish
 from stoker.pilot.starter import fetching
 from stoker.pilot.starter.place import StartError
 from stoker.pilot.transfer import meeting
-from stoker.pilot.transfer.meeting import Meetings
+from stoker.pilot.transfer.meeting import SeedMeetings
 from stoker.pilot.transfer.seed import Seed
 from stoker.pilot.transfer.server import MOST
 
@@ -181,14 +181,14 @@ def test_those_who_meet_are_told_of_each_other(session: Session) -> None:
 # ---- whom the seed names
 
 
-def crowd(meetings: Meetings, count: int) -> dict[str, list[str]]:
+def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:
     """So many that say again and again that they are here; whom each was told of last."""
     addresses = [f"10.0.0.{number}:5" for number in range(count)]
     return {address: meetings.meet("one", address) for _ in range(3) for address in addresses}
 
 
 def test_nobody_is_named_to_more_than_he_has_places_for() -> None:
-    meetings = Meetings()
+    meetings = SeedMeetings()
     told = crowd(meetings, 50)
     assert all(len(others) == meeting.SOURCES and address not in others for address, others in told.items())
     named = Counter(one for others in told.values() for one in others)
@@ -196,7 +196,7 @@ def test_nobody_is_named_to_more_than_he_has_places_for() -> None:
 
 
 def test_the_same_ones_are_named_as_long_as_they_are_of_use() -> None:
-    meetings = Meetings()
+    meetings = SeedMeetings()
     told = crowd(meetings, 20)
     for address, others in told.items():
         assert meetings.meet("one", address) == others
@@ -208,7 +208,7 @@ def test_the_same_ones_are_named_as_long_as_they_are_of_use() -> None:
 
 
 def test_a_few_that_have_only_each_other_are_told_of_who_has_more() -> None:
-    meetings = Meetings()
+    meetings = SeedMeetings()
     first = [f"10.0.0.{number}:5" for number in range(4)]
     for _ in range(2):
         for address in first:
@@ -220,7 +220,7 @@ def test_a_few_that_have_only_each_other_are_told_of_who_has_more() -> None:
 
 
 def test_a_part_that_another_was_given_is_kept_back_while_he_is_there() -> None:
-    meetings = Meetings()
+    meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
     assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # there is nobody else to have it from
     meetings.meet("one", "10.0.0.2:5")
@@ -230,8 +230,8 @@ def test_a_part_that_another_was_given_is_kept_back_while_he_is_there() -> None:
 
 
 def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_LOOK_S", 0.0)
-    meetings = Meetings()
+    monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
+    meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02")
     meetings.meet("one", "10.0.0.2:5", lost=["10.0.0.1:5"], alone=True)
     assert meetings.spared_s("one", 1, "10.0.0.2") == 0.0
@@ -239,8 +239,8 @@ def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_is_silent_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_LOOK_S", 0.0)
-    meetings = Meetings()
+    monkeypatch.setattr(meeting, "_CHECK_S", 0.0)
+    meetings = SeedMeetings()
     meetings.meet("one", "10.0.0.1:5", have=b"\x02", again_s=-1.0)
     assert meetings.meet("one", "10.0.0.2:5") == []
     assert meetings.spared_s("one", 1, "10.0.0.2") == 0.0

@@ -15,7 +15,7 @@ import pytest
 from environment.small import ROOT, SmallEnvironment
 
 from stoker.manager.environment.archive import TIME_S, write_archive
-from stoker.manager.environment.members import Kind, Member
+from stoker.manager.environment.members import ArchiveMember, MemberKind
 from stoker.manager.environment.packing import Packed
 from stoker.pilot.starter.node_python import finish
 from stoker.pilot.starter.place import StartError, unpack
@@ -162,8 +162,10 @@ def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_
     members = []
     for source in sources:
         compiled = Path(importlib.util.cache_from_source(str(source)))
-        members.append(Member(f"m/{source.name}", str(source), source.stat().st_size))
-        members.append(Member(f"m/__pycache__/{compiled.name}", str(compiled), compiled.stat().st_size, Kind.BYTECODE))
+        members.append(ArchiveMember(f"m/{source.name}", str(source), source.stat().st_size))
+        members.append(
+            ArchiveMember(f"m/__pycache__/{compiled.name}", str(compiled), compiled.stat().st_size, MemberKind.BYTECODE)
+        )
     write_archive(tmp_path / "m.tar.gz", members)
     unpack(tmp_path / "m.tar.gz", folder)
     for source in sources:
@@ -193,7 +195,7 @@ def test_plain_tools_read_the_archive(small: SmallEnvironment, tmp_path: Path) -
 def test_progress_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(1000))
     told: list[tuple[int, int]] = []
-    members = [Member(f"f{number}", str(tmp_path / "file"), 1000) for number in range(3)]
+    members = [ArchiveMember(f"f{number}", str(tmp_path / "file"), 1000) for number in range(3)]
     write_archive(tmp_path / "a.tar.gz", members, on_progress=lambda done, total: told.append((done, total)))
     assert told == [(1000, 3000), (2000, 3000), (3000, 3000)]
 

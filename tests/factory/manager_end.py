@@ -15,7 +15,7 @@ from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.session import SessionFile, SessionFolder
-from stoker.manager.protocol.to_manager import BlockNews, ClientHello
+from stoker.manager.protocol.to_manager import BlockUpdate, ClientHello
 
 
 class ManagerEnd:
@@ -27,7 +27,7 @@ class ManagerEnd:
         self.answers = True
         """Whether it answers a hello."""
         self.hellos: list[bytes] = []
-        self.news: list[BlockNews] = []
+        self.news: list[BlockUpdate] = []
         self.troubles: list[to_manager.SourceTrouble] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         self.doors: Doors | None = None
@@ -80,7 +80,7 @@ class ManagerEnd:
                 self.hellos.append(peer)
                 if self.answers:
                     self.tell(to_client.ClientWelcome("k3v9", 0), to_client.KnownBlocks(self.known))
-            case BlockNews():
+            case BlockUpdate():
                 self.news.append(message)
             case to_manager.SourceTrouble():
                 self.troubles.append(message)
@@ -98,13 +98,15 @@ class ManagerEnd:
         said = (self.folder.path / "factory.log").read_text() if (self.folder.path / "factory.log").exists() else ""
         raise AssertionError(f"{what} did not happen within {seconds} s; heard {self.news} {self.troubles}\n{said}")
 
-    def hear(self, block: str, phase: BlockPhase, *, where: Callable[[BlockNews], bool] = lambda _: True) -> BlockNews:
+    def hear(
+        self, block: str, phase: BlockPhase, *, where: Callable[[BlockUpdate], bool] = lambda _: True
+    ) -> BlockUpdate:
         """The first news of this kind, also if it came before."""
 
-        def found() -> BlockNews | None:
+        def found() -> BlockUpdate | None:
             return next((n for n in self.news if n.block == block and n.phase is phase and where(n)), None)
 
-        heard: BlockNews = self.until(found, what=f"{block} {phase.value}")
+        heard: BlockUpdate = self.until(found, what=f"{block} {phase.value}")
         return heard
 
     def hear_trouble(self, part: str) -> to_manager.SourceTrouble:

@@ -14,18 +14,18 @@ import pytest
 from live.peers import until
 
 from stoker.manager.factory.batch import BatchTrouble
-from stoker.manager.factory.commands import Commands, Said, clean_environment
+from stoker.manager.factory.commands import CommandResult, CommandRunner, clean_environment
 
 
 def test_what_it_says(tmp_path: Path) -> None:
-    said = Commands(limit_s=10, folder=tmp_path).run(["sh", "-c", "pwd; echo no >&2; exit 3"])
+    said = CommandRunner(limit_s=10, folder=tmp_path).run(["sh", "-c", "pwd; echo no >&2; exit 3"])
     assert (said.code, said.out, said.err) == (3, f"{tmp_path}\n", "no\n")
 
 
 def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(BatchTrouble, match=r"^squeue has not answered for 0.5 s$"):
-        Commands(limit_s=0.5, folder=tmp_path).run(
+        CommandRunner(limit_s=0.5, folder=tmp_path).run(
             ["sh", "-c", "sleep 500 & echo $! > child; setsid sleep 500 & echo $! >> child; wait"], name="squeue"
         )
     assert time.monotonic() - started < 8
@@ -37,25 +37,27 @@ def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: Path) -
 def test_what_one_said_before_its_time_was_up_is_told(tmp_path: Path, where: str) -> None:
     line = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
     with pytest.raises(BatchTrouble) as caught:
-        Commands(limit_s=0.5, folder=tmp_path).run(["sh", "-c", f"echo '{line}' >&{where}; sleep 500"], name="sbatch")
+        CommandRunner(limit_s=0.5, folder=tmp_path).run(
+            ["sh", "-c", f"echo '{line}' >&{where}; sleep 500"], name="sbatch"
+        )
     said = "after it had said: Slurm temporarily unable to accept job, sleeping and retrying"
     assert str(caught.value) == f"sbatch has not answered for 0.5 s, {said}"
 
 
 def test_one_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BatchTrouble, match="sbitch cannot be run"):
-        Commands(limit_s=5, folder=tmp_path).run(["sbitch"])
+        CommandRunner(limit_s=5, folder=tmp_path).run(["sbitch"])
 
 
 def test_the_folder_that_they_run_in_is_made_again_if_it_was_removed(tmp_path: Path) -> None:
-    commands = Commands(limit_s=10, folder=tmp_path / "submit")
+    commands = CommandRunner(limit_s=10, folder=tmp_path / "submit")
     assert commands.run(["pwd"]).out == f"{tmp_path}/submit\n"
     with pytest.raises(BatchTrouble, match="cannot be run"):
-        Commands(limit_s=10, folder=tmp_path / "no session" / "submit").run(["pwd"])
+        CommandRunner(limit_s=10, folder=tmp_path / "no session" / "submit").run(["pwd"])
 
 
 def test_large_answers_fit(tmp_path: Path) -> None:
-    said = Commands(limit_s=20, folder=tmp_path).run([sys.executable, "-c", "print('x' * 3_000_000)"])
+    said = CommandRunner(limit_s=20, folder=tmp_path).run([sys.executable, "-c", "print('x' * 3_000_000)"])
     assert len(said.out) == 3_000_001
 
 
@@ -77,7 +79,7 @@ def test_what_slurm_said_to_this_process_and_the_users_defaults_are_hidden() -> 
     ],
 )
 def test_why_it_failed_in_its_own_words(err: str, words: str) -> None:
-    assert Said(1, "", err).words == words
+    assert CommandResult(1, "", err).words == words
 
 
 def test_a_command_holds_the_lock_of_its_factory(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_a_command_holds_the_lock_of_its_factory(tmp_path: Path) -> None:
         "lock = os.open('lock', os.O_RDWR | os.O_CREAT)\n"
         "fcntl.flock(lock, fcntl.LOCK_EX)\n"
         "commands.inherit(lock)\n"
-        "commands.Commands(limit_s=60, folder=Path('.')).run(['sh', '-c', 'echo $$ > pid; exec sleep 60'])\n"
+        "commands.CommandRunner(limit_s=60, folder=Path('.')).run(['sh', '-c', 'echo $$ > pid; exec sleep 60'])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
     pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), what="the command"))

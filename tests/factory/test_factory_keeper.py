@@ -6,11 +6,11 @@ import pytest
 from factory.toy_batch import Clock, ToyBatch
 
 from stoker.errors import ConfigError
-from stoker.manager.factory.batch import Batch, JobLook
-from stoker.manager.factory.keeper import MOST_UNANSWERED, Keeper, News
+from stoker.manager.factory.batch import Batch, BatchJobStatus
+from stoker.manager.factory.keeper import MOST_UNANSWERED, BlockKeeper, FactoryUpdate
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
+from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
 
 ASKED, PENDING, RUNNING = BlockPhase.ASKED, BlockPhase.PENDING, BlockPhase.RUNNING
 ENDED, REFUSED = BlockPhase.ENDED, BlockPhase.REFUSED
@@ -24,22 +24,22 @@ class Desk:
         self.batch = ToyBatch()
         self.clock = Clock()
         self.owners: dict[BlockId, str] = {}
-        self.said: list[News] = []
+        self.said: list[FactoryUpdate] = []
         self.keeper = self.another()
 
-    def another(self) -> Keeper:
+    def another(self) -> BlockKeeper:
         """The keeper of a factory that follows one that was killed."""
 
         def make() -> Batch:
             return self.batch
 
-        self.keeper = Keeper("lab", make=make, owners=self.owners, poll_s=10, clock=self.clock)
+        self.keeper = BlockKeeper("lab", make=make, owners=self.owners, poll_s=10, clock=self.clock)
         self.keeper.sync([])
         return self.keeper
 
-    def settle(self) -> list[News]:
+    def settle(self) -> list[FactoryUpdate]:
         """Step until there is nothing to do at this moment."""
-        fresh: list[News] = []
+        fresh: list[FactoryUpdate] = []
         for _ in range(50):
             if self.keeper.due_in() != 0:
                 break
@@ -49,11 +49,11 @@ class Desk:
         self.said += fresh
         return fresh
 
-    def later(self, seconds: float) -> list[News]:
+    def later(self, seconds: float) -> list[FactoryUpdate]:
         self.clock.now += seconds
         return self.settle()
 
-    def order(self, *blocks: BlockId) -> list[News]:
+    def order(self, *blocks: BlockId) -> list[FactoryUpdate]:
         self.keeper.order(blocks)
         return self.settle()
 
@@ -63,68 +63,70 @@ def desk() -> Desk:
     return Desk()
 
 
-def told(news: list[News]) -> list[tuple[str, BlockPhase, str]]:
-    return [(each.block, each.phase, each.reason) for each in news if isinstance(each, BlockNews)]
+def told(news: list[FactoryUpdate]) -> list[tuple[str, BlockPhase, str]]:
+    return [(each.block, each.phase, each.reason) for each in news if isinstance(each, BlockUpdate)]
 
 
 def test_a_block_goes_its_way(desk: Desk) -> None:
     assert told(desk.order(B0)) == [(B0, PENDING, "")]
-    desk.batch.looks["1"] = JobLook(PENDING, "Priority", 600)
-    assert desk.later(1) == [BlockNews(B0, PENDING, "1", "Priority", 600)]
-    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 600)
+    assert desk.later(1) == [BlockUpdate(B0, PENDING, "1", "Priority", 600)]
+    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     assert told(desk.later(10)) == [(B0, RUNNING, "on n1")]
-    desk.batch.looks["1"] = JobLook(ENDED, "preempted by Slurm")
+    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "preempted by Slurm")
     assert told(desk.later(10)) == [(B0, ENDED, "preempted by Slurm")]
     assert desk.keeper.due_in() is None
 
 
 def test_what_has_not_changed_is_not_said_again(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.looks["1"] = JobLook(PENDING, "Priority", 600)
+    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 600)
     desk.later(1)
-    desk.batch.looks["1"] = JobLook(PENDING, "Priority", 590)
+    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 590)
     assert desk.later(10) == []
-    desk.batch.looks["1"] = JobLook(PENDING, "Priority", 4000)
-    assert [each.expected_in_s for each in desk.later(10) if isinstance(each, BlockNews)] == [4000]
+    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "Priority", 4000)
+    assert [each.expected_in_s for each in desk.later(10) if isinstance(each, BlockUpdate)] == [4000]
 
 
 def test_a_requeued_job_is_pending_again(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     desk.later(1)
-    desk.batch.looks["1"] = JobLook(PENDING, "BeginTime")
+    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "BeginTime")
     again = "queued again, since it was preempted or its node failed: BeginTime"
     assert told(desk.later(10)) == [(B0, PENDING, again)]
 
 
 def test_the_manager_hears_why_a_job_runs_no_longer(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     desk.later(1)
-    desk.batch.looks["1"] = JobLook(PENDING, "BeginTime", again="queued again by Slurm")
-    assert desk.later(10) == [BlockNews(B0, PENDING, "1", "queued again by Slurm: BeginTime")]
-    desk.batch.looks["1"] = JobLook(PENDING, "BeginTime", loss=LossReason.PREEMPTED, again="preempted by Slurm")
-    assert desk.later(10) == [BlockNews(B0, PENDING, "1", "preempted by Slurm: BeginTime", loss=LossReason.PREEMPTED)]
-    desk.batch.looks["1"] = JobLook(RUNNING, "on n2")
-    assert desk.later(10) == [BlockNews(B0, RUNNING, "1", "on n2")]
-    desk.batch.looks["1"] = JobLook(ENDED, "cancelled", loss=LossReason.CANCELLED)
-    assert desk.later(10) == [BlockNews(B0, ENDED, "1", "cancelled", loss=LossReason.CANCELLED)]
+    desk.batch.statuses["1"] = BatchJobStatus(PENDING, "BeginTime", again="queued again by Slurm")
+    assert desk.later(10) == [BlockUpdate(B0, PENDING, "1", "queued again by Slurm: BeginTime")]
+    desk.batch.statuses["1"] = BatchJobStatus(
+        PENDING, "BeginTime", loss=LossReason.PREEMPTED, again="preempted by Slurm"
+    )
+    assert desk.later(10) == [BlockUpdate(B0, PENDING, "1", "preempted by Slurm: BeginTime", loss=LossReason.PREEMPTED)]
+    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n2")
+    assert desk.later(10) == [BlockUpdate(B0, RUNNING, "1", "on n2")]
+    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "cancelled", loss=LossReason.CANCELLED)
+    assert desk.later(10) == [BlockUpdate(B0, ENDED, "1", "cancelled", loss=LossReason.CANCELLED)]
 
 
 def test_what_the_manager_had_cancelled_is_no_loss(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     desk.later(1)
     desk.keeper.cancel([B0], "idle")
     desk.settle()
-    desk.batch.looks["1"] = JobLook(ENDED, "cancelled", loss=LossReason.CANCELLED)
-    assert desk.later(10) == [BlockNews(B0, ENDED, "1", "cancelled: idle")]
+    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "cancelled", loss=LossReason.CANCELLED)
+    assert desk.later(10) == [BlockUpdate(B0, ENDED, "1", "cancelled: idle")]
 
 
 def test_an_order_that_is_heard_twice_is_one(desk: Desk) -> None:
     desk.order(B0, B0)
     desk.order(B0)
-    desk.batch.looks["1"] = JobLook(ENDED, "done")
+    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "done")
     desk.later(1)
     desk.order(B0)
     desk.keeper.sync([KnownBlock(B0, "lab", ASKED)])
@@ -144,7 +146,7 @@ def test_trouble_is_told_once_and_its_end_too(desk: Desk) -> None:
     for _ in range(5):
         assert desk.later(10) == []
     desk.batch.down = ""
-    assert desk.later(10) == [BlockNews(B0, PENDING, "1"), SourceTrouble("lab", "")]
+    assert desk.later(10) == [BlockUpdate(B0, PENDING, "1"), SourceTrouble("lab", "")]
 
 
 def test_it_asks_less_often_while_there_is_trouble(desk: Desk) -> None:
@@ -221,7 +223,7 @@ def test_while_submissions_wait_for_an_answer_jobs_are_watched_and_cancelled(des
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B1)
     until_submitted(desk, times=3)
-    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
     assert (B0, RUNNING, "on n1") in told(desk.later(10))
     desk.keeper.cancel([B0], "idle")
     desk.settle()
@@ -252,21 +254,21 @@ def test_after_a_kill_jobs_are_found_and_adopted(desk: Desk) -> None:
     news = desk.settle()
     assert ("b0", PENDING, "") in told(news)
     assert desk.batch.submitted == [B1]
-    assert next(each.job for each in news if isinstance(each, BlockNews)) == job
+    assert next(each.job for each in news if isinstance(each, BlockUpdate)) == job
 
 
 def test_after_a_kill_a_job_that_is_over_already_is_not_submitted_again(desk: Desk) -> None:
-    desk.batch.put(B0, JobLook(ENDED, "exit code 1"))
+    desk.batch.put(B0, BatchJobStatus(ENDED, "exit code 1"))
     desk.another().sync([KnownBlock(B0, "lab", ASKED)])
     assert told(desk.settle())[-1] == (B0, ENDED, "exit code 1")
     assert not desk.batch.submitted
 
 
 def test_of_two_jobs_of_a_block_the_living_one_stays(desk: Desk) -> None:
-    desk.batch.put(B0, JobLook(ENDED, "exit code 1"))
-    alive = desk.batch.put(B0, JobLook(RUNNING))
+    desk.batch.put(B0, BatchJobStatus(ENDED, "exit code 1"))
+    alive = desk.batch.put(B0, BatchJobStatus(RUNNING))
     desk.another().sync([KnownBlock(B0, "lab", ASKED)])
-    assert [each.job for each in desk.settle() if isinstance(each, BlockNews)][-1] == alive
+    assert [each.job for each in desk.settle() if isinstance(each, BlockUpdate)][-1] == alive
     assert not desk.batch.cancelled
 
 
@@ -274,8 +276,8 @@ def test_no_job_is_touched_before_the_manager_has_spoken(desk: Desk) -> None:
     def make() -> Batch:
         return desk.batch
 
-    desk.batch.put(B0, JobLook(RUNNING))
-    desk.keeper = Keeper("lab", make=make, owners={}, poll_s=10, clock=desk.clock)
+    desk.batch.put(B0, BatchJobStatus(RUNNING))
+    desk.keeper = BlockKeeper("lab", make=make, owners={}, poll_s=10, clock=desk.clock)
     assert desk.keeper.due_in() is None
     assert desk.keeper.step() == []
     assert not desk.batch.cancelled
@@ -283,8 +285,8 @@ def test_no_job_is_touched_before_the_manager_has_spoken(desk: Desk) -> None:
 
 def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> None:
     """A manager that has lost a part of its journal: it takes the block for its own, or has it cancelled."""
-    stray = desk.batch.put(B2, JobLook(RUNNING, "on n1"))
-    assert desk.settle() == [BlockNews(B2, RUNNING, stray, "on n1", source="lab")]
+    stray = desk.batch.put(B2, BatchJobStatus(RUNNING, "on n1"))
+    assert desk.settle() == [BlockUpdate(B2, RUNNING, stray, "on n1", source="lab")]
     assert not desk.batch.cancelled
     desk.keeper.cancel([B2], "it was over")
     desk.settle()
@@ -292,8 +294,8 @@ def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> N
 
 
 def test_before_it_has_heard_which_blocks_there_are_it_touches_nothing(desk: Desk) -> None:
-    job = desk.batch.put(B0, JobLook(RUNNING))
-    keeper = Keeper("lab", make=lambda: desk.batch, owners={}, poll_s=10, clock=desk.clock)
+    job = desk.batch.put(B0, BatchJobStatus(RUNNING))
+    keeper = BlockKeeper("lab", make=lambda: desk.batch, owners={}, poll_s=10, clock=desk.clock)
     assert keeper.due_in() is None
     assert keeper.step() == []
     keeper.sync([KnownBlock(B0, "lab", RUNNING, job)])
@@ -304,14 +306,14 @@ def test_before_it_has_heard_which_blocks_there_are_it_touches_nothing(desk: Des
 def test_jobs_of_another_site_are_left_alone(desk: Desk) -> None:
     """Two sites may use one batch system."""
     desk.owners[B2] = "other"
-    desk.batch.put(B2, JobLook(RUNNING))
+    desk.batch.put(B2, BatchJobStatus(RUNNING))
     desk.settle()
     assert not desk.batch.cancelled
     assert desk.keeper.end(until=desk.clock.now) == []
 
 
 def test_known_jobs_are_watched_and_told_although_nothing_has_changed(desk: Desk) -> None:
-    job = desk.batch.put(B0, JobLook(RUNNING, "on n1"))
+    job = desk.batch.put(B0, BatchJobStatus(RUNNING, "on n1"))
     desk.another().sync([KnownBlock(B0, "lab", RUNNING, job)])
     assert told(desk.settle()) == [(B0, RUNNING, "on n1")]
 
@@ -323,7 +325,7 @@ def test_cancel_before_and_after_the_submission(desk: Desk) -> None:
     assert (B1, ENDED, "cancelled before it was submitted: no call could use it") in told(desk.settle())
     assert desk.batch.submitted == [B0]
     assert desk.batch.cancelled == ["1"]
-    desk.batch.looks["1"] = JobLook(ENDED, "cancelled")
+    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "cancelled")
     assert told(desk.later(1)) == [(B0, ENDED, "cancelled: no call could use it")]
 
 
@@ -341,20 +343,20 @@ def test_a_cancel_without_effect_is_repeated(desk: Desk) -> None:
 def test_a_block_that_ended_well_while_it_was_cancelled_is_done(desk: Desk) -> None:
     desk.order(B0)
     desk.keeper.cancel([B0], "idle")
-    desk.batch.looks["1"] = JobLook(ENDED, "done")
+    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "done")
     assert (B0, ENDED, "done") in told([*desk.settle(), *desk.later(1)])
 
 
 def test_a_manager_that_has_lost_a_part_of_its_journal_is_told_all_of_it_again(desk: Desk) -> None:
     desk.order(B0, B1, B2)
-    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
-    desk.batch.looks["3"] = JobLook(ENDED, "exit code 1")
+    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
+    desk.batch.statuses["3"] = BatchJobStatus(ENDED, "exit code 1")
     desk.later(10)
     desk.keeper.sync([KnownBlock(B1, "lab", ASKED)])
     assert desk.settle() == [
-        BlockNews(B2, ENDED, "3", "exit code 1", source="lab"),
-        BlockNews(B0, RUNNING, "1", "on n1", source="lab"),
-        BlockNews(B1, PENDING, "2"),
+        BlockUpdate(B2, ENDED, "3", "exit code 1", source="lab"),
+        BlockUpdate(B0, RUNNING, "1", "on n1", source="lab"),
+        BlockUpdate(B1, PENDING, "2"),
     ]
     assert not desk.batch.cancelled
     assert desk.batch.submitted == [B0, B1, B2]
@@ -362,7 +364,7 @@ def test_a_manager_that_has_lost_a_part_of_its_journal_is_told_all_of_it_again(d
 
 def test_the_end_of_a_block_is_told_again_to_a_manager_that_has_lost_it(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.looks["1"] = JobLook(ENDED, "exit code 1")
+    desk.batch.statuses["1"] = BatchJobStatus(ENDED, "exit code 1")
     desk.later(10)
     desk.keeper.sync([KnownBlock(B0, "lab", RUNNING, "1")])
     assert told(desk.settle()) == [(B0, ENDED, "exit code 1")]
@@ -374,7 +376,7 @@ def test_a_batch_system_that_cannot_be_had_refuses(desk: Desk) -> None:
     def make() -> Batch:
         raise ConfigError("site lab: this host has no sbatch on its PATH")
 
-    desk.keeper = Keeper("lab", make=make, owners={}, poll_s=10, clock=desk.clock)
+    desk.keeper = BlockKeeper("lab", make=make, owners={}, poll_s=10, clock=desk.clock)
     desk.keeper.sync([])
     assert told(desk.order(B0)) == [(B0, REFUSED, "site lab: this host has no sbatch on its PATH")]
     assert desk.keeper.due_in() is None
@@ -384,19 +386,19 @@ def test_a_batch_system_that_cannot_be_had_refuses(desk: Desk) -> None:
 def test_a_fault_of_a_provider_is_trouble(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.order(B0)
 
-    def broken(jobs: object) -> dict[str, JobLook]:
+    def broken(jobs: object) -> dict[str, BatchJobStatus]:
         raise KeyError("88123")
 
-    desk.batch.look = broken  # type: ignore[method-assign,assignment]
+    desk.batch.query = broken  # type: ignore[method-assign,assignment]
     assert desk.later(1) == [SourceTrouble("lab", "KeyError: '88123'")]
 
 
 def test_the_end_cancels_everything_and_says_what_is_left(desk: Desk) -> None:
     desk.order(B0)
-    desk.batch.put(B2, JobLook(RUNNING))
+    desk.batch.put(B2, BatchJobStatus(RUNNING))
     assert desk.keeper.end(until=desk.clock.now) == ["1", "2"]
     assert desk.batch.cancelled == ["1", "2"]
-    desk.batch.looks = {"1": JobLook(ENDED, "cancelled"), "2": JobLook(ENDED, "cancelled")}
+    desk.batch.statuses = {"1": BatchJobStatus(ENDED, "cancelled"), "2": BatchJobStatus(ENDED, "cancelled")}
     assert desk.keeper.end(until=desk.clock.now) == []
 
 
@@ -408,7 +410,7 @@ def test_the_end_while_nobody_answers_names_what_is_known(desk: Desk) -> None:
 
 def test_blocks_that_wait_can_be_cancelled_alone(desk: Desk) -> None:
     desk.order(B0, B1)
-    desk.batch.looks["1"] = JobLook(RUNNING)
+    desk.batch.statuses["1"] = BatchJobStatus(RUNNING)
     desk.later(1)
     desk.keeper.cancel_waiting("the manager is away")
     desk.settle()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused
 from stoker.manager.factory.listed import ListedBatch
-from stoker.manager.factory.listings import Listed, read_grid_engine, read_lsf, read_pbs
+from stoker.manager.factory.listings import ListedJob, read_grid_engine, read_lsf, read_pbs
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 from stoker.site import Duration, Provider, ProviderKind, Site
@@ -76,7 +76,7 @@ GRID_ENGINE = """<?xml version='1.0'?>
 """
 
 
-def said(jobs: dict[str, Listed]) -> list[tuple[BlockPhase, str]]:
+def said(jobs: dict[str, ListedJob]) -> list[tuple[BlockPhase, str]]:
     return [(job.phase, job.reason) for job in jobs.values()]
 
 
@@ -92,8 +92,8 @@ def test_pbs() -> None:
         (ENDED, "killed by signal 15"),
         (ENDED, "out of walltime"),
     ]
-    assert jobs["11.head"].look(now=1795275400, output=[]) == JobLook(PENDING, jobs["11.head"].reason, 600)
-    assert jobs["16.head"].look(now=0, output=["no room"]).reason == "exit code 1: no room"
+    assert jobs["11.head"].status(now=1795275400, output=[]) == BatchJobStatus(PENDING, jobs["11.head"].reason, 600)
+    assert jobs["16.head"].status(now=0, output=["no room"]).reason == "exit code 1: no room"
     assert read_pbs('{"pbs_server": "head"}') == {}
 
 
@@ -170,10 +170,10 @@ def world(kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @kinds
-def test_submit_look_find_cancel(world: World, kind: ProviderKind) -> None:
+def test_submit_query_find_cancel(world: World, kind: ProviderKind) -> None:
     job = world.batch.submit(BlockId("b0"))
     assert job == IDS[kind]
-    assert world.batch.look([job])[job].phase is PENDING
+    assert world.batch.query([job])[job].phase is PENDING
     assert job in world.batch.find()
     world.batch.cancel([job, "999"])
     assert (world.submit / "cancelled").read_text() == f"{job} 999\n"
@@ -187,7 +187,7 @@ def test_a_job_that_is_no_longer_listed_is_over(world: World, kind: ProviderKind
     script = (world.submit / "stoker-k3v9-b0.sh").read_text()
     (named,) = re.findall(r"^#\S+ -e (\S+)$", script, re.MULTILINE)
     (world.submit / named).write_text("no such module: cuda\n")
-    assert world.batch.look([job])[job] == JobLook(ENDED, "no longer in the queue: no such module: cuda")
+    assert world.batch.query([job])[job] == BatchJobStatus(ENDED, "no longer in the queue: no such module: cuda")
 
 
 @kinds
@@ -198,7 +198,7 @@ def test_refused_and_away(world: World, kind: ProviderKind) -> None:
         world.batch.submit(B7)
     for name in ("qsub", "bsub", "qstat", "bjobs", "qselect"):
         world.put(name, "echo 'Cannot connect to server head' >&2; exit 1")
-    for ask in (lambda: world.batch.submit(B7), lambda: world.batch.look(["1"]), world.batch.find):
+    for ask in (lambda: world.batch.submit(B7), lambda: world.batch.query(["1"]), world.batch.find):
         with pytest.raises(BatchTrouble, match="Cannot connect to server head"):
             ask()
 
@@ -207,4 +207,4 @@ def test_refused_and_away(world: World, kind: ProviderKind) -> None:
 def test_an_answer_that_cannot_be_read(world: World, kind: ProviderKind) -> None:
     world.put("qstat", "echo '<<<'")
     with pytest.raises(BatchTrouble, match="has printed what cannot be read"):
-        world.batch.look(["1"])
+        world.batch.query(["1"])

@@ -48,9 +48,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def test_started_watched_and_ended(place: Place) -> None:
     batch = place.batch()
     job = batch.submit(B0)
-    assert batch.look([job])[job].phase is BlockPhase.RUNNING, "from its first moment on"
+    assert batch.query([job])[job].phase is BlockPhase.RUNNING, "from its first moment on"
     batch.cancel([job])
-    until(lambda: batch.look([job])[job].phase is BlockPhase.ENDED, what="the end", seconds=30)
+    until(lambda: batch.query([job])[job].phase is BlockPhase.ENDED, what="the end", seconds=30)
 
 
 def test_why_it_ended(place: Place) -> None:
@@ -58,7 +58,7 @@ def test_why_it_ended(place: Place) -> None:
     place.program = "import sys; sys.exit('no such folder')"
     job = batch.submit(B0)
     look = until(
-        lambda: (looked := batch.look([job])[job]).phase is BlockPhase.ENDED and looked, what="the end", seconds=30
+        lambda: (looked := batch.query([job])[job]).phase is BlockPhase.ENDED and looked, what="the end", seconds=30
     )
     assert look.reason == "exit code 1: no such folder"
 
@@ -69,7 +69,7 @@ def test_another_factory_finds_what_runs(place: Place) -> None:
     until(lambda: other.find() == {job: B1}, what="the pilot to be there", seconds=30)
     other.cancel([job])
     until(lambda: not other.find(), what="the end", seconds=30)
-    assert other.look([job])[job].reason == "its process is gone"
+    assert other.query([job])[job].reason == "its process is gone"
 
 
 def test_pilots_of_other_sessions_are_none_of_ours(place: Place, tmp_path: Path) -> None:
@@ -90,6 +90,6 @@ def test_worker_init_runs_before_a_local_pilot_which_keeps_the_process_id_of_the
     batch = LocalBatch(session="k3v9", folder=place.folder / "submit", command=place.command, worker_init=init)
     job = batch.submit(B0)
     look = until(
-        lambda: (looked := batch.look([job])[job]).phase is BlockPhase.ENDED and looked, what="the end", seconds=30
+        lambda: (looked := batch.query([job])[job]).phase is BlockPhase.ENDED and looked, what="the end", seconds=30
     )
     assert look.reason == f"exit code 1: {job} of two words"

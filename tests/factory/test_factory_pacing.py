@@ -11,9 +11,9 @@ from factory.fake_slurm import FakeSlurm
 from factory.toy_batch import Clock, ToyBatch
 
 from stoker.manager.factory import pacing
-from stoker.manager.factory.batch import BatchTrouble, JobLook
-from stoker.manager.factory.batches import Shared
-from stoker.manager.factory.keeper import Keeper
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble
+from stoker.manager.factory.batches import SharedBudget
+from stoker.manager.factory.keeper import BlockKeeper
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.slurm import SlurmBatch
 from stoker.manager.protocol.blocks import BlockPhase
@@ -52,9 +52,9 @@ class LimitedBatch(ToyBatch):
         self.listing.forget()
         return super().submit(block)
 
-    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+    def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         self.listing.read(self._request)
-        return super().look(jobs)
+        return super().query(jobs)
 
     def find(self) -> Mapping[str, BlockId]:
         self.listing.read(self._request)
@@ -81,7 +81,9 @@ class World:
         listing: Listing[bool] = Listing(fresh_s=self.pacer.listing_s, clock=self.clock)
         self.batches = [LimitedBatch(self.limiter, self.pacer, listing) for _ in range(sources)]
         self.keepers = [
-            Keeper(f"s{n}", make=lambda batch=batch: batch, owners={}, poll_s=10.0, clock=self.clock, pacer=self.pacer)  # type: ignore[misc]
+            BlockKeeper(
+                f"s{n}", make=lambda batch=batch: batch, owners={}, poll_s=10.0, clock=self.clock, pacer=self.pacer
+            )  # type: ignore[misc]
             for n, batch in enumerate(self.batches)
         ]
         for keeper in self.keepers:
@@ -119,14 +121,14 @@ def test_a_hundred_blocks_are_submitted_watched_and_cancelled_without_a_refusal(
     world.run(HOUR_S)
     assert sum(len(batch.submitted) for batch in world.batches) == 100
     for batch in world.batches:
-        for job in batch.looks:
-            batch.looks[job] = JobLook(BlockPhase.RUNNING)
+        for job in batch.statuses:
+            batch.statuses[job] = BatchJobStatus(BlockPhase.RUNNING)
     before = world.limiter.requests
     world.run(3 * HOUR_S)
     assert world.limiter.requests - before <= 4.0 * 180
     for batch in world.batches:
-        for job in batch.looks:
-            batch.looks[job] = JobLook(BlockPhase.ENDED, "preempted by Slurm")
+        for job in batch.statuses:
+            batch.statuses[job] = BatchJobStatus(BlockPhase.ENDED, "preempted by Slurm")
     more = [BlockId(f"b{n}") for n in range(100, 200)]
     for n, keeper in enumerate(world.keepers):
         keeper.order(more[n::sources])
@@ -149,8 +151,8 @@ def test_cancellations_find_a_token_when_submissions_have_taken_theirs() -> None
 
 
 def test_a_slow_batch_system_is_asked_less_often() -> None:
-    assert pacing.look_every_s(10.0, None, took_s=0.1) == 10.0
-    assert pacing.look_every_s(10.0, None, took_s=8.0) == 32.0
+    assert pacing.poll_period_s(10.0, None, took_s=0.1) == 10.0
+    assert pacing.poll_period_s(10.0, None, took_s=8.0) == 32.0
 
 
 def test_doctor_s_figures_are_those_of_the_pacer() -> None:
@@ -158,17 +160,17 @@ def test_doctor_s_figures_are_those_of_the_pacer() -> None:
 
 
 def test_one_status_command_serves_all_sources_and_a_submission_asks_anew(slurm: FakeSlurm, tmp_path: Path) -> None:
-    shared = Shared(poll_s=10.0)
+    shared = SharedBudget(poll_s=10.0)
     given = {"session": "k3v9", "folder": tmp_path, "pacer": shared.pacer, "listing": shared.listing}
     sites = [Site(name=name, provider=Provider(kind=ProviderKind.SLURM)) for name in ("one", "two")]
     one, two = (SlurmBatch(site, command=lambda block: f"echo {block}", **given) for site in sites)  # type: ignore[arg-type]
     job = one.submit(BlockId("b1"))
-    assert one.look([job])[job].phase is BlockPhase.PENDING
+    assert one.query([job])[job].phase is BlockPhase.PENDING
     two.find()
-    two.look([job])
+    two.query([job])
     assert len(slurm.asked("squeue")) == 1
     other = two.submit(BlockId("b2"))
-    assert two.look([other])[other].phase is BlockPhase.PENDING
+    assert two.query([other])[other].phase is BlockPhase.PENDING
     assert len(slurm.asked("squeue")) == 2
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.manager.factory.batches import dry_run
+from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run, make_batch
 from stoker.manager.factory.pilot_command import pilot_command, walltime_s
 from stoker.manager.factory.providers import render
 from stoker.manager.protocol.session import SessionFolder
@@ -180,3 +182,35 @@ def test_jobs_that_bring_no_files_need_a_shared_file_system(tmp_path: Path) -> N
     )
     with pytest.raises(ConfigError, match="shared_files"):
         dry_run(wanted, session="k3v9", folder=SessionFolder(tmp_path))
+
+
+SYSTEMS = {
+    ProviderKind.LOCAL: "LocalBatch",
+    ProviderKind.SLURM: "SlurmBatch",
+    ProviderKind.CONDOR: "CondorBatch",
+    ProviderKind.PBS: "ListedBatch",
+    ProviderKind.LSF: "ListedBatch",
+    ProviderKind.GRID_ENGINE: "ListedBatch",
+    ProviderKind.KUBERNETES: "KubernetesBatch",
+}
+
+
+@pytest.mark.parametrize("kind", list(ProviderKind))
+def test_every_kind_has_a_batch_system_of_its_own(
+    kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that `make_batch` does not name would be asked in the words of another."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for command in {*SUBMIT_COMMANDS.values(), "kubectl"}:
+        (tools / command).write_text("#!/bin/sh\n")
+        (tools / command).chmod(0o755)
+    (tmp_path / "session").mkdir()
+    wanted = site(kind, image="lab/stoker" if kind is ProviderKind.KUBERNETES else "")
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
+    # Parsl's refuses to be made where the package of Kubernetes is not installed.
+    monkeypatch.setattr(
+        "stoker.manager.factory.kubernetes.KubernetesProvider", lambda **_settings: SimpleNamespace(kube_client=None)
+    )
+    made = make_batch(wanted, session="k3v9", folder=SessionFolder(tmp_path / "session"))
+    assert type(made).__name__ == SYSTEMS[kind]

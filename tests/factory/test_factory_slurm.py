@@ -34,13 +34,13 @@ def test_a_job_from_its_submission_to_its_end(batch: SlurmBatch, slurm: FakeSlur
     assert slurm.jobs()[job]["name"] == "stoker-k3v9-b7"
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 600))
     slurm.put(job, reason="QOSMaxGRESPerUser", start=start)
-    look = batch.look([job])[job]
+    look = batch.query([job])[job]
     assert (look.phase, look.reason) == (BlockPhase.PENDING, "QOSMaxGRESPerUser")
     assert 500 < look.expected_in_s <= 600
     slurm.put(job, state="RUNNING", nodes="n014", reason="None", start=start)
-    assert batch.look([job])[job].reason == "on n014"
+    assert batch.query([job])[job].reason == "on n014"
     slurm.put(job, state="PREEMPTED")
-    assert batch.look([job])[job].reason == "preempted by Slurm"
+    assert batch.query([job])[job].reason == "preempted by Slurm"
 
 
 def test_what_is_submitted_is_what_a_dry_run_shows(slurm: FakeSlurm, folder: SessionFolder) -> None:
@@ -63,7 +63,7 @@ def test_scripts_in_a_folder_of_any_name(slurm: FakeSlurm, tmp_path: Path, name:
 def until_over(batch: SlurmBatch, job: str) -> str:
     until = time.monotonic() + 20
     while time.monotonic() < until:
-        look = batch.look([job])[job]
+        look = batch.query([job])[job]
         if look.phase is BlockPhase.ENDED:
             return look.reason
         time.sleep(0.05)
@@ -116,14 +116,14 @@ def test_a_controller_that_is_away_refuses_nothing(batch: SlurmBatch, slurm: Fak
     slurm.controller(up=False)
     for ask in (
         lambda: batch.submit(BlockId("b8")),
-        lambda: batch.look([job]),
+        lambda: batch.query([job]),
         batch.find,
         lambda: batch.cancel([job]),
     ):
         with pytest.raises(BatchTrouble, match=r"Unable to contact slurm controller \(connect failure\)"):
             ask()
     slurm.controller(up=True)
-    assert batch.look([job])[job].phase is BlockPhase.PENDING
+    assert batch.query([job])[job].phase is BlockPhase.PENDING
 
 
 def test_a_host_that_is_told_no_slurm_conf_refuses_nothing(batch: SlurmBatch, slurm: FakeSlurm) -> None:
@@ -153,14 +153,14 @@ def test_a_failed_job_says_what_it_printed(batch: SlurmBatch, slurm: FakeSlurm, 
     job = batch.submit(B7)
     (tmp_path / "stoker-k3v9-b7.err").write_text("a\nb\nc\nd\ne\nstoker-pilot: no such folder\n")
     slurm.put(job, state="FAILED", exit_code="1:0")
-    assert batch.look([job])[job].reason == "exit code 1: b; c; d; e; stoker-pilot: no such folder"
+    assert batch.query([job])[job].reason == "exit code 1: b; c; d; e; stoker-pilot: no such folder"
 
 
 def test_a_job_that_squeue_has_forgotten_is_asked_of_scontrol(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     """`squeue --job` would fail for all jobs because of this one; Parsl takes it for completed."""
     job, other = batch.submit(B7), batch.submit(BlockId("b8"))
     slurm.put(job, state="TIMEOUT", forgotten="squeue")
-    looks = batch.look([job, other])
+    looks = batch.query([job, other])
     assert (looks[job].reason, looks[other].phase) == ("out of walltime", BlockPhase.PENDING)
 
 
@@ -169,14 +169,14 @@ def test_a_job_that_slurm_has_forgotten_has_its_output(batch: SlurmBatch, slurm:
     said = "slurmstepd: error: *** JOB 101 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO NODE FAILURE ***"
     (tmp_path / "stoker-k3v9-b7.err").write_text(f"{said}\n")
     slurm.put(job, state="CANCELLED", forgotten="everywhere")
-    assert batch.look([job])[job].reason == "node failed"
+    assert batch.query([job])[job].reason == "node failed"
 
 
 def test_a_job_that_is_queued_again_is_pending(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job = batch.submit(B7)
     slurm.put(job, state="RUNNING", nodes="n1")
     slurm.put(job, state="PENDING", reason="BeginTime", nodes="")
-    look = batch.look([job])[job]
+    look = batch.query([job])[job]
     assert (look.phase, look.reason) == (BlockPhase.PENDING, "BeginTime")
 
 
@@ -194,7 +194,7 @@ def test_jobs_are_found_by_their_names_also_by_another_process(
 def test_one_command_for_all_jobs(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     jobs = [batch.submit(BlockId(f"b{number}")) for number in range(3)]
     before = len(slurm.asked("squeue"))
-    assert len(batch.look(jobs)) == 3
+    assert len(batch.query(jobs)) == 3
     assert len(slurm.asked("squeue")) == before + 1
     assert not slurm.asked("scontrol")
 
@@ -203,7 +203,7 @@ def test_cancelling_what_is_over_is_no_error(batch: SlurmBatch, slurm: FakeSlurm
     job = batch.submit(B7)
     batch.cancel([job])
     batch.cancel([job, "4711"])
-    assert batch.look([job])[job].reason == "cancelled"
+    assert batch.query([job])[job].reason == "cancelled"
 
 
 def test_a_host_without_slurm(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

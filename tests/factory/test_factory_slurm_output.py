@@ -8,10 +8,10 @@ import pytest
 
 from stoker.manager.factory.batch import block_of, job_name
 from stoker.manager.factory.slurm_output import (
-    Row,
+    AccountedJob,
     due_to,
     gone,
-    look_of,
+    job_status,
     lost_nodes,
     read_preempted,
     read_sacct,
@@ -41,7 +41,7 @@ slurm_load_jobs: warning that is no job
 def test_squeue() -> None:
     rows = read_squeue(SQUEUE)
     assert len(rows) == 10
-    looks = {job: look_of(row, now=NOW) for job, row in rows.items()}
+    looks = {job: job_status(row, now=NOW) for job, row in rows.items()}
     assert looks["88123"].phase is BlockPhase.PENDING
     assert (looks["88123"].reason, looks["88123"].expected_in_s) == ("Priority", 660.0)
     assert (looks["88124"].reason, looks["88124"].expected_in_s) == ("BeginTime", 0.0)
@@ -72,7 +72,7 @@ def test_squeue() -> None:
 def test_a_job_that_slurm_holds_until_somebody_releases_it_is_over(state: str, reason: str) -> None:
     [row] = read_squeue(f"7|{state}|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
     assert row.is_held_for_good
-    look = look_of(row, now=NOW)
+    look = job_status(row, now=NOW)
     assert look.phase is BlockPhase.ENDED
     assert look.reason == f"held by Slurm: {reason if reason != 'None' else 'special_exit'}"
 
@@ -80,7 +80,7 @@ def test_a_job_that_slurm_holds_until_somebody_releases_it_is_over(state: str, r
 @pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin"])
 def test_a_job_that_a_person_holds_waits_and_says_how_it_is_released(reason: str) -> None:
     [row] = read_squeue(f"7|PENDING|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
-    look = look_of(row, now=NOW)
+    look = job_status(row, now=NOW)
     assert (look.phase, look.reason) == (BlockPhase.PENDING, f"{reason}, until `scontrol release 7`")
 
 
@@ -88,7 +88,7 @@ def test_the_tasks_of_an_array_are_one_job() -> None:
     def look(*states: str) -> tuple[BlockPhase, str]:
         rows = read_squeue("".join(f"7|{state}|stoker-k3v9-b0|/home/ana/submit\n" for state in states))
         assert list(rows) == ["7"]
-        found = look_of(rows["7"], now=NOW)
+        found = job_status(rows["7"], now=NOW)
         return found.phase, found.reason
 
     done, failed, waits = "COMPLETED|None|N/A|n1", "TIMEOUT|TimeLimit|N/A|n1", "PENDING|Resources|N/A|"
@@ -107,7 +107,7 @@ def test_a_strange_name_is_none_of_ours() -> None:
 def test_sacct() -> None:
     rows = read_sacct("88140|CANCELLED by 1000|0:0|n014\n88141|FAILED|1:0|n015\n88142|OUT_OF_MEMORY|0:125|n1\n")
     assert [rows[job].state for job in rows] == ["CANCELLED", "FAILED", "OUT_OF_MEMORY"]
-    assert look_of(rows["88142"], now=NOW).reason == "out of memory"
+    assert job_status(rows["88142"], now=NOW).reason == "out of memory"
 
 
 def test_scontrol() -> None:
@@ -131,22 +131,22 @@ def test_scontrol() -> None:
     ],
 )
 def test_a_failed_job_says_how_and_what_it_printed(exit_code: str, output: list[str], said: str) -> None:
-    assert look_of(Row("1", "FAILED", exit_code=exit_code), now=NOW, output=output).reason == said
+    assert job_status(AccountedJob("1", "FAILED", exit_code=exit_code), now=NOW, output=output).reason == said
 
 
 def test_slurm_writes_why_below_what_a_job_prints() -> None:
     line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"
     assert due_to(["loading", line]) == "preempted by Slurm"
     assert due_to([line.replace("PREEMPTION", "TIME LIMIT")]) == "out of walltime"
-    assert look_of(Row("12", "CANCELLED"), now=NOW, output=[line]).reason == "preempted by Slurm"
-    assert look_of(Row("12", "CANCELLED"), now=NOW, output=["loading"]).reason == "cancelled"
+    assert job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=[line]).reason == "preempted by Slurm"
+    assert job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=["loading"]).reason == "cancelled"
     assert gone([line]).reason == "preempted by Slurm"
     assert gone([]).reason == "Slurm no longer knows this job"
 
 
 def test_an_unknown_state_is_an_end_with_its_word() -> None:
     """A state of a later Slurm that nobody here has heard of must not look like a job that runs."""
-    assert look_of(Row("1", "LAUNCH_FAILED"), now=NOW).phase is BlockPhase.ENDED
+    assert job_status(AccountedJob("1", "LAUNCH_FAILED"), now=NOW).phase is BlockPhase.ENDED
 
 
 def test_names() -> None:
@@ -170,7 +170,7 @@ def test_names() -> None:
     ],
 )
 def test_the_end_of_a_job_names_the_loss_of_its_pilots(state: str, loss: LossReason | None) -> None:
-    assert look_of(Row("1", state, nodes="n1"), now=NOW).loss is loss
+    assert job_status(AccountedJob("1", state, nodes="n1"), now=NOW).loss is loss
 
 
 def test_accounting_tells_why_a_job_was_queued_again() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused, Unanswered
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 
-OVER = JobLook(BlockPhase.ENDED, "done")
+OVER = BatchJobStatus(BlockPhase.ENDED, "done")
 
 
 class Clock:
@@ -25,7 +25,7 @@ class ToyBatch:
 
     def __init__(self) -> None:
         self.jobs: dict[str, BlockId] = {}
-        self.looks: dict[str, JobLook] = {}
+        self.statuses: dict[str, BatchJobStatus] = {}
         self.submitted: list[BlockId] = []
         self.cancelled: list[str] = []
         self.down = ""
@@ -33,9 +33,9 @@ class ToyBatch:
         self.hides = False
         self.refuses = ""
 
-    def put(self, block: str, look: JobLook = JobLook(BlockPhase.PENDING)) -> str:  # noqa: B008
+    def put(self, block: str, look: BatchJobStatus = BatchJobStatus(BlockPhase.PENDING)) -> str:  # noqa: B008
         job = str(len(self.jobs) + 1)
-        self.jobs[job], self.looks[job] = BlockId(block), look
+        self.jobs[job], self.statuses[job] = BlockId(block), look
         return job
 
     def submit(self, block: BlockId) -> str:
@@ -48,9 +48,9 @@ class ToyBatch:
             raise Unanswered("submit has not answered for 30 s")
         return job
 
-    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+    def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         self._answer()
-        return {job: self.looks.get(job, OVER) for job in jobs}
+        return {job: self.statuses.get(job, OVER) for job in jobs}
 
     def cancel(self, jobs: Sequence[str]) -> None:
         self._answer()

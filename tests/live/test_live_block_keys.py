@@ -70,7 +70,7 @@ def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Make, peers: Make,
     liar = of_block("b2", "n2~0123456789abcdef", says="b1")
     assert "is of block b1; this is the key of block b2" in liar.hear(to_pilot.PilotRefused).reason
     assert victim.silent(0.2), "no answer to the thief goes to the victim"
-    victim.send(say.WalltimeNews(3600.0))
+    victim.send(say.WalltimeUpdate(3600.0))
     victim.hear(to_pilot.Ack)
     assert known(peers) == {"n1": "b1"}
     assert "with the key of another block" not in folder.manager_log.read_text()

@@ -19,7 +19,7 @@ from stoker.manager.live import journal, pickled, segments, snapshot
 from stoker.manager.live.comeback import come_back
 from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import check_of
-from stoker.manager.live.past import Past, policies_modules
+from stoker.manager.live.past import JournalPast, policies_modules
 from stoker.manager.live.pickled import Unreadable, Unsaveable
 from stoker.manager.live.records import SegmentHead
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
@@ -137,7 +137,7 @@ def test_a_manager_begins_at_the_newest_snapshot_that_it_can_read(toy: Toy, tmp_
     lived(path, toy, cut_at=20).close()
     shot = segments.snapshot_path(path, 2)
     whole = shot.read_bytes()
-    past = Past(path, policies=default_policies())
+    past = JournalPast(path, policies=default_policies())
     assert past.core is not None
     assert past.events == 20
 
@@ -183,18 +183,18 @@ def test_a_policy_that_cannot_be_saved_is_told_of_once(tmp_path: Path) -> None:
     work = Compaction(book, snapshot_bytes=0, tail_bytes=0, now=True, tell=told.append)
     core = Core("test", policies)
     for _ in range(2000):
-        work.look(core)
+        work.advance(core)
         if told:
             break
     else:
         while not told:
-            work.look(core)
+            work.advance(core)
     (text,) = told
     assert "not compacted" in text
     assert "function" in text
     assert segments.snapshots(book.path) == []
     work._now = True
-    work.look(core)
+    work.advance(core)
     assert work.wait_s == float("inf"), "it is not tried again"
     assert len(segments.segments(book.path)) == 2
     work.close()

@@ -141,7 +141,7 @@ def _patience() -> float:
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def _lease_of(folder: SessionFolder) -> lease.Holder:
+def _lease_of(folder: SessionFolder) -> lease.LeaseHolder:
     holder = lease.read(lease.lease_file(folder))
     assert holder is not None
     return holder

@@ -18,7 +18,7 @@ from stoker.manager.core.events import Event, FromClient, ManagerRestarted, Noti
 from stoker.manager.live import comeback, journal
 from stoker.manager.live.comeback import come_back
 from stoker.manager.live.decisions import check_of
-from stoker.manager.live.past import Past
+from stoker.manager.live.past import JournalPast
 from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
 from stoker.manager.live.verify import verify
 from stoker.manager.policies import default_policies
@@ -61,7 +61,7 @@ def test_a_flipped_bit_costs_one_record(
     data[start + int(where * (end - start))] ^= 1 << bit
     path.write_bytes(data)
     assert list(journal.read(path)) == given[:which] + given[which + 1 :]
-    past = Past(path)
+    past = JournalPast(path)
     told = [record for _, record in past.records() if isinstance(record, Noticed | RecordsLost)]
     if which < 39:  # behind the last event there are only checks
         assert [isinstance(record, RecordsLost) for record in told] == [n == which for n in range(40)]
@@ -214,7 +214,7 @@ def test_a_damaged_end_that_was_not_cut_off_is_a_hole(tmp_path: Path) -> None:
     path.write_bytes(data)
     came = come_back(path, "test", default_policies())
     assert came.lost > 0
-    assert [list(Past(path).records())[-1][1].__class__, len(came.notices)] == [RecordsLost, 1]
+    assert [list(JournalPast(path).records())[-1][1].__class__, len(came.notices)] == [RecordsLost, 1]
 
 
 class Managed:

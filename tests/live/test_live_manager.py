@@ -270,7 +270,7 @@ def test_a_frozen_manager_that_was_followed_meanwhile_says_nothing_more(
     pilot.send(say.LibraryReady(1, 0.1, 0.2))  # type: ignore[arg-type]
     client.send(say.AskStatus(), numbered=False)
     path = lease.lease_file(manager.folder)
-    other = msgspec.json.encode(lease.Holder("login2", "another machine", 7, 70, "theirs"))
+    other = msgspec.json.encode(lease.LeaseHolder("login2", "another machine", 7, 70, "theirs"))
     time.sleep(lease.SURE_S + 1.0)
     path.write_bytes(other)
     client.heard.clear()

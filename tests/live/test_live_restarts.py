@@ -24,9 +24,9 @@ def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
     """A manager starts, perhaps does something, and dies."""
     restarts.started()
     progress = RestartProgress(file, done=7)
-    progress.look(7)
+    progress.report_first_end(7)
     if does:
-        progress.look(8)
+        progress.report_first_end(8)
         os.utime(file, ns=(0, restarts._before + 1))  # file systems may be coarse
     return restarts.died()
 
@@ -53,16 +53,16 @@ def test_deaths_that_are_long_ago_do_not_count(tmp_path: Path) -> None:
 def test_progress_is_said_once_in_a_life(tmp_path: Path) -> None:
     file = tmp_path / "progress"
     progress = RestartProgress(file, done=3)
-    progress.look(3)
+    progress.report_first_end(3)
     assert not file.exists()
-    progress.look(4)
+    progress.report_first_end(4)
     file.unlink()
-    progress.look(5)
+    progress.report_first_end(5)
     assert not file.exists()
 
 
 def test_a_disk_without_room_for_the_word_harms_nothing(tmp_path: Path) -> None:
-    RestartProgress(tmp_path / "no folder" / "progress", done=0).look(1)
+    RestartProgress(tmp_path / "no folder" / "progress", done=0).report_first_end(1)
 
 
 @pytest.mark.parametrize("says_hello", [True, False])

@@ -16,7 +16,7 @@ import pytest
 from faults.world import World, command_of, until
 from session.test_session_up import SITE, stoker
 
-from stoker.manager.cli.endings import Ended, as_ctrl_c
+from stoker.manager.cli.endings import Terminated, as_ctrl_c
 from stoker.manager.protocol.session import SessionFolder, holds_session
 
 
@@ -134,7 +134,7 @@ def test_a_probe_that_is_killed_leaves_a_session_that_ends_by_itself(world: Worl
 
 def test_the_first_signal_is_raised_the_next_ones_are_not_and_a_late_one_kills() -> None:
     with as_ctrl_c() as came:
-        with pytest.raises(Ended):
+        with pytest.raises(Terminated):
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGHUP)
         assert came == [signal.SIGTERM]

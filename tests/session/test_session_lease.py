@@ -21,11 +21,11 @@ from stoker.errors import SessionError
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.live import keeper, lease
 from stoker.manager.live.journal import Journal
-from stoker.manager.live.lease import Holder
+from stoker.manager.live.lease import LeaseHolder
 from stoker.manager.main import main as manager_main
 from stoker.manager.protocol.session import SessionFolder
 
-ELSEWHERE = Holder(host="login2", machine="another boot/pid:[1]", pid=7, started=70, token="theirs")
+ELSEWHERE = LeaseHolder(host="login2", machine="another boot/pid:[1]", pid=7, started=70, token="theirs")
 QUICK = {"patience_s": 0.4, "settle_s": 0.05, "renew_s": 0.05}
 
 HOLD = """
@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "manager.lease"
 
 
-def write(path: Path, holder: Holder) -> None:
+def write(path: Path, holder: LeaseHolder) -> None:
     draft = path.with_suffix(".draft")
     draft.write_bytes(msgspec.json.encode(holder))
     draft.replace(path)
@@ -187,7 +187,7 @@ def test_a_disk_that_stays_full_is_said(path: Path, monkeypatch: pytest.MonkeyPa
     assert lease.read(path) is None
 
 
-DEAD = Holder("here", lease.locks.machine(), 2**22 - 1, 1, "a token that is longer than that of others", 7)
+DEAD = LeaseHolder("here", lease.locks.machine(), 2**22 - 1, 1, "a token that is longer than that of others", 7)
 
 
 def _no_room(file: int, data: bytes) -> int:
@@ -199,7 +199,7 @@ def test_a_manager_comes_back_on_a_full_disk_in_the_file_of_the_dead_one(
 ) -> None:
     """It waited for room, and gave up after a while: its program, and `stoker down`, with it."""
     write(path, DEAD)
-    heard: list[Holder | None] = []
+    heard: list[LeaseHolder | None] = []
     with monkeypatch.context() as full:
         full.setattr(os, "write", _no_room)
         mine = lease.take(path, renew_s=0.05)
@@ -213,7 +213,7 @@ def test_a_manager_comes_back_on_a_full_disk_in_the_file_of_the_dead_one(
 
 @pytest.mark.parametrize("holder", [None, msgspec.structs.replace(DEAD, machine="another")])
 def test_a_full_disk_is_waited_for_where_no_holder_is_dead_for_certain(
-    path: Path, monkeypatch: pytest.MonkeyPatch, holder: Holder | None
+    path: Path, monkeypatch: pytest.MonkeyPatch, holder: LeaseHolder | None
 ) -> None:
     if holder is not None:
         write(path, holder)
@@ -305,7 +305,7 @@ def test_a_holder_that_was_followed_never_becomes_sure_again(path: Path, monkeyp
     held = lease.take(path, **QUICK)
     now[0] += lease.SURE_S + 1
     write(path, ELSEWHERE)
-    lost: list[Holder | None] = []
+    lost: list[LeaseHolder | None] = []
     held.keep(lost.append)
     waits = threading.Thread(target=held.wait_until_sure, daemon=True)
     waits.start()

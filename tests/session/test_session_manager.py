@@ -339,6 +339,6 @@ def test_a_network_that_is_not_here_names_those_that_are() -> None:
         interfaces.resolve("eth0:7")
 
 
-def _other(folder: SessionFolder, before: lease.Holder) -> lease.Holder | None:
+def _other(folder: SessionFolder, before: lease.LeaseHolder) -> lease.LeaseHolder | None:
     holder = lease.read(lease.lease_file(folder))
     return holder if holder is not None and holder.token != before.token else None

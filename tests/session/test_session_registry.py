@@ -18,7 +18,7 @@ from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing
 from stoker.manager.cli.known import SessionState
-from stoker.manager.cli.known import known as list_sessions
+from stoker.manager.cli.known import known_sessions as list_sessions
 from stoker.manager.executor import detached
 from stoker.manager.executor.processes import KEPT_SESSIONS, register
 from stoker.manager.live import lease
@@ -38,7 +38,7 @@ def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int
     folder.write(SessionFile(name, 4, "tcp://127.0.0.1:1", "key"))
     if over or pid:
         started = lease.locks.started(pid or os.getpid()) or 1
-        holder = lease.Holder("here", lease.locks.machine(), pid or os.getpid(), started, "token", over=over)
+        holder = lease.LeaseHolder("here", lease.locks.machine(), pid or os.getpid(), started, "token", over=over)
         lease.lease_file(folder).write_bytes(msgspec.json.encode(holder))
     if up:
         folder.launch.write_bytes(b"{}")

@@ -78,7 +78,7 @@ class Up:
     def status(self) -> Status:
         return status_of(self.name)[1].status
 
-    def holder(self) -> lease.Holder:
+    def holder(self) -> lease.LeaseHolder:
         holder = lease.read(lease.lease_file(self.folder))
         assert holder is not None
         return holder

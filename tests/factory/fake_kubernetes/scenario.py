@@ -28,7 +28,7 @@ batch = make_batch(site, session="k3v9", folder=SessionFolder(Path(sys.argv[1]))
 
 
 def look(job):
-    seen = batch.look([job])[job]
+    seen = batch.query([job])[job]
     return [seen.phase.value, seen.reason]
 
 

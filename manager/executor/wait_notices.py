@@ -4,7 +4,7 @@ cannot reach each other, and that the session's disk is full.
 A batch system may keep a job for hours, and a program that waits for it would say nothing. So while calls wait, the
 session is looked at now and then. What there is to say is one line: above the bar where there is one, else in the log
 `stoker.news`, whose warnings are shown on stderr. A reason is said again after a minute, another one sooner; numbers in
-it (how long a job waits, when it is expected) are no news, nor are reasons that take turns.
+it (how long a job waits, when it is expected) count for nothing, nor do reasons that take turns.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FIRST_S = 10.0
 """So long calls may wait for a pilot before anything is said, and so far apart lines are at least."""
 AGAIN_S = 60.0
 """After so long the same is said again."""
-LOOK_S = 2.0
-LOOK_SELDOM_S = 30.0
+CHECK_S = 2.0
+CHECK_SELDOM_S = 30.0
 """How often a session that has pilots is looked at while none loads what calls wait for: its status takes time to make
 where there are many."""
 _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 
 
-class News:
+class WaitNotices:
     """Looks at a session from a thread of its own, while `calls_wait`, and says what there is to say.
 
     `ask` gets the session's status, None if there is no answer. `is_ours` says of a context's key whether calls of this
@@ -60,7 +60,7 @@ class News:
         """Since when the manager has not answered."""
         self._of_silence_at = -math.inf
         self._say = say or _say
-        self._look_at = 0.0
+        self._ask_at = 0.0
         self._wait_since: float | None = None
         """Since when calls wait."""
         self._alone_at: float | None = None
@@ -85,15 +85,15 @@ class News:
         """Say nothing more."""
         self._stop.set()
 
-    def look(self, now: float) -> None:
-        """Look once, if it is time to."""
+    def tell_if_due(self, now: float) -> None:
+        """Ask the manager if that is due, and tell the program what its calls wait for."""
         if not self._calls_wait():
             self._alone_at = self._wait_since = None
             return
         self._wait_since = now if self._wait_since is None else self._wait_since
         trouble = self._journal_trouble()
         self._tell_of_journal(trouble, now)
-        if trouble or now < self._look_at:  # whatever else calls seem to wait for, it is not told until there is room
+        if trouble or now < self._ask_at:  # whatever else calls seem to wait for, it is not told until there is room
             return
         status = self._ask()
         if status is None:
@@ -105,7 +105,7 @@ class News:
         stuck = next((context.waits_for for context in status.contexts if self._is_stuck(context)), "")
         if able and slow is None and not stuck:
             is_new = now - self._wait_since < 2 * FIRST_S
-            self._look_at = now + (FIRST_S / 2 if is_new else LOOK_SELDOM_S)
+            self._ask_at = now + (FIRST_S / 2 if is_new else CHECK_SELDOM_S)
         self._tell_of_peers(status.trouble.get("peers", ""))
         if slow is not None:
             self._tell_of_load(slow, now)
@@ -162,9 +162,9 @@ class News:
             self._say(trouble)
 
     def _run(self) -> None:
-        while not self._stop.wait(min(LOOK_S, FIRST_S)):
+        while not self._stop.wait(min(CHECK_S, FIRST_S)):
             try:
-                self.look(time.monotonic())
+                self.tell_if_due(time.monotonic())
             except Exception:  # what cannot be said must not end the saying
                 logger.exception("looking at the session failed")
 

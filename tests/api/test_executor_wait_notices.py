@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from stoker.manager.executor import news, progress
-from stoker.manager.executor.news import AGAIN_S, FIRST_S, News
+from stoker.manager.executor import progress, wait_notices
+from stoker.manager.executor.wait_notices import AGAIN_S, FIRST_S, WaitNotices
 from stoker.manager.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
 from stoker.manager.protocol.to_client import Status
 
@@ -42,7 +42,7 @@ class Desk:
         self.journal = ""
         self.ours = {"k"}
         self.silence = ""
-        self.news = News(
+        self.wait_notices = WaitNotices(
             ask=self._ask,
             calls_wait=lambda: self.waits,
             journal_trouble=lambda: self.journal,
@@ -60,7 +60,7 @@ class Desk:
         before = len(self.said)
         until = self.now + seconds
         while self.now < until:
-            self.news.look(self.now)
+            self.wait_notices.tell_if_due(self.now)
             self.now += 1.0
         return self.said[before:]
 
@@ -93,7 +93,7 @@ def test_with_a_pilot_all_is_quiet_and_without_one_again_it_is_said_again() -> N
     desk.here = status("5 calls of llm are queued, its hot library is busy", pilots=1, hot=1)
     assert desk.look(2 * AGAIN_S) == []
     desk.here = status("no pilot is here any more (no block was submitted)")
-    assert len(desk.look(news.LOOK_SELDOM_S + FIRST_S + 1)) == 1
+    assert len(desk.look(wait_notices.CHECK_SELDOM_S + FIRST_S + 1)) == 1
 
 
 def test_a_session_that_has_pilots_is_seldom_asked_and_one_without_calls_never() -> None:
@@ -102,10 +102,10 @@ def test_a_session_that_has_pilots_is_seldom_asked_and_one_without_calls_never()
     desk.look(FIRST_S)
     desk.asked = 0
     desk.look(2 * FIRST_S)
-    desk.look(3 * news.LOOK_SELDOM_S)
+    desk.look(3 * wait_notices.CHECK_SELDOM_S)
     assert desk.asked <= 6
     desk.waits, desk.asked = False, 0
-    desk.look(3 * news.LOOK_SELDOM_S)
+    desk.look(3 * wait_notices.CHECK_SELDOM_S)
     assert desk.asked == 0
 
 
@@ -198,7 +198,7 @@ def test_it_is_said_above_the_bar_where_there_is_one(monkeypatch: pytest.MonkeyP
     assert not progress.above_the_bar("nobody")
     console = Console(stderr=True, force_terminal=True, width=200)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
-    bar = progress.Bar("verify", 10, lambda _: None)
+    bar = progress.MapProgress("verify", 10, lambda _: None)
     assert progress.above_the_bar("block [b1]: pending")
     bar(1, 10)
     bar.close()
@@ -208,7 +208,7 @@ def test_it_is_said_above_the_bar_where_there_is_one(monkeypatch: pytest.MonkeyP
 
 def test_else_it_goes_to_the_log_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        news._say("no pilot yet")
+        wait_notices._say("no pilot yet")
     assert [(record.name, record.getMessage()) for record in caplog.records] == [("stoker.news", "no pilot yet")]
 
 
@@ -216,9 +216,9 @@ PROGRAM = """
 import sys, time
 import stoker
 from parsl.providers import LocalProvider
-from stoker.manager.executor import news
+from stoker.manager.executor import wait_notices
 
-news.FIRST_S = news.LOOK_S = 0.2
+wait_notices.FIRST_S = wait_notices.CHECK_S = 0.2
 provider = LocalProvider(init_blocks=0, min_blocks=0, max_blocks=1)
 with stoker.load(provider=provider, run_dir=sys.argv[1], strategy="none", progress=sys.argv[2] == "on"):
     stoker.app()(abs)(-1)

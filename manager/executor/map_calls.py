@@ -1,0 +1,83 @@
+"""What the calls of a `stoker.map` consist of: the arguments of each, and the submission that they share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from parsl.app.python import PythonApp
+
+from stoker.manager.executor.apps import StokerApp
+from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.outgoing import Submission
+from stoker.manager.executor.packing import pack_arguments
+from stoker.manager.executor.prepared import travels_with
+from stoker.manager.executor.wants import Wants
+from stoker.manager.protocol.calls import Payload
+
+_PLAIN = Wants()
+
+
+class MapCalls:
+    """The calls of one `map` of a function or app. `batch_size`: items of a call that takes a batch."""
+
+    def __init__(self, executor: StokerExecutor, function: Callable[..., Any], *, batch_size: int | None) -> None:
+        wants = _PLAIN
+        self._before: tuple[Any, ...] = ()
+        self._with: dict[str, Any] = {}
+        app = app_in(function)
+        if app is not None:
+            wants = app.specification.wants if isinstance(app, StokerApp) else _PLAIN
+            if isinstance(function, functools.partial):  # a method, or an app with arguments given ahead
+                self._before, self._with = function.args, function.keywords
+            function = app.func
+        self._large = executor.link.large
+        self._prepared = executor.preparer.function(function)
+        self.name: str = self._prepared.name
+        self._deadline_s = wants.deadline_s
+        self._batch_size = batch_size
+        self._make_submission = functools.partial(
+            self._prepared.submission, function, wants, folder=executor.folder_of(wants)
+        )
+        self._brought: set[str] = set()
+        """Modules of the user that the item packed last refers to."""
+        self._renew_submission()
+
+    def pack(self, item: Any) -> Payload:
+        """Pickle an item as arguments of a call; large ones go to a file. Raises SerializationError."""
+        packed = pack_arguments(
+            (*self._before, item),
+            self._with,
+            name=self.name,
+            large=self._large,
+            by_name=self._by_name,
+            brought=self._brought,
+        )
+        if self._brought:  # these modules travel with the function, which is sent once
+            self._prepared.bring_along(self._brought)
+            self._brought.clear()
+            self._renew_submission()
+        return packed
+
+    def submission(self) -> Submission:
+        """What calls that are submitted now have in common. Their deadline counts from now, not from the first call."""
+        if not self._deadline_s:
+            return self._submission
+        return dataclasses.replace(self._submission, due_at=time.monotonic() + self._deadline_s)
+
+    def _renew_submission(self) -> None:
+        made: Submission = self._make_submission()
+        if self._batch_size:
+            made = dataclasses.replace(made, options=msgspec.structs.replace(made.options, batch=self._batch_size))
+        self._submission = made
+        self._by_name = travels_with(made.function, made.recipe)
+
+
+def app_in(function: Callable[..., Any]) -> PythonApp | None:
+    """The app that was given to `map`: itself, or with arguments given ahead."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return inner if isinstance(inner, PythonApp) else None

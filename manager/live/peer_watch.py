@@ -1,0 +1,95 @@
+"""Which peers speak, which are cut off, and which the manager gives up.
+
+A pilot is lost if it is silent for `Patience.silence_s`. A peer whose connection broke, or that a restarted manager
+knows from its journal, has until a deadline to say something again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+
+from stoker.manager.core.phases import PilotState
+from stoker.manager.core.state import State
+from stoker.manager.live.admission import Role
+from stoker.manager.live.patience import Patience
+
+CHECK_S = 0.5
+"""The manager notices silence this late, at most."""
+_FIRST_CLIENT = (Role.CLIENT, "")
+"""Stands for the first client, whose name is not known yet."""
+
+PeerKey = tuple[Role, str]
+"""A peer's role and name."""
+
+
+class PeerWatch:
+    """When each peer was heard, and until when an absent one may come back. `parent`: the process id of the program
+    that started this one; 0 = not known."""
+
+    def __init__(self, patience: Patience, *, parent: int = 0) -> None:
+        self._patience = patience
+        self._parent = parent
+        self._heard_at: dict[PeerKey, float] = {}
+        self._back_by: dict[PeerKey, float] = {}
+        self._check_at = 0.0
+
+    def heard(self, role: Role, name: str, now: float) -> None:
+        """A peer has sent a frame."""
+        peer = (role, name)
+        self._heard_at[peer] = now
+        if self._back_by:
+            self._back_by.pop(peer, None)
+            if role is Role.CLIENT:
+                self._back_by.pop(_FIRST_CLIENT, None)
+
+    def cut(self, role: Role, name: str, now: float) -> bool:
+        """A connection of this name broke. True if a peer of this role used it: it has a moment to come back."""
+        if (role, name) not in self._heard_at:
+            return False
+        patience = self._patience
+        back_s = patience.pilot_back_s if role is Role.PILOT else patience.client_back_s
+        self._back_by[role, name] = now + back_s
+        return True
+
+    def expect_all_back(self, state: State, now: float) -> None:
+        """A restarted manager waits for the pilots and clients that its journal names."""
+        until = now + self._patience.restart_s
+        for pilot in state.pilots.values():
+            if pilot.state is not PilotState.GONE:
+                self._back_by[Role.PILOT, pilot.id] = until
+        for client in state.clients.values():
+            if not client.gone:
+                self._back_by[Role.CLIENT, client.id] = until
+
+    def expect_first_client(self, now: float) -> None:
+        """A new session ends if no client joins it."""
+        self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
+
+    def excuse_silence(self, now: float) -> None:
+        """The manager reads no messages at the moment: count every peer as heard."""
+        self._heard_at = dict.fromkeys(self._heard_at, now)
+
+    def due_at(self) -> float:
+        """When `overdue` is to be called next; infinite if nothing is awaited."""
+        soonest = self._check_at if self._heard_at else math.inf
+        return min(soonest, *self._back_by.values()) if self._back_by else soonest
+
+    def overdue(self, now: float) -> Iterator[tuple[Role, str, str]]:
+        """Give up peers: role, name, and why. The name of a first client that never came is empty."""
+        if _FIRST_CLIENT in self._back_by and self._parent and os.getppid() != self._parent:
+            self._back_by[_FIRST_CLIENT] = now  # the program that was to join has ended
+        for peer, until in list(self._back_by.items()):
+            if until <= now:
+                del self._back_by[peer]
+                self._heard_at.pop(peer, None)
+                yield *peer, "did not come back"
+        if now < self._check_at:
+            return
+        self._check_at = now + CHECK_S
+        for peer, heard_at in list(self._heard_at.items()):
+            is_silent = peer[0] is Role.PILOT and now - heard_at > self._patience.silence_s
+            if is_silent and peer not in self._back_by:
+                del self._heard_at[peer]
+                yield *peer, f"silent for {now - heard_at:.0f} s"
