@@ -15,7 +15,7 @@ import stoker
 from stoker.apps.common.calls import run_calls
 from stoker.apps.fact_verification.claims import read_claims, sample_claims
 from stoker.apps.fact_verification.functions import Question, verify
-from stoker.apps.fact_verification.options import Options, choose_prompts
+from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts
 from stoker.apps.fact_verification.run import make_recipe, plan
 from stoker.sessions import facts_of
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, required=True)
     parser.add_argument("--no-snapshot", action="store_true")
     asked = parser.parse_args()
-    options = Options(limit=asked.limit, snapshot=not asked.no_snapshot)
+    options = VerificationOptions(limit=asked.limit, snapshot=not asked.no_snapshot)
     claims = sample_claims(read_claims(options.claims_path), limit=options.limit, seed=options.seed)
     calls = plan(choose_prompts(options, claims), claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]
     questions = [

@@ -57,6 +57,9 @@ CASES = {
     "sequential": Case((*_NOOP, "sequential"), lambda found: found["p50_ms"], "ms", more_is_better=False),
     "core_events": Case((*_EVENTS, "1000"), _events("1000"), "events/s"),
     "core_events_100000": Case((*_EVENTS, "100000"), _events("100000"), "events/s"),
+    "simulator": Case(
+        ("benchmarks.simulator_side", "steady"), lambda found: found["events"] / found["spent_s"], "events/s"
+    ),
     "restart": Case(("benchmarks.recovery_side", "restart"), lambda found: found["at_work_s"], "s", False),
     "lost_pilot": Case(("benchmarks.lost_pilot_side", "killed"), lambda found: found["seconds"], "s", False),
     "many_pilots": Case(("benchmarks.recovery_side", "rate", "--pilots", "2000"), _rate, "calls/s"),
@@ -105,7 +108,8 @@ def compare(here: Path, other: Path, case: Case, *, pairs: int, say: Callable[[s
     return figures
 
 
-def _commit(checkout: Path) -> str:
+def commit(checkout: Path) -> str:
+    """The commit of a checkout, and whether it has changes."""
     asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -122,7 +126,7 @@ def main() -> int:
         ask.error(f"unknown: {', '.join(unknown)}; one of {', '.join(CASES)}")
     other = asked.other.resolve()
     record: dict[str, Any] = {"machine": machine(), "at": time.strftime("%Y-%m-%d %H:%M"), "pairs": asked.pairs}
-    record |= {"here": _commit(ROOT), "other": _commit(other), "cases": {}}
+    record |= {"here": commit(ROOT), "other": commit(other), "cases": {}}
     missed = []
     for name in asked.cases or CASES:
         figures = compare(

@@ -38,13 +38,13 @@ from stoker.pilot.core.events import (
     FromLibrary,
     FromManager,
     HelloDue,
-    Measured,
+    LibraryPrepared,
     Observation,
     Observed,
     Pinned,
-    Prepared,
     ProcessEnded,
     Tick,
+    UsageMeasured,
 )
 from stoker.pilot.core.state import PilotFacts
 
@@ -125,7 +125,7 @@ class FakePilot:
         self.queue.handle(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, ()))
 
     def beat(self) -> None:
-        self.queue.handle(Measured(dict.fromkeys(self.libraries, _MB), {}, 0))
+        self.queue.handle(UsageMeasured(dict.fromkeys(self.libraries, _MB), {}, 0))
 
     def flush(self) -> None:
         """Send all that was said since the last time in one frame."""
@@ -151,8 +151,8 @@ class FakePilot:
                 for frame in self.outbox.unacked():
                     self.socket.send(frame)
             case commands.Prepare(ordered=ordered):
-                self.queue.handle(Prepared(ordered.library, free_disk_bytes=_LARGE))
-            case commands.Pin(library=number, objects=refs):
+                self.queue.handle(LibraryPrepared(ordered.library, free_disk_bytes=_LARGE))
+            case commands.PinObjects(library=number, objects=refs):
                 self.queue.handle(Pinned(number, {ref.name: ref.source for ref in refs}))
             case commands.StartProcess(ordered=ordered):
                 self.libraries[ordered.library] = {}
@@ -213,7 +213,7 @@ class FakePilot:
             self.ledger.ended.update(calls)
             ends = [CallEnd(call, True, _NOTHING, 0.0001) for call in calls]
             calls.clear()
-            self.say(number, to_agent.Ended(ends))
+            self.say(number, to_agent.RunsEnded(ends))
 
 
 def main() -> None:

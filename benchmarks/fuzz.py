@@ -24,7 +24,8 @@ from typing import Any
 
 from benchmarks.fuzz_cores import EVENTS, lives
 from benchmarks.fuzz_inputs import damage
-from benchmarks.fuzz_targets import Target, targets
+from benchmarks.fuzz_target import Target
+from benchmarks.fuzz_targets import targets
 
 LONGEST_S = 2.0
 """No input may take longer to read."""

@@ -15,7 +15,7 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.core import holding, lifecycle
-from stoker.pilot.core.health import Answer, DeviceHealth
+from stoker.pilot.core.health import DeviceHealth, ProbeVerdict
 from stoker.pilot.core.ledger import Ledger
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import PilotLibrary
@@ -125,7 +125,7 @@ def _health(chance: random.Random) -> None:
             changed = health.reported("Xid 79")
             lasting = True
         else:
-            answer = chance.choice([*Answer, Answer.SOUND, Answer.SOUND])
+            answer = chance.choice([*ProbeVerdict, ProbeVerdict.SOUND, ProbeVerdict.SOUND])
             changed = health.heard(answer, "refused memory")
         assert changed == (health.fault != before), "it did not say what changed"
         assert not (lasting and before and not health.fault), "a fault of the driver went away by itself"

@@ -19,7 +19,7 @@ from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
 from stoker.pilot.core import events
 from stoker.pilot.core.commands import Tell, TellLibrary
 from stoker.pilot.core.core import PilotCore
-from stoker.pilot.core.health import Answer
+from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.core.state import PilotFacts
 
 _GB = 10**9
@@ -56,7 +56,7 @@ class _Life:
         """How often each call was given to the pilot, less how often it was told to have left."""
 
     def live(self, count: int) -> None:
-        self.give(events.HelloDue(events.Before(), 0, ()))
+        self.give(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))
         self.give(events.FromManager(to_pilot.PilotWelcome("s", 5.0, 60.0)))
         for _ in range(count):
             self.now += self.chance.choice((0.0, 0.001, 0.3, 3.0, 50.0))
@@ -109,27 +109,31 @@ class _Life:
                 return events.Observed([events.Observation(number, seen, chance.choice((0, _GB)))])
             case 13:
                 paths = {"weights": "/cache/weights"} if chance.random() < 0.7 else {}
-                lack = events.Lack("the disk is full", is_pilots_fault=True) if chance.random() < 0.2 else None
+                lack = events.FetchFailure("the disk is full", is_pilots_fault=True) if chance.random() < 0.2 else None
                 return chance.choice((
                     events.Pinned(number, paths, lack), events.ObjectArrived("weights", _GB),
-                    events.ObjectLost("weights", events.Lack("nowhere")),
+                    events.ObjectLost("weights", events.FetchFailure("nowhere")),
                     events.SourceFailed("weights", "it hung", PilotId(chance.choice(("", "p2")))),
                     events.CacheListed({name: _GB for name in ("weights", "other") if chance.random() < 0.5}),
                 ))  # fmt: skip
             case 14:
                 wrong = "no space left" if chance.random() < 0.2 else ""
-                return events.Prepared(number, chance.choice(_SIZES), chance.choice(("", "/models/weights")), (), wrong)
+                return events.LibraryPrepared(
+                    number, chance.choice(_SIZES), chance.choice(("", "/models/weights")), (), wrong
+                )
             case 15:
                 return chance.choice((
                     events.ProcessMade(number, 7), events.LibraryGarbled(number, "x"), events.LibraryHungUp(number),
                 ))  # fmt: skip
             case 16:
-                ticket = chance.randrange(self.core.state.tickets + 2)
+                ticket = chance.randrange(self.core.state.last_ticket + 2)
                 some = self.calls()
                 paths_of = dict.fromkeys(some[:1], "/cache/argument")
-                return events.ArgumentsBrought(number, ticket, paths_of, dict.fromkeys(some[1:], events.Lack("away")))
+                return events.ArgumentsBrought(
+                    number, ticket, paths_of, dict.fromkeys(some[1:], events.FetchFailure("away"))
+                )
             case 17:
-                answer = chance.choice(list(Answer))
+                answer = chance.choice(list(ProbeVerdict))
                 uses = {number: {DeviceId("gpu:0"): chance.choice(_SIZES[1:])}}
                 library = self.core.state.libraries.get(number)
                 if library is not None and "gpu:0" in library.devices:
@@ -150,8 +154,8 @@ class _Life:
                 events.Unfit("its scratch folder is gone", LossReason.SCRATCH_GONE),
             ))  # fmt: skip
         return chance.choice((
-            events.HelloDue(events.Before(), 0, ()), events.ManagerAway(1.0), events.WalltimeKnown(1e6),
-            events.DriverSaid(DeviceId("gpu:1"), "Xid 79", ""), events.Measured({self.library(): 1}, {}, 0),
+            events.HelloDue(events.UnacknowledgedFacts(), 0, ()), events.ManagerAway(1.0), events.WalltimeKnown(1e6),
+            events.DriverSaid(DeviceId("gpu:1"), "Xid 79", ""), events.UsageMeasured({self.library(): 1}, {}, 0),
         ))  # fmt: skip
 
     def order(self) -> Any:
@@ -210,11 +214,11 @@ class _Life:
                 return to_agent.LoadFailed(_FAILURE)
             case 3 | 4:
                 large: Any = ObjectRef("result", 2 * 10**6) if chance.random() < 0.1 else b""
-                return to_agent.Ended([CallEnd(call, True, large) for call in self.calls()])
+                return to_agent.RunsEnded([CallEnd(call, True, large) for call in self.calls()])
             case 5:
                 return to_agent.GivenBack(self.calls(), order=chance.randrange(4))
             case 6:
-                return to_agent.Evicted(CallProgress(CallId(chance.randrange(self.fresh + 1))))
+                return to_agent.RunEvicted(CallProgress(CallId(chance.randrange(self.fresh + 1))))
             case 7:
                 return to_agent.Resized(chance.choice(_SIZES))
             case _:

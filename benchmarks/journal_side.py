@@ -24,7 +24,7 @@ from stoker.contexts.recipe import Recipe
 from stoker.manager.core.commands import SetTimer, ToPilot
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import Event, FromClient, FromPilot, TimerFired
-from stoker.manager.core.heartbeats import is_heartbeat, is_news
+from stoker.manager.core.heartbeats import is_heartbeat, must_be_recorded
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.live import compaction
 from stoker.manager.live.compaction import Compaction
@@ -99,11 +99,11 @@ class Past:
     def turn_ends(self, *, fast: bool = False) -> None:
         """As in the manager's loop. `fast`: time flies, so a child that writes is waited for."""
         self.journal.flush()
-        self.compaction.look(self.core)
+        self.compaction.advance(self.core)
         if fast:
             while self.compaction.wait_s < 1:
                 time.sleep(0.01)
-                self.compaction.look(self.core)
+                self.compaction.advance(self.core)
 
     def look_at_size(self) -> None:
         size = sum(path.stat().st_size for path in self._folder.glob("journal*") if path.exists())
@@ -133,7 +133,7 @@ def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
         for pilot in past.pilots:
             said = read(frame)
             event = FromPilot(pilot, said.sequence, said.messages)
-            if not is_heartbeat(event) or is_news(past.core.state, event, past.now):
+            if not is_heartbeat(event) or must_be_recorded(past.core.state, event, past.now):
                 past.give(event)
         past.turn_ends()
     past.look_at_size()

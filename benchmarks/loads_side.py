@@ -30,28 +30,31 @@ def size_of(data: bytes, number: int) -> int:
     return len(data) + number
 
 
-def measure(*, evict: bool, contexts: int) -> list[float]:
-    """Seconds that each context's first call took."""
-    seconds = []
+def first_call(folder: Path, number: int, *, evict: bool) -> float:
+    """Seconds that the first call of a fresh context takes in the session that is loaded."""
     whole = psutil.virtual_memory().total
     memory = f"{int(0.6 * whole / 1e6) if evict else 20} MB"  # a limit: nothing takes as much
+    file = folder / f"weights-{number}"
+    file.write_bytes(os.urandom(FILE_BYTES))
+
+    @stoker.context(memory=memory, files=["path"])
+    def weights(path: str) -> bytes:
+        with open(path, "rb") as opened:
+            return opened.read()
+
+    app = stoker.app(context=weights(str(file)))(size_of)
+    start = time.perf_counter()
+    assert app(number).result() == FILE_BYTES + number
+    return time.perf_counter() - start
+
+
+def measure(*, evict: bool, contexts: int) -> list[float]:
+    """Seconds that each context's first call took."""
     with tempfile.TemporaryDirectory(prefix="loads-") as folder:
         site = Path(folder) / "one.toml"
         site.write_text(SITE)
         with stoker.load(str(site)):
-            for number in range(contexts + WARM_UP):
-                file = Path(folder) / f"weights-{number}"
-                file.write_bytes(os.urandom(FILE_BYTES))
-
-                @stoker.context(memory=memory, files=["path"])
-                def weights(path: str) -> bytes:
-                    with open(path, "rb") as opened:
-                        return opened.read()
-
-                app = stoker.app(context=weights(str(file)))(size_of)
-                start = time.perf_counter()
-                assert app(number).result() == FILE_BYTES + number
-                seconds.append(time.perf_counter() - start)
+            seconds = [first_call(Path(folder), number, evict=evict) for number in range(contexts + WARM_UP)]
     return seconds[WARM_UP:]
 
 

@@ -24,7 +24,7 @@ from stoker.tuning.bank import scoring
 from stoker.tuning.bank.build import ensure_bank
 from stoker.tuning.bank.candidate import Candidate, read_candidates
 from stoker.tuning.bank.layers import CLUSTERS, Layers
-from stoker.tuning.bank.lookup import Found, Score, brute_force, look_up, two_layers
+from stoker.tuning.bank.lookup import LookupResult, Score, brute_force, look_up, two_layers
 
 FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")
 """The tasks, in the order in which they are taken."""
@@ -56,10 +56,10 @@ class Scores:
         return [self._log.get((self._task, key))["loss"] for key in keys]  # type: ignore[index]
 
 
-def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, Found | list[float]]:
+def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult | list[float]]:
     """Each kind of lookup over one task; of the random one, its best loss in each of many draws."""
     size = len(layers)
-    found: dict[str, Found | list[float]] = {
+    found: dict[str, LookupResult | list[float]] = {
         "two layers (the paper's)": two_layers(layers, score),
         "best bin first, the default limit": look_up(layers, score),
     }
@@ -75,12 +75,12 @@ def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, Found | list[
     return found
 
 
-def judge(found: Found | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
+def judge(found: LookupResult | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
     best, middle = losses[0], statistics.median(losses)
-    of = [found.loss] if isinstance(found, Found) else found
+    of = [found.loss] if isinstance(found, LookupResult) else found
     regrets = [loss - best for loss in of]
     return {
-        "scores": found.scores if isinstance(found, Found) else scores,
+        "scores": found.scores if isinstance(found, LookupResult) else scores,
         "regret": statistics.mean(regrets),
         "part": statistics.mean(regrets) / max(middle - best, 1e-9),
         "rank": statistics.mean(1 + sum(other < loss for other in losses) for loss in of),

@@ -22,7 +22,7 @@ import psutil
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.executor.link import Link
-from stoker.manager.executor.outgoing import Job
+from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress
 from stoker.manager.protocol.ids import CallId, FunctionKey
@@ -87,9 +87,9 @@ class World:
         return self.link.ask_status().result(60)
 
     def submit(self, count: int, waiter: Counter) -> None:
-        job = Job(FunctionBlob(FunctionKey("nothing"), "nothing", b"code"), BARE, CallOptions())
+        submission = Submission(FunctionBlob(FunctionKey("nothing"), "nothing", b"code"), BARE, CallOptions())
         for _ in range(count):
-            self.link.submit(job, b"x" * 64, waiter)
+            self.link.submit(submission, b"x" * 64, waiter)
 
     def end(self) -> dict[str, Any]:
         self.link.tell(EndSession("measured"))

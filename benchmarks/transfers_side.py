@@ -28,7 +28,7 @@ from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Recipe
 from stoker.manager.cli.ask import Observer
 from stoker.manager.executor.link import Link
-from stoker.manager.executor.outgoing import Job
+from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.factory import block_keys
 from stoker.manager.protocol import show_status
@@ -117,10 +117,10 @@ def _measure(
         _until(lambda: all(list(home.glob("pilots/*/pilot.log")) for home in homes), given.limit_s)
         time.sleep(2.0 + 0.3 * given.pilots)  # their interpreters are up, and the machine is quiet again
         before = network.sent_bytes(HEAD)
-        job = _job(place, given.bytes)
+        submission = _submission(place, given.bytes)
         arguments = payloads.dumps(((2.0,), {}))
         for _ in range(6 * given.pilots):
-            link.submit(job, arguments, Ends())
+            link.submit(submission, arguments, Ends())
         arrivals = _until(lambda: _arrivals(homes), given.limit_s)
         sent = network.sent_bytes(HEAD) - before
         with Observer(folder) as observer:
@@ -163,7 +163,7 @@ def _start_pilot(
     return home
 
 
-def _job(place: Path, size: int) -> Job:
+def _submission(place: Path, size: int) -> Submission:
     path = place / "files" / "weights.bin"
     with path.open("wb") as file:
         while size > 0:
@@ -174,7 +174,7 @@ def _job(place: Path, size: int) -> Job:
     recipe = Recipe(key=hashlib.sha256(loader).hexdigest()[:12], name="weights", loader=loader, objects=(ref,))
     blob = payloads.dumps((_stay, True))
     function = FunctionBlob(key=FunctionKey(hashlib.sha256(blob).hexdigest()), name="stay", blob=blob)
-    return Job(function, recipe, CallOptions())
+    return Submission(function, recipe, CallOptions())
 
 
 def _arrivals(homes: list[Path]) -> list[tuple[float, int, int, float]]:

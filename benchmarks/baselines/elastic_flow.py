@@ -233,7 +233,7 @@ def _turn(call: Call) -> tuple[float, ...]:
 
 
 def elastic_flow(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
-    """Deadlines are promised or not as calls come; those that run get more and fewer devices (ElasticFlow).
+    """ElasticFlow: decide on arrival whether a deadline is guaranteed, and resize running calls as load changes.
 
     `settings` are those of `ElasticFlow`.
     """

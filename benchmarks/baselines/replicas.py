@@ -180,4 +180,4 @@ def left_of(view: View, call: Call, *, learn: bool) -> float:
         times = item_times_s(call)
         if times and times.get(size):
             done += max(0.0, view.now - at) / times[size] * total
-    return max(_ANY_MOMENT, call.group.context.paces.left(features, done / total, learn=learn))
+    return max(_ANY_MOMENT, call.group.context.paces.share_left(features, done / total, learn=learn))

@@ -14,7 +14,7 @@ from itertools import islice
 from stoker.chance import Stream
 from stoker.manager.core.nouns import Call, Context, Device
 from stoker.manager.core.seams import Action, Policies, Provisioning, View
-from stoker.manager.core.walltime import has_time
+from stoker.manager.core.walltime import call_fits
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
@@ -36,8 +36,7 @@ class AnyFree(HottestFirst):
             return super().place(view, call)
         chosen = int(self._chance.uniform(call.id) * free)
         id, library = next(islice(context.idle.items(), chosen, None))
-        run_s = call.group.cost.run_s or context.run_s
-        in_time = not library.pilot.ends_at or has_time(view.now, library, run_s)
+        in_time = call_fits(view, library, call)
         if in_time and library.load < self.window(view, library) and library.admits(call):
             return id
         return super().place(view, call)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.log import EventLog, Happened
 
 
 class Distance(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Distance(msgspec.Struct, frozen=True):
     evenly: float
 
 
-def distance(log: Log, rates: Mapping[int, float]) -> Distance:
+def distance(log: EventLog, rates: Mapping[int, float]) -> Distance:
     """`rates`: inferences a second of the GPU of each pilot, by the pilot's number. Of a run in which no pilot ends."""
     connected: list[tuple[float, float]] = []
     hot: list[tuple[float, float]] = []

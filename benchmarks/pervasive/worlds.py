@@ -9,7 +9,7 @@ from benchmarks.pervasive import paper
 from benchmarks.pervasive.parameters import Parameters
 from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol.blocks import Rule
-from stoker.manager.sim.workload import Sweep
+from stoker.manager.sim.workload import SweepCalls
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
 from stoker.site import Duration, Size
 
@@ -59,9 +59,9 @@ def world(parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = 
     return World(devices=devices, sources=sources, contexts={"llm": context}, links=links, delays=Delays())
 
 
-def sweep(batch: int) -> Sweep:
+def sweep(batch: int) -> SweepCalls:
     """All inferences, in calls of so many."""
-    return Sweep(context="llm", inputs=paper.INFERENCES, items=batch)
+    return SweepCalls(context="llm", inputs=paper.INFERENCES, items=batch)
 
 
 def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = paper.SINGLE) -> float:

@@ -15,8 +15,8 @@ import msgspec
 
 from benchmarks.prompt_tuner import paper
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import Happened, Log
-from stoker.manager.sim.run import Outcome
+from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.run import RunOutcome
 
 _ROUNDING_S = 1e-3
 """A message's way to the manager and back is not counted as late."""
@@ -57,7 +57,7 @@ class Result(msgspec.Struct, frozen=True):
         return (self.all_s if static else self.held_s) * device_price_s
 
 
-def result_of(log: Log, arrivals: Sequence[Arrival], outcome: Outcome, *, gpus: int) -> Result:
+def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *, gpus: int) -> Result:
     """Read a run's log and outcome. `arrivals` are its calls as they came."""
     calls = _Calls(arrivals)
     for at_s, what, call in zip(log.at_s, log.what, log.call, strict=True):

@@ -24,7 +24,7 @@ from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_manager import DefineRecipe
 from stoker.manager.sim.client import Arrival, recipe_of
 from stoker.manager.sim.duration import speedup
-from stoker.manager.sim.run import Outcome, Simulation
+from stoker.manager.sim.run import RunOutcome, Simulation
 
 _LONGEST_S = 4 * 3600.0
 """A run that goes on for so long is cut off; what is not done by then counts as a violation."""
@@ -49,7 +49,7 @@ def simulate(case: Case) -> Result:
 
 def play(
     arrivals: Sequence[Arrival], policies: Policies, parameters: Parameters, *, gpus: int
-) -> tuple[Simulation, Outcome]:
+) -> tuple[Simulation, RunOutcome]:
     """These jobs, on so many GPUs. Raises SimulationError."""
     models = [MODELS[name] for name in dict.fromkeys(each.context for each in arrivals)]
     simulation = Simulation(worlds.world([model.name for model in models], parameters, gpus=gpus), arrivals, policies)

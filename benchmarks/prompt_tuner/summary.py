@@ -10,7 +10,7 @@ from benchmarks.prompt_tuner import ablations
 from benchmarks.prompt_tuner.cases import ELASTIC_FLOW, WHOLE_EXTENT, Extent, Group, System
 from benchmarks.prompt_tuner.result import Result
 from benchmarks.prompt_tuner.runs import Found
-from stoker.manager.study.statistics import Estimate, difference, estimate
+from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
 STATIC = frozenset({ELASTIC_FLOW})
 """Policies that hold a cluster of a fixed size."""
@@ -50,22 +50,24 @@ class Evaluation(msgspec.Struct, frozen=True):
         price, static = group.parameters.device_price_s, system.policy in STATIC
         return [result.cost(static=static, device_price_s=price) for result in self.results(group, system)]
 
-    def more_violations(self, group: Group, system: System, than: System, *, where: Group | None = None) -> Estimate:
+    def more_violations(
+        self, group: Group, system: System, than: System, *, where: Group | None = None
+    ) -> MeanEstimate:
         """By how many points more jobs are late. `where`: the other's group."""
         return difference(self.violations(group, system), self.violations(where or group, than))
 
-    def times_the_cost(self, group: Group, system: System, of: System) -> Estimate:
+    def times_the_cost(self, group: Group, system: System, of: System) -> MeanEstimate:
         """How many times as much it costs, on the mean over seeds."""
         pairs = zip(self.costs(group, system), self.costs(group, of), strict=True)
         return estimate([cost / other for cost, other in pairs])
 
-    def saved(self, group: Group, system: System, of: System) -> Estimate:
+    def saved(self, group: Group, system: System, of: System) -> MeanEstimate:
         """Percent of another system's cost that this one does without, on the mean over seeds."""
         pairs = zip(self.costs(group, system), self.costs(group, of), strict=True)
         return estimate([100.0 * (1.0 - cost / other) for cost, other in pairs])
 
 
-def show(value: Estimate, *, digits: int = 1, sign: bool = False, before: str = "") -> str:
+def show(value: MeanEstimate, *, digits: int = 1, sign: bool = False, before: str = "") -> str:
     """`12.4 ± 1.3`."""
     mean = f"{before}{value.mean:{'+' if sign else ''}.{digits}f}"
     return mean if value.half_width is None else f"{mean} ± {value.half_width:.{digits}f}"

@@ -10,7 +10,7 @@ from benchmarks.pervasive.fit import Fit
 from benchmarks.pervasive.parameters import BOUNDS, Parameters, possible
 from benchmarks.pervasive.proportion import distance
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.log import EventLog, Happened
 
 KNOWN = Parameters(
     item_a10_s=0.25,
@@ -117,7 +117,7 @@ def test_kinds_that_were_not_fitted_lie_on_a_line_through_those_that_were() -> N
 
 
 def test_the_distance_from_a_straight_line_is_what_loads_and_calls_under_way_cost() -> None:
-    log = Log()
+    log = EventLog()
     log.note(0.0, Happened.PILOT_CAME, pilot=0)
     log.note(50.0, Happened.LIBRARY_READY, pilot=0)
     for number in range(10):  # ten inferences a call, one a second
@@ -129,7 +129,7 @@ def test_the_distance_from_a_straight_line_is_what_loads_and_calls_under_way_cos
     # Hot, until the last call is handed out at 140: 90 done at 90; just before each end it is ten short.
     assert off.hot == pytest.approx(10 / 90)
     assert off.evenly == pytest.approx(0.0)
-    assert distance(Log(), {}).connected == 0.0
+    assert distance(EventLog(), {}).connected == 0.0
 
 
 def test_with_full_awareness_more_is_done_while_gpus_vanish() -> None:

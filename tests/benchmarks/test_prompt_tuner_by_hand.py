@@ -12,7 +12,7 @@ from benchmarks.prompt_tuner.parameters import MODELS, Parameters
 from benchmarks.prompt_tuner.result import Result, result_of
 from benchmarks.prompt_tuner.simulate import play
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.log import EventLog, Happened
 
 USUAL = Parameters()
 MODEL = MODELS["gpt2-base"]
@@ -46,12 +46,12 @@ def played(name: str) -> tuple[list[float], list[int], Result]:
     return _ends(log), _widths(log), result_of(log, JOBS, outcome, gpus=8)
 
 
-def _ends(log: Log) -> list[float]:
+def _ends(log: EventLog) -> list[float]:
     rows = zip(log.at_s, log.what, log.call, strict=True)
     return [at_s for _, at_s in sorted((call, at_s) for at_s, what, call in rows if what == Happened.CALL_ENDED)]
 
 
-def _widths(log: Log) -> list[int]:
+def _widths(log: EventLog) -> list[int]:
     parts = [
         call
         for what, call in zip(log.what, log.call, strict=True)

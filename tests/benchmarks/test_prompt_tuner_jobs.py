@@ -25,8 +25,8 @@ from benchmarks.prompt_tuner.parameters import MODELS, WHY, Parameters
 from benchmarks.prompt_tuner.result import result_of
 from stoker.chance import Stream
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import Happened, Log
-from stoker.manager.sim.run import Outcome
+from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.run import RunOutcome
 
 USUAL = Parameters()
 MEDIUM = paper.LOADS["medium"]
@@ -146,12 +146,12 @@ def test_a_smaller_bank_is_faster_and_worse() -> None:
 # ---- what a log says
 
 
-def outcome(*, ended_at: float) -> Outcome:
-    return Outcome(True, ended_at, 4, 4, {}, 0, {}, 0, 0, busy_s=44.0, warm_s=440.0)
+def outcome(*, ended_at: float) -> RunOutcome:
+    return RunOutcome(True, ended_at, 4, 4, {}, 0, {}, 0, 0, busy_s=44.0, warm_s=440.0)
 
 
 def test_what_came_of_jobs_is_counted_once_each() -> None:
-    log = Log()
+    log = EventLog()
     came = [Arrival(at_s=at_s, context="m", deadline_s=20.0) for at_s in (0.0, 1.0, 2.0, 3.0)]
     for call, each in enumerate(came):
         log.note(each.at_s, Happened.CALL_CAME, call=call + 50)
@@ -171,5 +171,5 @@ def test_what_came_of_jobs_is_counted_once_each() -> None:
 
 
 def test_a_run_that_goes_on_longer_is_paid_for_longer() -> None:
-    found = result_of(Log(), [Arrival(at_s=0.0, context="m")], outcome(ended_at=2000.0), gpus=8)
+    found = result_of(EventLog(), [Arrival(at_s=0.0, context="m")], outcome(ended_at=2000.0), gpus=8)
     assert found.all_s == 16_000.0
