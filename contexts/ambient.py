@@ -40,7 +40,7 @@ class Evicted(BaseException):
         self.state = state
 
 
-class _Library:
+class _ProcessScope:
     """The process's scope."""
 
     def __init__(
@@ -52,7 +52,7 @@ class _Library:
         self.offer = offer
 
 
-class _Call:
+class _SlotScope:
     """A slot's scope. `seat` is what a member of a gang asks for its place, which is then kept."""
 
     def __init__(self, *, hook: ProgressHook | None, folder: str, state: bytes, seat: SeatHook | None) -> None:
@@ -63,9 +63,9 @@ class _Call:
         self.place: Gang | None = None
 
 
-_library: _Library | None = None
-_call: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("stoker_call", default=None)
-_latest_call: _Call | None = None
+_library: _ProcessScope | None = None
+_call: contextvars.ContextVar[_SlotScope | None] = contextvars.ContextVar("stoker_call", default=None)
+_latest_call: _SlotScope | None = None
 
 
 # ---- for user code
@@ -219,7 +219,7 @@ def enter_library(
         kind = one.partition(":")[0]
         named.append("cpu" if kind == "cpu" else f"{kind}:{sum(n.startswith(kind + ':') for n in named)}")
     kept = _library.objects if _library is not None and objects is None else objects or {}
-    _library = _Library(devices=tuple(named), context=context, objects=kept, offer=offer)
+    _library = _ProcessScope(devices=tuple(named), context=context, objects=kept, offer=offer)
 
 
 def leave_library() -> None:
@@ -234,7 +234,7 @@ def enter_call(
     """Begin a call in this thread: its progress hook, its folder, the checkpoint that it goes on from, and what gives
     a member of a gang its place."""
     global _latest_call
-    _latest_call = scope = _Call(hook=hook, folder=folder, state=state, seat=seat)
+    _latest_call = scope = _SlotScope(hook=hook, folder=folder, state=state, seat=seat)
     _call.set(scope)
 
 
@@ -261,5 +261,5 @@ def set_progress_hook(hook: ProgressHook | None) -> None:
         scope.hook = hook
 
 
-def _current() -> _Call | None:
+def _current() -> _SlotScope | None:
     return _call.get() or _latest_call

@@ -45,7 +45,7 @@ DELETE FROM {table} WHERE source = ? AND id <= (
 """
 
 
-class Devices(msgspec.Struct, frozen=True):
+class DeviceSet(msgspec.Struct, frozen=True):
     """What a pilot has: so many devices of a kind, and the memory of each in bytes."""
 
     kind: str
@@ -58,7 +58,7 @@ class Wait(msgspec.Struct, frozen=True):
 
     wait_s: float
     boot_s: float
-    devices: Devices
+    devices: DeviceSet
 
 
 class Stay(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ def _stay(stay_s: float, ended: str) -> Stay:
     return Stay(stay_s, how, why)
 
 
-class Counted(msgspec.Struct, frozen=True):
+class PilotCount(msgspec.Struct, frozen=True):
     """A session had so many pilots from then on (seconds since the epoch)."""
 
     at: float
@@ -90,7 +90,7 @@ class Availability(msgspec.Struct, frozen=True):
     source: str
     waits: tuple[Wait, ...] = ()
     stays: tuple[Stay, ...] = ()
-    counts: tuple[Counted, ...] = ()
+    counts: tuple[PilotCount, ...] = ()
 
     @property
     def most(self) -> int:
@@ -105,7 +105,7 @@ class AvailabilityStore:
         self._file = Measurements(path, schema=_SCHEMA, shape=_SHAPE)
         self._written = dict.fromkeys(("waits", "stays", "counts"), 0)
 
-    def record_wait(self, source: str, *, wait_s: float, boot_s: float, devices: Devices) -> None:
+    def record_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
         """A block's first pilot has come."""
         of = msgspec.structs.astuple(devices)
         self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *of)
@@ -127,11 +127,11 @@ class AvailabilityStore:
         return Availability(
             source,
             tuple(
-                Wait(wait_s, boot_s, Devices(*of))
+                Wait(wait_s, boot_s, DeviceSet(*of))
                 for wait_s, boot_s, *of in rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
             ),
             tuple(_stay(*row) for row in rows("stays", "stay_s, ended")),
-            tuple(Counted(*row) for row in rows("counts", "at, session, pilots")),
+            tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
         )
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ _HELPERS = 256
 Reader = Callable[[Any, Any], Any]
 
 
-class Captured:
+class CapturedState:
     """What a function and the user's own functions that it uses rested on, at the time of its making."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -189,7 +189,7 @@ def _keyword_default(function: types.FunctionType, name: str) -> Any:
 # ---- recipes
 
 _MADE = 256
-_made: OrderedDict[str, tuple[weakref.ref[Any], Captured]] = OrderedDict()
+_made: OrderedDict[str, tuple[weakref.ref[Any], CapturedState]] = OrderedDict()
 """The loaders of the recipes that this program made last, by key."""
 
 
@@ -198,7 +198,7 @@ def made_recipe(key: str, loader: Callable[..., Any]) -> None:
     if own_function(loader) is None and counts_by_identity(loader):
         return
     try:
-        _made[key] = (weakref.ref(loader), Captured(loader))
+        _made[key] = (weakref.ref(loader), CapturedState(loader))
     except TypeError:
         return
     _made.move_to_end(key)

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from stoker.contexts.editable import stamps_of
-from stoker.contexts.set_aside import Shelf, forget
+from stoker.contexts.set_aside import ModulesSetAside, forget
 from stoker.contexts.user_modules import Table
 
 
@@ -83,10 +83,10 @@ class CarriedModules:
 
     def _replaces_others(self) -> bool:
         """Whether a module comes in a version that this process has not imported, although it has imported another."""
-        aside = _shelf.names()
+        aside = _set_aside.names()
         for name, carried in self.found.items():
             here = version_of(name, sys.modules.get(name))
-            if (here or name in aside) and here != carried.version and (name, carried.version) not in _shelf:
+            if (here or name in aside) and here != carried.version and (name, carried.version) not in _set_aside:
                 return True
         return False
 
@@ -110,7 +110,7 @@ _imported_at: dict[str, str] = {}
 """The stamps of linked packages when this process imported them, as far as known."""
 _here: dict[str, tuple[Any, str]] = {}
 """The modules that travelled and that this process has imported and not set aside, with their versions."""
-_shelf = Shelf()
+_set_aside = ModulesSetAside()
 
 
 def leave(*, keep: CarriedModules = NO_MODULES) -> None:
@@ -126,12 +126,12 @@ def leave(*, keep: CarriedModules = NO_MODULES) -> None:
 
 def count_forgotten() -> int:
     """How many modules that were set aside are forgotten by now."""
-    return _shelf.count_forgotten
+    return _set_aside.count_forgotten
 
 
 def has_forgotten(modules: CarriedModules, *, since: int) -> bool:
     """Whether one of these was forgotten when more than `since` had been."""
-    return any(_shelf.has_forgotten(name, each.version, since=since) for name, each in modules.found.items())
+    return any(_set_aside.has_forgotten(name, each.version, since=since) for name, each in modules.found.items())
 
 
 def versions_of_context() -> Mapping[str, str]:
@@ -179,10 +179,10 @@ def _arrange(first: CarriedModules) -> bool:
         elif version != wanted(name):
             leaving[name] = version
     if leaving:
-        _shelf.set_aside(leaving, travelled=_here)
+        _set_aside.set_aside(leaving, travelled=_here)
         for name in leaving:
             del _here[name]
-    back = _shelf.put_back(wanted) if _shelf else ()
+    back = _set_aside.put_back(wanted) if _set_aside else ()
     _here.update((name, (module, version)) for name, version, module in back)
     return bool(leaving or back)
 

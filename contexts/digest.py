@@ -1,4 +1,4 @@
-"""The digest of a value's *content*, code included: the same in another process, and other when the content is other.
+"""The digest of a value's *content*, code included: equal in every process, and different if the content differs.
 
 A pickle can't serve: its bytes depend on which strings happen to be one object, on the order of sets, on whether a
 function lies in `__main__` or in a module, and on line numbers. So the value is walked, and what matters is fed to
@@ -21,20 +21,19 @@ import functools
 import hashlib
 import itertools
 import os
-import pathlib
 import re
 import struct
 import sys
 import types
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from stoker.contexts.bytecode import asks_where_it_lies, attribute_names, global_names
 from stoker.contexts.editable import stamp_of
+from stoker.contexts.object_parts import ObjectParts, Raw, Text, kind_name, parts_of
 from stoker.contexts.reducers import CACHED, is_dispatcher
 from stoker.contexts.unpicklable import future_kind
-from stoker.contexts.user_code import Source, is_installed, source_of, version_of
+from stoker.contexts.user_code import ModuleSource, is_installed, source_of, version_of
 from stoker.contexts.user_modules import code_of, imported_by, package_around, package_of
 from stoker.errors import RecipeError
 
@@ -43,7 +42,6 @@ _CLASS_MACHINERY = frozenset({
     "__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "_abc_impl", "__firstlineno__",
     "__static_attributes__", "__annotate_func__", "__annotations_cache__",
 })  # fmt: skip
-_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _DEEPEST = 200
 
 
@@ -53,7 +51,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
     Raises RecipeError for what has no content that a digest could be made of; it names the part by its place in
     `names`, and what is in the part.
     """
-    walk = _Walk()
+    walk = _DigestWalk()
     walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
     for part, name in itertools.zip_longest(parts, names, fillvalue=""):
@@ -67,16 +65,16 @@ def digest_of_code(code: types.CodeType) -> str:
     return digest_of(code)
 
 
-class _Walk:
+class _DigestWalk:
     """One walk over a value. `path` says where it is, for errors."""
 
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
         self._definitions: dict[int, int] = {}
-        self._sources: dict[Source | None, int] = {}
+        self._sources: dict[ModuleSource | None, int] = {}
         self._states: set[tuple[int, frozenset[str]]] = set()
         self._above: list[int] = []
-        self._alive: list[Any] = []  # what was made on the way, so that no id is used twice
+        self._alive: list[Any] = []  # values that the walk has made, so that no id is used twice
         self._path: list[str] = []
 
     # ---- feeding
@@ -302,7 +300,7 @@ class _Walk:
                 self._source(name, source)
         self.raw("end", b"")
 
-    def _source(self, name: str, source: Source | None) -> None:
+    def _source(self, name: str, source: ModuleSource | None) -> None:
         """A module by its source: which of its names are used can't be known. Comments and layout do not count."""
         if source in self._sources:
             self.raw("source-again", b"%d" % self._sources[source])
@@ -323,65 +321,28 @@ class _Walk:
     # ---- objects
 
     def _object(self, value: Any, kind: type) -> None:
-        if isinstance(value, pathlib.PurePath):
-            self.open("path", 1)
-            self.text(str(value))
-        elif isinstance(value, enum.Enum):
-            self.open("enum", 2)
-            self.visit(kind)
-            self.text(value.name)
-        elif isinstance(value, types.MethodType):
-            self.open("method", 2)
-            self.visit(value.__func__)
-            self.visit(value.__self__, " its object")
-        elif kind in (classmethod, staticmethod):
-            self.open(kind.__name__, 1)
-            self.visit(value.__func__)
-        elif kind is property:
-            self.open("property", 3)
-            for accessor in (value.fget, value.fset, value.fdel):
-                self.visit(accessor)
-        elif kind is functools.cached_property:
-            self.open("cached-property", 1)
-            self.visit(value.func)
-        elif kind in _WEAK:
-            self.open(kind.__name__, 1)
-            self.visit(self._keep(set(value) if kind is weakref.WeakSet else dict(value)))
-        elif isinstance(value, functools.partial):
-            self.open("partial", 3)
-            for part in (value.func, value.args, value.keywords):
-                self.visit(part)
-        elif isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
-            owner = getattr(value, "__self__", None)
-            self.open("builtin", 2)
-            self.text(f"{getattr(value, '__module__', None) or ''}.{value.__qualname__}")
-            self.visit(None if isinstance(owner, types.ModuleType) else owner)
-        elif isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
-            self.open("slot", 1)
-            self.text(value.__name__)
-        elif isinstance(value, types.MappingProxyType):
+        if isinstance(value, types.MappingProxyType):
             self._mapping(dict(value))
-        elif _is_array(value):
-            self.open("array", 3)
-            self.text(str(value.dtype))
-            self.visit(tuple(value.shape))
-            self.raw("data", _array_bytes(value))
-        elif (storage := _storage_bytes(value)) is not None:
-            self.raw("storage", storage)
-        elif _is_dense_tensor(value):
-            self.open("tensor", 5)
-            self.text(_kind_name(kind))
-            self.text(str(value.dtype))
-            self.visit(tuple(value.shape))
-            self.visit(bool(value.requires_grad))
-            self.raw("data", _tensor_bytes(value))
+        elif (found := parts_of(value, kind)) is not None:
+            self._parts(found)
         elif future := future_kind(value):
             raise RecipeError(f"{self._where() or 'it'} is {future}, which can't leave the program; use what it gives")
         else:
             self._reduced(value, kind)
 
+    def _parts(self, found: ObjectParts) -> None:
+        if found.tag:
+            self.open(found.tag, len(found.parts))
+        for part in found.parts:
+            if isinstance(part, Text):
+                self.text(part.text)
+            elif isinstance(part, Raw):
+                self.raw(part.tag, part.content)
+            else:
+                self.visit(self._keep(part.value), part.step)
+
     def _keep(self, value: Any) -> Any:
-        """A value that was made on the way: it lives as long as the walk, so that no id is used twice."""
+        """Keep a value alive as long as the walk, so that no other object gets its id."""
         self._alive.append(value)
         return value
 
@@ -391,7 +352,7 @@ class _Walk:
             reduced: Any = registered(value) if registered is not None else value.__reduce_ex__(4)
         except Exception as error:
             raise RecipeError(
-                f"{self._where() or 'it'} is a {_kind_name(kind)}, which cannot be sent ({error});"
+                f"{self._where() or 'it'} is a {kind_name(kind)}, which cannot be sent ({error});"
                 " make it inside the loader, or pass what it is made from"
             ) from error
         self.open("object", 1)
@@ -410,52 +371,8 @@ class _Walk:
 _PLACE = re.compile(r"argument\['?(\w+)'?\]")
 
 
-def _kind_name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
 def _found_by_name(value: Any, home: str) -> bool:
     found: Any = sys.modules.get(home)
     for name in getattr(value, "__qualname__", "").split("."):
         found = getattr(found, name, None)
     return found is value
-
-
-def _is_array(value: Any) -> bool:
-    return type(value) is getattr(sys.modules.get("numpy"), "ndarray", None) and not value.dtype.hasobject
-
-
-def _is_dense_tensor(value: Any) -> bool:
-    """A tensor of PyTorch whose values lie in memory. Its pickle names the address of its storage."""
-    torch: Any = sys.modules.get("torch")  # another thread may be importing it: then it lacks some of its names
-    return (
-        type(value) in (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))
-        and not vars(value)
-        and value.layout is torch.strided
-        and not value.is_quantized
-        and value.device.type != "meta"
-    )
-
-
-def _storage_bytes(value: Any) -> bytes | None:
-    """The bytes of a storage of PyTorch; None for anything else."""
-    torch: Any = sys.modules.get("torch")
-    untyped: Any = getattr(torch, "UntypedStorage", ())
-    typed: Any = getattr(torch, "TypedStorage", ())
-    if isinstance(value, typed):
-        plain = value._untyped_storage
-    elif isinstance(value, untyped):
-        plain = value
-    else:
-        return None
-    return _tensor_bytes(torch.empty(0, dtype=torch.uint8).set_(plain.cpu()))
-
-
-def _tensor_bytes(value: Any) -> bytes:
-    torch = sys.modules["torch"]
-    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes())
-
-
-def _array_bytes(value: Any) -> bytes:
-    return bytes(value.tobytes())

@@ -19,8 +19,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from stoker.contexts.forward import Batch, Ids, Runner, shared_beginning
-from stoker.contexts.sampling import Draw
+from stoker.contexts.forward import Ids, ModelRunner, PrefilledBatch, shared_beginning
+from stoker.contexts.sampling import TokenDraw
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,7 +48,7 @@ class CausalLM:
         self.name = name
         self.origin = origin
         """How it was loaded, for people: from a snapshot or not, and in what time."""
-        self._runner = Runner(model, limit_bytes=PREFIX_LIMIT_BYTES)
+        self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
         self._turn = threading.RLock()
         self._longest = int(getattr(model.config, "max_position_embeddings", 0) or 0)
 
@@ -76,7 +76,7 @@ class CausalLM:
         return len(self._encode([text])[0])
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[Runner]:
+    def alone(self) -> Iterator[ModelRunner]:
         """The model for the caller alone, without gradients, for readings that are not among these methods."""
         with self._turn, torch.inference_mode():
             yield self._runner
@@ -141,7 +141,9 @@ class CausalLM:
             raise ValueError(f"generate was given {len(seeds)} seeds for {len(rows)} prompts")
         texts = [""] * len(rows)
         for group in self._groups(rows, prefix=prefix, batch_size=batch_size):
-            draws = [Draw(temperature=temperature, top_p=top_p, seed=seeds[index], stop=tuple(stop)) for index in group]
+            draws = [
+                TokenDraw(temperature=temperature, top_p=top_p, seed=seeds[index], stop=tuple(stop)) for index in group
+            ]
             self._generate([rows[index] for index in group], draws, max_new_tokens)
             for index, draw in zip(group, draws, strict=True):
                 texts[index] = draw.text
@@ -189,7 +191,7 @@ class CausalLM:
 
     # ---- generating
 
-    def _generate(self, rows: list[Ids], draws: list[Draw], most: int) -> None:
+    def _generate(self, rows: list[Ids], draws: list[TokenDraw], most: int) -> None:
         ends = self._end_tokens()
         if not self._runner.shares:
             self._generate_whole(rows, draws, most, ends)
@@ -211,7 +213,7 @@ class CausalLM:
                 live = [live[at] for at in going]
             logits = steps.next([tokens[at] for at in going])
 
-    def _generate_whole(self, rows: list[Ids], draws: list[Draw], most: int, ends: frozenset[int]) -> None:
+    def _generate_whole(self, rows: list[Ids], draws: list[TokenDraw], most: int, ends: frozenset[int]) -> None:
         """Without a shareable cache each step reads the whole row again: slow and right."""
         for row, draw in zip(rows, draws, strict=True):
             ids = row
@@ -274,7 +276,7 @@ class CausalLM:
 class _Steps:
     """A batch that grows by one token a row at a time."""
 
-    def __init__(self, runner: Runner, batch: Batch) -> None:
+    def __init__(self, runner: ModelRunner, batch: PrefilledBatch) -> None:
         self._runner = runner
         self._cache = batch.cache
         device = runner.device

@@ -25,7 +25,7 @@ from stoker.contexts.code_payloads import dumps_code
 from stoker.contexts.digest import digest_of
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
-from stoker.contexts.options import Options, Size, known
+from stoker.contexts.options import ContextOptions, Size, checked_options
 from stoker.contexts.preload import modules_of
 from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
 from stoker.contexts.source_lines import SourceLines
@@ -43,7 +43,7 @@ class RecipeFactory:
         _check_returns(loader)
         self.loader = loader
         self._given = dict(options)
-        self._options = Options(**options)
+        self._options = ContextOptions(**options)
         self._name = name
         functools.update_wrapper(self, loader)
 
@@ -115,11 +115,11 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
     Raises RecipeError (or UnitError) for an option that can't be read.
     """
     if loader is None:
-        Options(**known(options))
+        ContextOptions(**checked_options(options))
         return functools.partial(_decorate, options=options)
     if not callable(loader) or isinstance(loader, Recipe):
         raise RecipeError(f"@context takes its options by name, as in @context(memory='4 GB'); it got {loader!r}")
-    return RecipeFactory(loader, known(options))
+    return RecipeFactory(loader, checked_options(options))
 
 
 def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
@@ -136,11 +136,11 @@ def recipe_of(
     This is what the paper's `parsl_spec = {'context': [load_model, [path], {}]}` comes to.
     """
     if isinstance(loader, RecipeFactory):
-        return (loader.with_options(**known(needs)) if needs else loader)(*args, **(kwargs or {}))
+        return (loader.with_options(**checked_options(needs)) if needs else loader)(*args, **(kwargs or {}))
     if not callable(loader):
         raise RecipeError(f"a context's loader must be a function; it got {loader!r}")
     _check_returns(loader)
-    return make_recipe(loader, tuple(args), dict(kwargs or {}), Options(**known(needs)))
+    return make_recipe(loader, tuple(args), dict(kwargs or {}), ContextOptions(**checked_options(needs)))
 
 
 def as_recipe(value: Any) -> Recipe:
@@ -159,7 +159,7 @@ def as_recipe(value: Any) -> Recipe:
 
 
 def make_recipe(
-    loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, *, name: str = ""
+    loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], options: ContextOptions, *, name: str = ""
 ) -> Recipe:
     """The recipe of a loader, its arguments and its options; `name` is for people. Raises RecipeError."""
     shown = name

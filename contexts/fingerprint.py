@@ -24,7 +24,7 @@ from typing import Any
 
 from stoker.contexts.array_facts import Meter
 from stoker.contexts.own_attributes import Layout, bases_of, globals_of, is_users_class, members_of, slot
-from stoker.contexts.walk_plans import ATOMS, Way, counts_by_identity, owner_of, plan_of
+from stoker.contexts.walk_plans import ATOMS, ReadingWay, counts_by_identity, owner_of, plan_of
 
 MOST_VALUES = 1024
 """A walk visits this many values at most. One container may take half of the rest, which leaves some for the next."""
@@ -46,7 +46,7 @@ class Fingerprint:
     __slots__ = ("_pins", "_strong", "_tokens")
 
     def __init__(self, value: Any, *, meter: Meter | None = None, met: list[Any] | None = None) -> None:
-        walk = _Walk(meter or Meter(), met)
+        walk = _FingerprintWalk(meter or Meter(), met)
         self._tokens = walk.over(value)
         self._pins: list[weakref.ref[Any]] = []
         self._strong: list[Any] = []
@@ -58,7 +58,7 @@ class Fingerprint:
 
     def matches(self, value: Any, meter: Meter | None = None) -> bool:
         """True if the value holds the same now. An object that is gone matches nothing: its id may be used again."""
-        if _Walk(meter or Meter(), None).over(value) != self._tokens:
+        if _FingerprintWalk(meter or Meter(), None).over(value) != self._tokens:
             return False
         for pin in self._pins:  # noqa: SIM110  # a generator costs more than the rest
             if pin() is None:
@@ -66,7 +66,7 @@ class Fingerprint:
         return True
 
 
-class _Walk:
+class _FingerprintWalk:
     """One walk. `identified` are the objects whose id is among the tokens."""
 
     def __init__(self, meter: Meter, met: list[Any] | None) -> None:
@@ -126,25 +126,25 @@ class _Walk:
         if plan.users_class:
             self._put(kind)
         way = plan.way
-        if way is Way.READER and plan.reader is not None:
+        if way is ReadingWay.READER and plan.reader is not None:
             facts, parts = plan.reader(value, self._meter)
             self._tokens += facts
             self._elements(value, parts, len(parts))
             self._attributes(value, plan.layout)
-        elif way is Way.TORCH_MODULE and plan.layout.dictionary is not None:
+        elif way is ReadingWay.TORCH_MODULE and plan.layout.dictionary is not None:
             self._torch_module(value, plan.layout.dictionary(value))
-        elif way is Way.OBJECT:
+        elif way is ReadingWay.OBJECT:
             self._object(value, kind, plan.layout)
-        elif way is Way.FUNCTION:
+        elif way is ReadingWay.FUNCTION:
             self._identify(value)
             self._identify(value.__code__)
             self._meet(value)
         elif counts_by_identity(value):
             self._identify(value)
             self._meet(value)
-        elif way is Way.CLASS:
+        elif way is ReadingWay.CLASS:
             self._class(value)
-        elif way is Way.BUILTIN:
+        elif way is ReadingWay.BUILTIN:
             self._tokens.append(value.__name__)
             self._put(owner_of(value))
         else:

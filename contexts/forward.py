@@ -30,7 +30,7 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, `[1, heads, tokens, size]`."""
 
 
-class Batch:
+class PrefilledBatch:
     """Rows whose prompts have been computed: `logits` after each row's last token `[rows, vocabulary]`, their cache,
     the length of each row and the width (longest row) that the cache has."""
 
@@ -41,7 +41,7 @@ class Batch:
         self.width = width
 
 
-class Runner:
+class ModelRunner:
     """A model, its device, and the prefixes that are kept for it."""
 
     def __init__(self, model: Any, *, limit_bytes: int) -> None:
@@ -59,7 +59,7 @@ class Runner:
             layers = _layers(self._prefill([ids], tails=None)[0].cache)
             self.prefixes.keep(ids, layers, _size(layers))
 
-    def prefill(self, rows: Sequence[Ids]) -> Batch:
+    def prefill(self, rows: Sequence[Ids]) -> PrefilledBatch:
         """Compute these prompts. Each has at least one token."""
         batch, _ = self._prefill(rows, tails=None)
         return batch
@@ -81,7 +81,7 @@ class Runner:
         batch = self.prefill(rows)
         return batch.logits, self._extend(batch, tails)
 
-    def _extend(self, batch: Batch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
+    def _extend(self, batch: PrefilledBatch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
         """Logits after each token of each tail, with a row a tail."""
         reads = [(row, tail) for row, some in enumerate(tails) for tail in some if tail]
         cache, index = DynamicCache(), torch.tensor([row for row, _ in reads], device=self.device)
@@ -107,7 +107,7 @@ class Runner:
 
     def _prefill(
         self, rows: Sequence[Ids], *, tails: Sequence[Sequence[Ids]] | None, keep: bool = True
-    ) -> tuple[Batch, list[list[torch.Tensor]]]:
+    ) -> tuple[PrefilledBatch, list[list[torch.Tensor]]]:
         lengths = [len(row) for row in rows]
         cache, start = DynamicCache(), 0
         if self.shares and keep:
@@ -137,7 +137,7 @@ class Runner:
         cache = output.past_key_values
         if tree is not None:
             cache.crop(-tree.width)
-        batch = Batch(logits=logits, cache=cache, lengths=lengths, width=start + longest)
+        batch = PrefilledBatch(logits=logits, cache=cache, lengths=lengths, width=start + longest)
         if self.shares and keep:
             layers = _layers(cache)
             if len(rows) > 1:

@@ -34,10 +34,10 @@ def loads_keeping_classes(data: bytes | bytearray | memoryview, *, buffers: Iter
     """The value of a pickle. Classes that are in this process already keep their attributes."""
     if _NAMES_A_CLASS.search(data) is None:  # it brings no class
         return pickle.loads(data, buffers=buffers)
-    return _Unpickler(io.BytesIO(data), buffers=buffers).load()
+    return _ClassUnpickler(io.BytesIO(data), buffers=buffers).load()
 
 
-class _Unpickler(pickle.Unpickler):
+class _ClassUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         instead = _INSTEAD.get((module.partition(".")[0], name))
         return instead if instead is not None else super().find_class(module, name)

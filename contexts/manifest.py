@@ -37,7 +37,7 @@ _SLICES = 1024
 """The most parts in a piece: checking one must stay short."""
 
 
-class Kind(enum.Enum):
+class EntryKind(enum.Enum):
     """What an entry is."""
 
     FILE = b"file"
@@ -51,7 +51,7 @@ class Entry:
     `parts` its parts' digests one after another, 32 bytes each, `target` where a link leads."""
 
     name: bytes
-    kind: Kind
+    kind: EntryKind
     executable: bool = False
     size_bytes: int = 0
     parts: bytes = b""
@@ -62,7 +62,7 @@ class Entry:
 class Manifest:
     """A whole object: a file (one entry without a name) or a folder (what lies below it, sorted by name)."""
 
-    kind: Kind
+    kind: EntryKind
     entries: tuple[Entry, ...]
 
     @property
@@ -87,7 +87,7 @@ Piece = tuple[Slice, ...]
 
 def encode(manifest: Manifest) -> bytes:
     """The manifest's bytes. Equal objects have equal bytes."""
-    if manifest.kind is Kind.FILE:
+    if manifest.kind is EntryKind.FILE:
         (entry,) = manifest.entries
         return _frame(*_content(entry))
     whole = [_frame(b"folder")]
@@ -102,14 +102,14 @@ def decode(data: bytes) -> Manifest:
     """
     fields = _fields(data)
     try:
-        kind = Kind(next(fields))
-        if kind is Kind.FILE:
+        kind = EntryKind(next(fields))
+        if kind is EntryKind.FILE:
             manifest = Manifest(kind, (_entry(b"", kind, fields),))
         else:
-            manifest = Manifest(kind, tuple(_entry(name, Kind(next(fields)), fields) for name in fields))
+            manifest = Manifest(kind, tuple(_entry(name, EntryKind(next(fields)), fields) for name in fields))
     except (StopIteration, RuntimeError):
         raise ValueError("the manifest ends in the middle") from None
-    if manifest.kind is Kind.LINK or next(fields, None) is not None:
+    if manifest.kind is EntryKind.LINK or next(fields, None) is not None:
         raise ValueError("this is no manifest")
     _check_names(manifest)
     return manifest
@@ -191,15 +191,15 @@ def _fields(data: bytes) -> Iterator[bytes]:
 
 
 def _content(entry: Entry) -> tuple[bytes, ...]:
-    if entry.kind is Kind.FILE:
+    if entry.kind is EntryKind.FILE:
         return b"file", b"x" if entry.executable else b"-", entry.size_bytes.to_bytes(8, "big"), entry.parts
-    return (b"folder",) if entry.kind is Kind.FOLDER else (b"link", entry.target)
+    return (b"folder",) if entry.kind is EntryKind.FOLDER else (b"link", entry.target)
 
 
-def _entry(name: bytes, kind: Kind, fields: Iterator[bytes]) -> Entry:
-    if kind is Kind.FOLDER:
+def _entry(name: bytes, kind: EntryKind, fields: Iterator[bytes]) -> Entry:
+    if kind is EntryKind.FOLDER:
         return Entry(name, kind)
-    if kind is Kind.LINK:
+    if kind is EntryKind.LINK:
         target = next(fields)
         if not target or target.startswith(b"/") or b"\0" in target:
             raise ValueError(f"the link {name!r} leads to {target!r}")
@@ -212,7 +212,7 @@ def _entry(name: bytes, kind: Kind, fields: Iterator[bytes]) -> Entry:
 
 
 def _check_names(manifest: Manifest) -> None:
-    if manifest.kind is Kind.FILE:
+    if manifest.kind is EntryKind.FILE:
         return
     folders, last = {b""}, b""
     for entry in manifest.entries:
@@ -220,6 +220,6 @@ def _check_names(manifest: Manifest) -> None:
         absolute = entry.name.startswith(b"/")
         if absolute or entry.name <= last or own in (b"", b".", b"..") or b"\0" in own or above not in folders:
             raise ValueError(f"the manifest has an entry {entry.name!r} where none can be")
-        if entry.kind is Kind.FOLDER:
+        if entry.kind is EntryKind.FOLDER:
             folders.add(entry.name)
         last = entry.name

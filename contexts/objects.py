@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.manifest import PART_BYTES, Entry, Kind, Manifest, encode, name_of, proves
+from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, name_of, proves
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.state import state_folder
 from stoker.errors import RecipeError
@@ -63,10 +63,10 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{given} can't be read: {error}", path=str(given)) from error
     data = encode(made)
-    name = name_of(data, suffix=_suffix_of(given.name) if made.kind is Kind.FILE else "")
+    name = name_of(data, suffix=_suffix_of(given.name) if made.kind is EntryKind.FILE else "")
     _keep(name, data)
     ref = ObjectRef(name=name, size_bytes=made.size_bytes, source=str(real))
-    if made.kind is Kind.FILE and time.time_ns() - facts.st_mtime_ns > _RACY_NS:
+    if made.kind is EntryKind.FILE and time.time_ns() - facts.st_mtime_ns > _RACY_NS:
         return msgspec.structs.replace(ref, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
     return ref
 
@@ -119,9 +119,9 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
     goal.mkdir(mode=0o700)
     for name, path, kind in _entries(root):
         place = Path(os.fsdecode(os.path.join(os.fsencode(goal), name)))
-        if kind is Kind.FOLDER:
+        if kind is EntryKind.FOLDER:
             place.mkdir(mode=0o700)
-        elif kind is Kind.LINK:
+        elif kind is EntryKind.LINK:
             os.symlink(os.readlink(path), place)
         else:
             shutil.copyfile(path, place)
@@ -158,16 +158,16 @@ def _executable(facts: os.stat_result) -> bool:
 
 def _manifest(root: Path, remembered: _Memo) -> Manifest:
     if not root.is_dir():
-        return Manifest(Kind.FILE, (_file(root, b"", remembered),))
+        return Manifest(EntryKind.FILE, (_file(root, b"", remembered),))
     entries: list[Entry] = []
     for name, path, kind in _entries(root):
-        if kind is Kind.FOLDER:
+        if kind is EntryKind.FOLDER:
             entries.append(Entry(name, kind))
-        elif kind is Kind.LINK:
+        elif kind is EntryKind.LINK:
             entries.append(Entry(name, kind, target=os.fsencode(os.readlink(path))))
         else:
             entries.append(_file(path, name, remembered))
-    return Manifest(Kind.FOLDER, tuple(entries))
+    return Manifest(EntryKind.FOLDER, tuple(entries))
 
 
 def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
@@ -181,7 +181,7 @@ def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
         if (after.st_size, after.st_mtime_ns, after.st_ino) != (facts.st_size, facts.st_mtime_ns, facts.st_ino):
             raise RecipeError(f"{path} changed while it was read; wait until it is written", path=str(path))
         remembered.put(path, facts, parts)
-    return Entry(name, Kind.FILE, executable=_executable(facts), size_bytes=facts.st_size, parts=parts)
+    return Entry(name, EntryKind.FILE, executable=_executable(facts), size_bytes=facts.st_size, parts=parts)
 
 
 def _read_parts(path: Path) -> bytes:
@@ -198,9 +198,9 @@ def _read_parts(path: Path) -> bytes:
             digests.append(hashlib.sha256(view[:size]).digest())
 
 
-def _entries(root: Path) -> Iterator[tuple[bytes, Path, Kind]]:
+def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
     """Everything below a folder, sorted by relative name as bytes: `(name, path, kind)`."""
-    found: list[tuple[bytes, Path, Kind]] = []
+    found: list[tuple[bytes, Path, EntryKind]] = []
     real_root = os.path.realpath(root)
 
     def walk(folder: Path, prefix: bytes, above: frozenset[str]) -> None:
@@ -212,12 +212,12 @@ def _entries(root: Path) -> Iterator[tuple[bytes, Path, Kind]]:
                 name = prefix + os.fsencode(entry.name)
                 path = Path(entry.path)
                 if entry.is_symlink() and _stays_inside(path, real_root):
-                    found.append((name, path, Kind.LINK))
+                    found.append((name, path, EntryKind.LINK))
                 elif entry.is_dir():
-                    found.append((name, path, Kind.FOLDER))
+                    found.append((name, path, EntryKind.FOLDER))
                     walk(path, name + b"/", above | {real})
                 else:
-                    found.append((name, path, Kind.FILE))
+                    found.append((name, path, EntryKind.FILE))
 
     walk(root, b"", frozenset())
     return iter(sorted(found, key=lambda entry: entry[0]))

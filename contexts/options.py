@@ -16,7 +16,7 @@ from stoker.units import parse_bytes, parse_seconds
 Size = str | int | float | None
 
 
-class Options:
+class ContextOptions:
     """What `@context(...)` was told, checked: sizes and times are read here, so that an error names the option."""
 
     def __init__(
@@ -51,10 +51,10 @@ class Options:
             self.calls_per_library = self.calls_per_library or 1
 
 
-_OPTIONS = tuple(inspect.signature(Options).parameters)
+_OPTIONS = tuple(inspect.signature(ContextOptions).parameters)
 
 
-def known(options: dict[str, Any]) -> dict[str, Any]:
+def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options, if `@context` has them all. Raises RecipeError with the nearest name."""
     for name in options:
         if name not in _OPTIONS:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from stoker.contexts.engine import CausalLM
-from stoker.contexts.forward import Ids, Runner
+from stoker.contexts.forward import Ids, ModelRunner
 
 BATCH_TOKENS = 2048
 """Tokens of one pass over texts, padding included: enough to fill a device, little enough for any memory."""
@@ -79,7 +79,7 @@ def mean_losses(
     return losses
 
 
-def _losses(runner: Runner, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> list[float]:
+def _losses(runner: ModelRunner, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> list[float]:
     """The last token of a target is never read: what matters of it is how likely it was."""
     tails = [one + target[:-1] for one, target in zip(inputs, targets, strict=True)]
     if runner.shares:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 
-class Draw:
+class TokenDraw:
     """The tokens of one prompt. Its random numbers are its own, so that no other prompt changes them."""
 
     def __init__(self, *, temperature: float, top_p: float, seed: tuple[int, int], stop: Sequence[str]) -> None:

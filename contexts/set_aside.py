@@ -19,7 +19,7 @@ _MOST_OF_A_NAME = 16
 """A module that is edited again and again may hold a large table in each of its versions."""
 
 
-class Kept(NamedTuple):
+class ModuleVersion(NamedTuple):
     """A module by its name and version."""
 
     name: str
@@ -35,7 +35,7 @@ class _Aside(NamedTuple):
     below: Mapping[str, Any]
 
 
-class Shelf:
+class ModulesSetAside:
     """Keeps what was set aside the last `most` times, and at most `most_of_a_name` versions of a module."""
 
     def __init__(self, *, most: int = _MOST, most_of_a_name: int = _MOST_OF_A_NAME) -> None:
@@ -72,9 +72,9 @@ class Shelf:
                 self._aside[name, leaving[name]] = _Aside(module, self._turn, is_bound, below)
         self._forget_oldest()
 
-    def put_back(self, version_wanted: Callable[[str], str | None]) -> Iterable[Kept]:
+    def put_back(self, version_wanted: Callable[[str], str | None]) -> Iterable[ModuleVersion]:
         """Put the modules back that are wanted in their version; returns them."""
-        back: list[Kept] = []
+        back: list[ModuleVersion] = []
         for name, version in sorted(key for key in self._aside if version_wanted(key[0]) == key[1]):
             if name in sys.modules:
                 continue
@@ -85,7 +85,7 @@ class Shelf:
             package, _, last = name.rpartition(".")
             if is_bound:
                 _names_in(package)[last] = module
-            back.append(Kept(name, version, module))
+            back.append(ModuleVersion(name, version, module))
         return back
 
     def __len__(self) -> int:

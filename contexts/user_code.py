@@ -57,7 +57,7 @@ def _lies_in_environment(file: str) -> bool:
     return any(file.startswith(root) for root in _installed_roots())
 
 
-class Source(NamedTuple):
+class ModuleSource(NamedTuple):
     """Where a module's source lies: a file, or for a package without `__init__.py` its folder."""
 
     file: str
@@ -69,14 +69,14 @@ _INSTALLED_S = 1.0
 _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
-def source_of(name: str) -> Source | None:
+def source_of(name: str) -> ModuleSource | None:
     """The source of the user's own module `name`, imported or not; None for any other module. It imports nothing."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
     module = sys.modules.get(name)
     if module is not None:
         file = _file_of(module)
-        return Source(file, is_package=hasattr(module, "__path__")) if file else None
+        return ModuleSource(file, is_package=hasattr(module, "__path__")) if file else None
     known = _installed_until.get(name)
     if known is not None and time.monotonic() < known[1] and known[0] == sys.path:
         return None
@@ -88,7 +88,7 @@ def source_of(name: str) -> Source | None:
     if file is None or _lies_in_environment(os.path.abspath(file)) or name.partition(".")[0] in _editable_names():
         _installed_until[name] = list(sys.path), time.monotonic() + _INSTALLED_S
         return None
-    return Source(os.path.abspath(file), is_package=places is not None)
+    return ModuleSource(os.path.abspath(file), is_package=places is not None)
 
 
 def _spec_of(name: str) -> ModuleSpec | None:

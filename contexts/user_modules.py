@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from stoker.contexts.bytecode import asks_where_it_lies, imports
-from stoker.contexts.user_code import Source, source_of
+from stoker.contexts.user_code import ModuleSource, source_of
 from stoker.units import show_bytes
 
 logger = logging.getLogger("stoker.captured")
@@ -74,7 +74,7 @@ def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -
 
     `digest` makes the digest of a code object. Empty, with a warning, if the sources are more than MOST_BYTES.
     """
-    read, below, size = dict[str, tuple[Source, _Read]](), dict[str, set[str]](), 0
+    read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
     waiting = sorted(names)
     while waiting:
         name = waiting.pop()
@@ -102,7 +102,7 @@ def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -
     }
 
 
-def code_of(source: Source) -> types.CodeType | None:
+def code_of(source: ModuleSource) -> types.CodeType | None:
     """The code of a module's source, not run; None if there is none: a compiled extension, a file that is gone."""
     data = _bytes_of(source)
     return _compiled(data, source.file) if data is not None else None
@@ -111,7 +111,7 @@ def code_of(source: Source) -> types.CodeType | None:
 _known: dict[tuple[str, str], _Read] = {}
 
 
-def _read(source: Source, name: str, digest: Callable[[types.CodeType], str]) -> _Read | None:
+def _read(source: ModuleSource, name: str, digest: Callable[[types.CodeType], str]) -> _Read | None:
     try:
         status = os.stat(source.file)
     except OSError:
@@ -130,7 +130,7 @@ def _read(source: Source, name: str, digest: Callable[[types.CodeType], str]) ->
     return found
 
 
-def _bytes_of(source: Source) -> bytes | None:
+def _bytes_of(source: ModuleSource) -> bytes | None:
     if source.is_package and os.path.isdir(source.file):
         return b""
     if not source.file.endswith(".py"):
@@ -150,7 +150,7 @@ def _compiled(data: bytes, file: str) -> types.CodeType | None:
         return None
 
 
-def _version(name: str, read: dict[str, tuple[Source, _Read]], below: dict[str, set[str]]) -> str:
+def _version(name: str, read: dict[str, tuple[ModuleSource, _Read]], below: dict[str, set[str]]) -> str:
     seen, waiting = set[str](), [name]
     while waiting:
         one = waiting.pop()

@@ -23,7 +23,7 @@ _WEAK = frozenset(map(id, (weakref.WeakKeyDictionary, weakref.WeakValueDictionar
 _OPAQUE_HOMES = frozenset({"stoker", "parsl"})
 
 
-class Way(enum.Enum):
+class ReadingWay(enum.Enum):
     """How a value is read."""
 
     IDENTITY = enum.auto()
@@ -36,54 +36,54 @@ class Way(enum.Enum):
     OBJECT = enum.auto()
 
 
-class Plan(NamedTuple):
+class WalkPlan(NamedTuple):
     """How the instances of a class are read. `users_class`: the class is the user's own, and read as well."""
 
-    way: Way
+    way: ReadingWay
     users_class: bool
     layout: Layout
     reader: Reader | None
     alive: weakref.ref[type]
 
 
-_plans: dict[int, Plan] = {}
+_plans: dict[int, WalkPlan] = {}
 _NOTHING = Layout(None, ())
 
 
-def plan_of(kind: type) -> Plan:
+def plan_of(kind: type) -> WalkPlan:
     """How the instances of this class are read."""
     plan = _plans.get(id(kind))
     if plan is None or plan.alive() is not kind:
         key = id(kind)
         alive = weakref.ref(kind, lambda _: _plans.pop(key, None))
         way, reader = _way_of(kind), reader_of(kind)
-        if way is Way.OBJECT and reader is not None:
-            way = Way.READER
-        walked = way in (Way.OBJECT, Way.TORCH_MODULE) or (reader is not None and has_attributes(reader))
+        if way is ReadingWay.OBJECT and reader is not None:
+            way = ReadingWay.READER
+        walked = way in (ReadingWay.OBJECT, ReadingWay.TORCH_MODULE) or (reader is not None and has_attributes(reader))
         layout = layout_of(kind) if walked else _NOTHING
-        plan = _plans[key] = Plan(way, way is not Way.CLASS and is_users_class(kind), layout, reader, alive)
+        plan = _plans[key] = WalkPlan(way, way is not ReadingWay.CLASS and is_users_class(kind), layout, reader, alive)
     return plan
 
 
-def _way_of(kind: type) -> Way:
+def _way_of(kind: type) -> ReadingWay:
     if kind is types.FunctionType:
-        return Way.FUNCTION
+        return ReadingWay.FUNCTION
     if issubclass(kind, type):
-        return Way.CLASS
+        return ReadingWay.CLASS
     if issubclass(
         kind, types.ModuleType
     ):  # a subclass of the module type too: some libraries import their parts on first use
-        return Way.MODULE
+        return ReadingWay.MODULE
     if issubclass(kind, types.BuiltinFunctionType):
-        return Way.BUILTIN
+        return ReadingWay.BUILTIN
     if (
         id(kind) in _WEAK
         or issubclass(kind, _NAMED)
         or is_index(kind)
         or home_of(kind).partition(".")[0] in _OPAQUE_HOMES
     ):
-        return Way.IDENTITY
-    return Way.TORCH_MODULE if is_torch_module(kind) else Way.OBJECT
+        return ReadingWay.IDENTITY
+    return ReadingWay.TORCH_MODULE if is_torch_module(kind) else ReadingWay.OBJECT
 
 
 def counts_by_identity(value: Any) -> bool:
@@ -92,14 +92,14 @@ def counts_by_identity(value: Any) -> bool:
     A bound method of a builtin class, such as `table.get`, is looked into: its object may change.
     """
     way = plan_of(type(value)).way
-    if way is Way.CLASS:
+    if way is ReadingWay.CLASS:
         return not is_users_class(value) or issubclass(value, enum.Enum)
-    if way is Way.MODULE:
+    if way is ReadingWay.MODULE:
         return not _is_users_module(value)
-    if way is Way.BUILTIN:
+    if way is ReadingWay.BUILTIN:
         owner = owner_of(value)
         return owner is None or issubclass(type(owner), types.ModuleType)
-    return way is Way.IDENTITY or way is Way.FUNCTION or value is MISSING
+    return way is ReadingWay.IDENTITY or way is ReadingWay.FUNCTION or value is MISSING
 
 
 owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__get__

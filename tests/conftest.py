@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 import suite_limits
@@ -24,13 +25,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Programs that tests start behave alike wherever the tests run.
 
-    Ctrl-C works in them: a shell starts `pytest &` with SIGINT ignored, and children inherit that. So does a terminal
-    that closes, although `nohup pytest` itself ignores it (a handler of Python's is not inherited). They do not think
-    that make started them: `make test` says so in the environment, and hints are worded by it. They keep what Python
-    compiles, also where the environment says otherwise, and so does pytest: hundreds of processes start, and compiling
-    the same sources anew was half of what many of them cost. And converting the demo's model takes most of a minute:
-    they share one snapshot, kept from run to run, which begins as the user's. A random example has no time limit of its
-    own: on a busy machine it would judge the machine.
+    Ctrl-C works in them: a shell starts `pytest &` with SIGINT ignored, and children inherit that. So does a
+    terminal that closes, although `nohup pytest` itself ignores it (a handler of Python's is not inherited). They
+    do not think that make started them: `make test` says so in the environment, and hints are worded by it. They
+    keep what Python compiles, also where the environment says otherwise, and so does pytest: hundreds of processes
+    start, and compiling the same sources anew was half of what many of them cost. And converting the demo's model
+    takes most of a minute: they share one snapshot, kept from run to run, which begins as the user's, or as that of
+    the user's pilots here. A random example has no time limit of its own: on a busy machine it would judge the
+    machine.
     """
     settings.register_profile("stoker", deadline=None)
     settings.load_profile("stoker")
@@ -44,8 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LongestFirst(config))
     cache = getattr(config, "cache", None)
     if cache is not None and "STOKER_SNAPSHOTS" not in os.environ:
-        shared, users = Path(cache.mkdir("stoker-snapshots")), snapshot_folder()
-        for snapshot in users.glob("[!.]*") if users.is_dir() else ():
-            if snapshot.is_dir() and not (shared / snapshot.name).exists():
-                shutil.copytree(snapshot, shared / snapshot.name)
+        shared, pilots = Path(cache.mkdir("stoker-snapshots")), Path(gettempdir()) / f"stoker-{os.getuid()}"
+        for folder in (snapshot_folder(), pilots / "snapshots"):
+            for snapshot in folder.glob("[!.]*") if folder.is_dir() else ():
+                if snapshot.is_dir() and not (shared / snapshot.name).exists():
+                    shutil.copytree(snapshot, shared / snapshot.name)
         os.environ["STOKER_SNAPSHOTS"] = str(shared)

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from stoker.apps.fact_verification import APP
-from stoker.apps.fact_verification.options import Options
+from stoker.apps.fact_verification.options import VerificationOptions
 from stoker.console import Screen, WholeNumber
 
-_DEFAULT = Options()
+_DEFAULT = VerificationOptions()
 _FOLDER = click.Path(path_type=Path)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from stoker.apps.fact_verification import APP
-from stoker.apps.fact_verification.options import Options
+from stoker.apps.fact_verification.options import VerificationOptions
 from stoker.planning import Work
 
 _TEMPLATES = 3
 WORK = Work(
     app=APP,
     function="verify",
-    inputs=Options().limit * _TEMPLATES,
-    inputs_per_call=Options().batch_size,
+    inputs=VerificationOptions().limit * _TEMPLATES,
+    inputs_per_call=VerificationOptions().batch_size,
 )

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from stoker.apps.fact_verification.claims import SAMPLE, Claim, digest_claims
-from stoker.apps.fact_verification.prompts import SHIPPED, SHIPPED_EVIDENCE, Prompt, read_prompts
+from stoker.apps.fact_verification.prompts import SHIPPED, SHIPPED_EVIDENCE, PromptTemplate, read_prompts
 from stoker.contexts import Awareness
 from stoker.errors import ConfigError
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one run. `limit` 0 is every claim; an empty text is not given.
 
     `batch_size` is claims a call; `tensor_batch` is claims in one tensor inside it: 1 as in the paper.
@@ -39,7 +39,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.claims) if self.claims else SAMPLE
 
 
-def resolve(stored: dict[str, Any] | None, given: dict[str, Any]) -> Options:
+def resolve(stored: dict[str, Any] | None, given: dict[str, Any]) -> VerificationOptions:
     """Defaults, over them what the run to be resumed was started with, over that what was given now.
 
     Paths become absolute, so that a run can be resumed from another folder. Raises ConfigError for stored options that
@@ -50,12 +50,12 @@ def resolve(stored: dict[str, Any] | None, given: dict[str, Any]) -> Options:
         if here.get(name) and (name != "model" or Path(here[name]).exists()):
             here[name] = str(Path(here[name]).absolute())
     try:
-        return msgspec.convert({**(stored or {}), **here}, Options)
+        return msgspec.convert({**(stored or {}), **here}, VerificationOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the run's options cannot be read: {error}") from None
 
 
-def choose_prompts(options: Options, claims: Sequence[Claim]) -> list[Prompt]:
+def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> list[PromptTemplate]:
     """The templates: those given, else the shipped ones for claims with evidence or without.
 
     Raises ConfigError when a template wants evidence that a claim does not have.
@@ -77,7 +77,9 @@ def choose_prompts(options: Options, claims: Sequence[Claim]) -> list[Prompt]:
     return prompts
 
 
-def parameters(options: Options, *, model: str, prompts: Sequence[Prompt], claims: Sequence[Claim]) -> dict[str, Any]:
+def parameters(
+    options: VerificationOptions, *, model: str, prompts: Sequence[PromptTemplate], claims: Sequence[Claim]
+) -> dict[str, Any]:
     """What makes two runs the same. How the answers are read and written at the end is not part of it."""
     return {
         "model": model,

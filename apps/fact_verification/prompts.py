@@ -34,7 +34,7 @@ _FIELDS = ("name", "text", "answers")
 _PLACES = re.compile(r"\{([^{}\s]*)\}")
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class PromptTemplate(msgspec.Struct, frozen=True):
     """One template. `answers` are in the order of LABELS."""
 
     name: str
@@ -63,12 +63,12 @@ class Prompt(msgspec.Struct, frozen=True):
         return _PLACES.sub(lambda place: values.get(place[1], place[0]), self.text[len(self.prefix) :])
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[PromptTemplate]:
     """The templates of a TOML or JSONL file.
 
     Raises ConfigError naming file, template and field for the first one that cannot be used.
     """
-    prompts: list[Prompt] = []
+    prompts: list[PromptTemplate] = []
     for place, table in _tables(path):
         prompt = _prompt(table, file=path, place=place)
         for other in prompts:
@@ -101,7 +101,7 @@ def _tables(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     return [(f"template {number}", table) for number, table in enumerate(tables, start=1)]
 
 
-def _prompt(table: Mapping[str, Any], *, file: Path, place: str) -> Prompt:
+def _prompt(table: Mapping[str, Any], *, file: Path, place: str) -> PromptTemplate:
     refuse_unknown(table, _FIELDS, file=file, where=place)
     for field in ("name", "text"):
         if not isinstance(table.get(field), str) or not table[field].strip():
@@ -116,7 +116,7 @@ def _prompt(table: Mapping[str, Any], *, file: Path, place: str) -> Prompt:
                 f"{file}: {place} ({name}): {{{unknown}}} is not a place; there are {{claim}} and {{evidence}}",
                 file=str(file), key="text",
             )  # fmt: skip
-    return Prompt(
+    return PromptTemplate(
         name=name, text=text, answers=_answers(table.get("answers", {}), file=file, where=f"{place} ({name})")
     )
 

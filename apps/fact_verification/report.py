@@ -8,7 +8,7 @@ import msgspec
 
 from stoker.apps.common.hints import count
 from stoker.apps.fact_verification.claims import LABELS
-from stoker.apps.fact_verification.prompts import Prompt
+from stoker.apps.fact_verification.prompts import PromptTemplate
 from stoker.apps.fact_verification.results import PromptFigures, ResultRow, best_of, compare, figures
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
@@ -115,7 +115,7 @@ def cost_lines(attempt: Attempt) -> list[str]:
 
 
 def summary(
-    rows: Sequence[ResultRow], attempt: Attempt, *, prompts: Sequence[Prompt], calibrated: bool
+    rows: Sequence[ResultRow], attempt: Attempt, *, prompts: Sequence[PromptTemplate], calibrated: bool
 ) -> dict[str, object]:
     """The same facts for programs (`--json`, summary.json). Seconds, shares of 1."""
     made = figures(rows)

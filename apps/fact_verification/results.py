@@ -15,7 +15,7 @@ import msgspec
 
 from stoker.apps.fact_verification.claims import LABELS, Claim
 from stoker.apps.fact_verification.functions import Scores
-from stoker.apps.fact_verification.prompts import Prompt
+from stoker.apps.fact_verification.prompts import PromptTemplate
 from stoker.apps.fact_verification.statistics import calibrated_answers, confusion, mcnemar, raw_answers, wilson
 from stoker.datafile import write_rows
 from stoker.errors import StokerError
@@ -68,7 +68,7 @@ class PromptFigures(msgspec.Struct, frozen=True):
         return self.claims / self.infer_s if self.infer_s else 0.0
 
 
-def make_records(prompt: Prompt, claims: Sequence[Claim], scores: Scores) -> list[Record]:
+def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores) -> list[Record]:
     """What the log keeps of one call. Raises StokerError when the call brought back another number of rows."""
     if len(scores.rows) != len(claims) or any(len(row) != len(LABELS) for row in scores.rows):
         raise StokerError(
@@ -88,7 +88,7 @@ def make_records(prompt: Prompt, claims: Sequence[Claim], scores: Scores) -> lis
 
 
 def make_rows(
-    prompts: Sequence[Prompt], claims: Sequence[Claim], log: RecordLog, *, calibrate: bool
+    prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, calibrate: bool
 ) -> list[ResultRow]:
     """The final rows, prompt by prompt in the order of the claims. The log must be complete."""
     rows: list[ResultRow] = []

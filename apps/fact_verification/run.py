@@ -17,8 +17,8 @@ from stoker.apps.common.hints import columns, command, count, say_kept, show_min
 from stoker.apps.fact_verification import APP, report
 from stoker.apps.fact_verification.claims import Claim, read_claims, sample_claims
 from stoker.apps.fact_verification.functions import Question, Scores, language_model, verify
-from stoker.apps.fact_verification.options import Options, choose_prompts, parameters, resolve
-from stoker.apps.fact_verification.prompts import Prompt
+from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, parameters, resolve
+from stoker.apps.fact_verification.prompts import PromptTemplate
 from stoker.apps.fact_verification.results import KEY, figures, make_records, make_rows, write_results, write_timeline
 from stoker.config import load_site
 from stoker.console import Screen
@@ -30,10 +30,10 @@ from stoker.sessions import ContextFacts, facts_of
 INTERRUPTED = 130
 
 
-class Call(msgspec.Struct, frozen=True):
+class VerificationCall(msgspec.Struct, frozen=True):
     """One call to be made: these claims with this template."""
 
-    prompt: Prompt
+    prompt: PromptTemplate
     claims: tuple[Claim, ...]
 
 
@@ -103,14 +103,14 @@ def _command(arguments: str) -> str:
     return command(APP, arguments, through_make=True)
 
 
-def _headline(options: Options, *, prompts: int, claims: int) -> list[str]:
+def _headline(options: VerificationOptions, *, prompts: int, claims: int) -> list[str]:
     model = Path(options.model or default_model()).name.removesuffix(".gguf")
     level = "" if options.awareness is Awareness.FULL else f" · awareness {options.awareness.value}"
     sizes = f"{count(prompts, 'prompt')} x {count(claims, 'claim')} = {prompts * claims:,} inferences"
     return [f"fact verification · {model} · {sizes}{level}"]
 
 
-def make_recipe(options: Options) -> tuple[Recipe, str]:
+def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
     """The model's recipe at this level of awareness; and what identifies the model, its content or its hub name."""
     path = options.model or default_model()
     # Below full, each call has a process of its own that loads for itself: the paper's context-agnostic and
@@ -125,19 +125,21 @@ def make_recipe(options: Options) -> tuple[Recipe, str]:
     return recipe, ", ".join(part.name for part in recipe.objects) or path
 
 
-def plan(prompts: Sequence[Prompt], claims: Sequence[Claim], log: RecordLog, *, batch_size: int) -> list[Call]:
+def plan(
+    prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, batch_size: int
+) -> list[VerificationCall]:
     """The calls that are still to be made, prompt by prompt: a library keeps what a prompt's claims share."""
-    calls: list[Call] = []
+    calls: list[VerificationCall] = []
     for prompt in prompts:
         left = [claim for claim in claims if (prompt.digest, claim.id) not in log]
-        calls.extend(Call(prompt=prompt, claims=batch) for batch in in_batches(left, batch_size))
+        calls.extend(VerificationCall(prompt=prompt, claims=batch) for batch in in_batches(left, batch_size))
     return calls
 
 
 def _infer(
-    options: Options,
+    options: VerificationOptions,
     recipe: Recipe,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptTemplate],
     claims: Sequence[Claim],
     *,
     log: RecordLog,
@@ -185,7 +187,7 @@ def _infer(
     )
 
 
-def explain(error: StokerError, calls: Sequence[Call], *, file: Path) -> StokerError:
+def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path) -> StokerError:
     """The error with the claims that it is about, when it came out of a call; else as it is."""
     number = error.facts.get("question")
     if number is None:
@@ -198,14 +200,14 @@ def explain(error: StokerError, calls: Sequence[Call], *, file: Path) -> StokerE
     )
 
 
-def _given(options: Options) -> str:
+def _given(options: VerificationOptions) -> str:
     """The files that this run was about, for a command that is to be about them too."""
     files = {"model": options.model, "claims": options.claims, "prompts": options.prompts, "site": options.site}
     here = f"{Path.cwd()}/"
     return "".join(f"--{name} {shlex.quote(file.removeprefix(here))} " for name, file in files.items() if file)
 
 
-def _next_steps(options: Options, attempt: report.Attempt, *, everything: int, prompts: int) -> list[str]:
+def _next_steps(options: VerificationOptions, attempt: report.Attempt, *, everything: int, prompts: int) -> list[str]:
     same = _given(options)
     steps = []
     if options.limit and options.limit < everything:

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from stoker.apps.inference_sweep import APP
-from stoker.apps.inference_sweep.options import Options
+from stoker.apps.inference_sweep.options import SweepOptions
 from stoker.console import Screen, WholeNumber
 
-_DEFAULT = Options()
+_DEFAULT = SweepOptions()
 _FOLDER = click.Path(path_type=Path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.apps.inference_sweep import APP
-from stoker.apps.inference_sweep.options import Options
+from stoker.apps.inference_sweep.options import SweepOptions
 from stoker.planning import Work
 
-WORK = Work(app=APP, function="generate", inputs=1000, inputs_per_call=Options().batch_size)
+WORK = Work(app=APP, function="generate", inputs=1000, inputs_per_call=SweepOptions().batch_size)

@@ -54,7 +54,7 @@ class Request(msgspec.Struct, frozen=True):
     tensor_batch: int = 1
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenTexts(msgspec.Struct, frozen=True):
     """What a call brings back: a text a prompt, when it began (epoch), how long it took.
 
     `errors` has one a text: why the model cannot take the prompt; empty where it wrote.
@@ -75,7 +75,7 @@ def language_model(path: str, *, dtype: str = "auto", snapshot: bool = True, thr
 
 
 @app
-def generate(model: Writer, request: Request) -> Written:
+def generate(model: Writer, request: Request) -> WrittenTexts:
     """Has the model write. Only the inference is timed. A prompt that the model cannot take costs no other its text."""
     started_at, begun = time.time(), time.perf_counter()
     each = [((text,), seed) for text, seed in zip(request.texts, request.seeds, strict=True)]
@@ -93,7 +93,7 @@ def generate(model: Writer, request: Request) -> Written:
                 errors.append(error)
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"
-    return Written(
+    return WrittenTexts(
         number=request.number, texts=texts, started_at=started_at, infer_s=infer_s, worker=worker, errors=errors
     )
 

@@ -10,7 +10,7 @@ import msgspec
 from stoker.errors import ConfigError
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one sweep. Empty texts are not given; `limit` 0 is every row."""
 
     sweep: str = ""
@@ -22,7 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     site: str = ""
 
 
-def resolve(stored: dict[str, Any], given: dict[str, Any]) -> Options:
+def resolve(stored: dict[str, Any], given: dict[str, Any]) -> SweepOptions:
     """Defaults, over them what the run to be resumed was started with, over that what was given now; with absolute
     paths. Raises ConfigError for stored options that this version cannot read."""
     here = dict(given)
@@ -30,6 +30,6 @@ def resolve(stored: dict[str, Any], given: dict[str, Any]) -> Options:
         if here.get(name):
             here[name] = str(Path(here[name]).absolute())
     try:
-        return msgspec.convert({**stored, **here}, Options)
+        return msgspec.convert({**stored, **here}, SweepOptions)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the run's options cannot be read: {error}") from None

@@ -47,7 +47,7 @@ _LEAST_ABOVE_0 = 1e-6
 _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
-class Model(msgspec.Struct, frozen=True):
+class SweepModel(msgspec.Struct, frozen=True):
     """One model of the sweep."""
 
     name: str
@@ -73,7 +73,7 @@ class Template(msgspec.Struct, frozen=True):
         return _PLACES.sub(lambda place: "" if (value := fields[place[1]]) is None else str(value), self.text)
 
 
-class Item(msgspec.Struct, frozen=True):
+class SweepItem(msgspec.Struct, frozen=True):
     """One row of the data, named. `place` is where in the file it stands."""
 
     id: str
@@ -85,10 +85,10 @@ class Sweep(msgspec.Struct, frozen=True):
     """A sweep file, read and checked against `data`. `notes`: what is odd about the data, and does not stop it."""
 
     file: str
-    models: tuple[Model, ...]
+    models: tuple[SweepModel, ...]
     prompts: tuple[Template, ...]
     parameters: tuple[dict[str, Any], ...]
-    items: tuple[Item, ...]
+    items: tuple[SweepItem, ...]
     notes: tuple[str, ...] = ()
     data: str = ""
 
@@ -96,7 +96,7 @@ class Sweep(msgspec.Struct, frozen=True):
 class Combination(msgspec.Struct, frozen=True):
     """One model, one prompt, one value of each parameter."""
 
-    model: Model
+    model: SweepModel
     prompt: Template
     parameters: dict[str, Any]
 
@@ -120,7 +120,7 @@ def combinations(sweep: Sweep) -> list[Combination]:
     ]
 
 
-def digest_items(items: Sequence[Item]) -> str:
+def digest_items(items: Sequence[SweepItem]) -> str:
     """16 hex digits that stand for the rows."""
     return hashlib.sha256(repr([(item.id, sorted(item.fields.items())) for item in items]).encode()).hexdigest()[:16]
 
@@ -141,8 +141,8 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
     whole = parse_toml(text, file=str(path))
     refuse_unknown(whole, ["data", "id", "models", "prompts", "parameters"], file=path, where="top")
     models = [
-        Model(**{**table, "path": _model_path(table.get("path", ""), folder=path.parent)})
-        for table in _tables(whole, "models", Model, file=path)
+        SweepModel(**{**table, "path": _model_path(table.get("path", ""), folder=path.parent)})
+        for table in _tables(whole, "models", SweepModel, file=path)
     ]
     prompts = [Template(**table) for table in _tables(whole, "prompts", Template, file=path)]
     _refuse_twins({model.name: (_real_path(model.path), model.dtype) for model in models}, "models", file=path)
@@ -242,8 +242,8 @@ def _grid(table: Any, *, file: Path) -> list[dict[str, Any]]:
     return [dict(zip(PARAMETERS, values, strict=True)) for values in itertools.product(*axes)]
 
 
-def _items(source: Path, *, column: str, limit: int) -> list[tuple[Item, Row]]:
-    items: list[tuple[Item, Row]] = []
+def _items(source: Path, *, column: str, limit: int) -> list[tuple[SweepItem, Row]]:
+    items: list[tuple[SweepItem, Row]] = []
     seen: dict[str, str] = {}
     for row in itertools.islice(read_rows(source), limit or None):
         name = row.number if not column else row.fields.get(column)
@@ -258,13 +258,13 @@ def _items(source: Path, *, column: str, limit: int) -> list[tuple[Item, Row]]:
                 file=str(source), line=row.number, key=column,
             )  # fmt: skip
         seen[str(name)] = row.place
-        items.append((Item(id=str(name), fields=row.fields, place=row.place), row))
+        items.append((SweepItem(id=str(name), fields=row.fields, place=row.place), row))
     if not items:
         raise ConfigError(f"{source}: holds no rows", file=str(source))
     return items
 
 
-def _check_column(column: str, items: Sequence[tuple[Item, Row]], *, prompt: str, file: Path) -> str:
+def _check_column(column: str, items: Sequence[tuple[SweepItem, Row]], *, prompt: str, file: Path) -> str:
     """What to say of rows whose cell is empty, if there are any. Raises ConfigError for a row without the column."""
     empty = [row.place for item, row in items if item.fields.get(column, 0) in (None, "")]
     for item, row in items:

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.inference_sweep.functions import Written
-from stoker.apps.inference_sweep.plan import Combination, Item, Sweep
+from stoker.apps.inference_sweep.functions import WrittenTexts
+from stoker.apps.inference_sweep.plan import Combination, Sweep, SweepItem
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
 
@@ -23,14 +23,14 @@ Failed = dict[tuple[str, str], Record]
 """The records of rows that a model could not take, by key."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class SweepCall(msgspec.Struct, frozen=True):
     """One call to be made."""
 
     combination: Combination
-    items: tuple[Item, ...]
+    items: tuple[SweepItem, ...]
 
 
-def make_records(call: Call, written: Written) -> tuple[list[Record], Failed]:
+def make_records(call: SweepCall, written: WrittenTexts) -> tuple[list[Record], Failed]:
     """The records of one call for the log, and those of the rows that the model could not take.
 
     Raises StokerError when the call brought back another number of texts.
@@ -90,7 +90,7 @@ def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Mapping[t
     return ""
 
 
-def _record_of(combination: Combination, item: Item, log: RecordLog, failed: Failed) -> Record:
+def _record_of(combination: Combination, item: SweepItem, log: RecordLog, failed: Failed) -> Record:
     key = (combination.digest, item.id)
     record = log.get(key) or failed.get(key)
     if record is None:

@@ -21,10 +21,18 @@ import stoker
 from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
 from stoker.apps.common.hints import columns, command, count, say_kept
 from stoker.apps.inference_sweep import APP
-from stoker.apps.inference_sweep.functions import Request, Written, generate, language_model
-from stoker.apps.inference_sweep.options import Options, resolve
-from stoker.apps.inference_sweep.plan import EXAMPLE, Combination, Item, Sweep, combinations, digest_items, read_sweep
-from stoker.apps.inference_sweep.results import KEY, Call, Failed, first_error, make_records, make_rows
+from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate, language_model
+from stoker.apps.inference_sweep.options import SweepOptions, resolve
+from stoker.apps.inference_sweep.plan import (
+    EXAMPLE,
+    Combination,
+    Sweep,
+    SweepItem,
+    combinations,
+    digest_items,
+    read_sweep,
+)
+from stoker.apps.inference_sweep.results import KEY, Failed, SweepCall, first_error, make_records, make_rows
 from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import Recipe, model_recipe
@@ -113,18 +121,18 @@ def _headline(sweep: Sweep, *, name: str, total: int) -> str:
 
 
 def plan_calls(
-    combined: Sequence[Combination], items: Sequence[Item], log: RecordLog, *, batch_size: int
-) -> list[Call]:
+    combined: Sequence[Combination], items: Sequence[SweepItem], log: RecordLog, *, batch_size: int
+) -> list[SweepCall]:
     """The calls that are still to be made."""
-    calls: list[Call] = []
+    calls: list[SweepCall] = []
     for combination in combined:
         left = [item for item in items if (combination.digest, item.id) not in log]
-        calls.extend(Call(combination=combination, items=batch) for batch in in_batches(left, batch_size))
+        calls.extend(SweepCall(combination=combination, items=batch) for batch in in_batches(left, batch_size))
     return calls
 
 
 def _infer(
-    options: Options,
+    options: SweepOptions,
     combined: Sequence[Combination],
     recipes: dict[str, Recipe],
     sweep: Sweep,
@@ -150,7 +158,7 @@ def _infer(
                     jobs.append((generate.with_options(context=recipe), requests))
             total = len(combined) * len(sweep.items)
             with screen.progress(total=total, done=kept, noun="inferences", facts=ask) as progress:
-                written: Written
+                written: WrittenTexts
                 for written in run_calls(jobs):
                     records, unmade = make_records(calls[written.number], written)
                     failed.update(unmade)
@@ -191,7 +199,7 @@ def _infer(
     )
 
 
-def _request(number: int, call: Call, options: Options) -> Request:
+def _request(number: int, call: SweepCall, options: SweepOptions) -> Request:
     parameters = call.combination.parameters
     return Request(
         number=number,

@@ -8,17 +8,17 @@ from typing import Any
 import stoker
 from stoker.apps.common.calls import session_line
 from stoker.apps.prompt_tuning.functions import build_bank
-from stoker.apps.prompt_tuning.options import Options
+from stoker.apps.prompt_tuning.options import SubmissionOptions
 from stoker.apps.prompt_tuning.run import site_of
 from stoker.apps.prompt_tuning.submit import recipe_of
 from stoker.console import Screen
 from stoker.sessions import facts_of, sent_call
 from stoker.tuning import SHIPPED_PROMPTS, BankPlace, Candidate, read_candidates
 
-_LOOK_EVERY_S = 0.2
+_CHECK_EVERY_S = 0.2
 
 
-def fill(file: Path | None, options: Options, *, model: str, screen: Screen, json: bool) -> int:
+def fill(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
     """Put the prompts of this file into the bank, beside those that ship and those that are there; 0.
 
     Raises ConfigError for a file that cannot be read, naming its line, RecipeError for a model that is not there,
@@ -50,7 +50,7 @@ def fill(file: Path | None, options: Options, *, model: str, screen: Screen, jso
 
 def _over(future: Any) -> bool:
     try:
-        future.exception(_LOOK_EVERY_S)
+        future.exception(_CHECK_EVERY_S)
     except TimeoutError:
         return False
     return True

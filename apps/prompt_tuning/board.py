@@ -23,7 +23,7 @@ import msgspec
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 from stoker.run_folder import write_whole
-from stoker.units import known_to_s
+from stoker.units import forecast_tolerance_s
 
 APP = "prompt_tuning"
 RUNS = Path("runs")
@@ -54,7 +54,7 @@ class Phase(enum.Enum):
         return self not in (Phase.QUEUED, Phase.LOADING, Phase.TUNING)
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One job at one moment. Times are seconds since the epoch, on the submitter's clock; None where there is none.
 
     `known_late_at`: since when it was known that it would miss its deadline. `looks_up`: it begins by looking its
@@ -109,32 +109,32 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.ends_at <= self.deadline_at:
             return True
-        return False if self.ends_at - self.deadline_at >= known_to_s(self.ends_at - now) else None
+        return False if self.ends_at - self.deadline_at >= forecast_tolerance_s(self.ends_at - now) else None
 
 
-class Seen(msgspec.Struct, frozen=True):
+class BoardRow(msgspec.Struct, frozen=True):
     """A job on the board. `abandoned`: it is not over, and whoever submitted it is gone."""
 
     folder: str
-    entry: Entry
+    entry: BoardEntry
     abandoned: bool = False
 
 
-def write_entry(folder: Path, entry: Entry) -> None:
+def write_entry(folder: Path, entry: BoardEntry) -> None:
     """Put a job's state into its run folder. Raises ConfigError if that cannot be written."""
     said = msgspec.json.encode(msgspec.structs.replace(entry, at=time.time()))
     write_whole(folder, msgspec.json.format(said, indent=1), name=_STATE)
 
 
-def read_entry(folder: Path) -> Entry | None:
+def read_entry(folder: Path) -> BoardEntry | None:
     """The state in a run folder; None where there is none that can be read."""
     try:
-        return msgspec.json.decode((folder / _STATE).read_bytes(), type=Entry)
+        return msgspec.json.decode((folder / _STATE).read_bytes(), type=BoardEntry)
     except (OSError, *UNREADABLE):
         return None
 
 
-def read_board(root: Path = RUNS) -> list[Seen]:
+def read_board(root: Path = RUNS) -> list[BoardRow]:
     """Every job under this folder, in the order of their submission. Raises ConfigError for a path that is a file."""
     if root.exists() and not root.is_dir():
         raise ConfigError(f"{root}: is no folder of runs", file=str(root))
@@ -143,7 +143,7 @@ def read_board(root: Path = RUNS) -> list[Seen]:
     for folder in folders:
         entry = read_entry(folder) if folder.is_dir() else None
         if entry is not None:
-            seen.append(Seen(str(folder), entry, not entry.phase.is_over and not _is_held(folder)))
+            seen.append(BoardRow(str(folder), entry, not entry.phase.is_over and not _is_held(folder)))
     return sorted(seen, key=lambda one: one.entry.submitted_at)
 
 

@@ -10,7 +10,7 @@ import click
 from stoker import console
 from stoker.apps.prompt_tuning import report, show
 from stoker.apps.prompt_tuning.board import RUNS, read_board
-from stoker.apps.prompt_tuning.options import DEVICES, Options
+from stoker.apps.prompt_tuning.options import DEVICES, SubmissionOptions
 from stoker.console import Screen
 from stoker.errors import ConfigError
 
@@ -77,7 +77,7 @@ def submit_jobs(
         raise click.UsageError("--session and --site say different things; give one")
     if bank and no_bank:
         raise click.UsageError("--bank and --no-bank say different things; give one")
-    options = Options(
+    options = SubmissionOptions(
         site=site, session=session, gang=gang, late=late, bank=None if no_bank else bank, out=out, fresh=fresh
     )
     if wait:
@@ -156,7 +156,7 @@ def bank(
 
     if site and session:
         raise click.UsageError("--session and --site say different things; give one")
-    options = Options(site=site, session=session, bank=bank)
+    options = SubmissionOptions(site=site, session=session, bank=bank)
     context.exit(fill(file, options, model=model, screen=Screen(json_only=json_), json=json_))
 
 

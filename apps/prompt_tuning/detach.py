@@ -17,13 +17,13 @@ from typing import NoReturn
 import msgspec
 
 from stoker import console
-from stoker.apps.prompt_tuning.options import Options
+from stoker.apps.prompt_tuning.options import SubmissionOptions
 from stoker.apps.prompt_tuning.run import checked, submit
 from stoker.console import Screen
 from stoker.errors import ConfigError, StokerError
 
 
-class Said(msgspec.Struct, frozen=True):
+class DetachedReport(msgspec.Struct, frozen=True):
     """What the process says to the one that waits for it: that all is submitted, or what went wrong."""
 
     session: str = ""
@@ -31,7 +31,7 @@ class Said(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def detached(files: Sequence[Path], options: Options, *, json: bool) -> int:
+def detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -> int:
     """Submit these jobs from a process of their own, and leave it. 0 once they are submitted.
 
     Raises as `run.submit` for what goes wrong until then.
@@ -56,7 +56,11 @@ def detached(files: Sequence[Path], options: Options, *, json: bool) -> int:
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
         raise
-    said = msgspec.json.decode(heard, type=Said) if heard else Said(error=f"it ended without a word; its log is {log}")
+    said = (
+        msgspec.json.decode(heard, type=DetachedReport)
+        if heard
+        else DetachedReport(error=f"it ended without a word; its log is {log}")
+    )
     if said.error:
         raise StokerError(said.error, log=str(log))
     if json:
@@ -65,12 +69,12 @@ def detached(files: Sequence[Path], options: Options, *, json: bool) -> int:
     jobs = f"{len(said.folders)} job{'s' * (len(said.folders) != 1)}"
     console.line(f"{jobs} submitted to session {said.session}; a process here (pid {child}) waits for them")
     console.lines(f"  {folder}" for folder in said.folders)
-    where = "" if options.out == Options().out else f" {options.out}"
+    where = "" if options.out == SubmissionOptions().out else f" {options.out}"
     console.line(f"see how they stand: stoker tune status{where}; stop them, and keep their checkpoints: kill {child}")
     return 0
 
 
-def _go_on(files: Sequence[Path], options: Options, *, log: int, pipe: int) -> NoReturn:
+def _go_on(files: Sequence[Path], options: SubmissionOptions, *, log: int, pipe: int) -> NoReturn:
     """Be the process that goes on."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -81,7 +85,7 @@ def _go_on(files: Sequence[Path], options: Options, *, log: int, pipe: int) -> N
         with os.fdopen(pipe, "wb") as out:
 
             def tell(session: str, folders: Sequence[str]) -> None:
-                out.write(msgspec.json.encode(Said(session, tuple(folders))))
+                out.write(msgspec.json.encode(DetachedReport(session, tuple(folders))))
                 out.close()
 
             try:
@@ -89,7 +93,7 @@ def _go_on(files: Sequence[Path], options: Options, *, log: int, pipe: int) -> N
             except BaseException as error:
                 console.error(f"{type(error).__name__}: {error}")
                 if not out.closed:
-                    out.write(msgspec.json.encode(Said(error=str(error) or type(error).__name__)))
+                    out.write(msgspec.json.encode(DetachedReport(error=str(error) or type(error).__name__)))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from stoker import console
 from stoker.apps.prompt_tuning import show
-from stoker.apps.prompt_tuning.board import Entry, Phase
+from stoker.apps.prompt_tuning.board import BoardEntry, Phase
 from stoker.console import Screen
 
 _LINE_EVERY_S = 10.0
@@ -21,12 +21,12 @@ class Display:
         self._screen = screen
         self._drops = drops
         self._place = place
-        self._before: dict[str, Entry] = {}
+        self._before: dict[str, BoardEntry] = {}
         self._said_at: dict[str, float] = {}
         self._late: dict[str, str] = {}
         self._told: set[str] = set()
 
-    def show(self, entries: Sequence[Entry]) -> None:
+    def show(self, entries: Sequence[BoardEntry]) -> None:
         """Show them as they are now."""
         now = time.time()
         for entry in entries:
@@ -51,7 +51,7 @@ class Display:
             self._told.add(line)
             self._screen.line(f"  {line}")
 
-    def _tell_late(self, entry: Entry, *, now: float) -> None:
+    def _tell_late(self, entry: BoardEntry, *, now: float) -> None:
         if entry.name not in self._late:
             self._late[entry.name] = line = show.told_late(entry, now=now, drops=self._drops)
             if self._place is None and entry.name not in self._told:

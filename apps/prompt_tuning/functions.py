@@ -33,7 +33,7 @@ def language_model(path: str, *, dtype: str = "auto", snapshot: bool = True, thr
 
 @app
 def tune_prompt(model: CausalLM, order: Order) -> Tuned:
-    """Tunes a soft prompt for this job; every rank of a gang calls it, and rank 0's result counts.
+    """Tune a soft prompt for this job. Every rank of a gang calls it, and rank 0's result counts.
 
     Raises as `stoker.tuning.run_job`.
     """
@@ -42,8 +42,8 @@ def tune_prompt(model: CausalLM, order: Order) -> Tuned:
 
 @app
 def build_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]) -> int:
-    """Makes the bank of this model from these prompts and those that are in it; how many it has then.
+    """Add these candidate prompts to the model's bank, making it if there is none; returns the bank's size.
 
-    Raises StokerError for a bank of another model, and where the folder cannot be written.
+    Raises StokerError for the bank of another model, or a folder that cannot be written.
     """
     return tuning.fill_bank(model, place, candidates)

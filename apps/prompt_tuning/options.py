@@ -12,7 +12,7 @@ DEVICES = 8
 """The most devices of a job that names no number: beyond it, communication costs more than a device brings."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How jobs are submitted. `bank` empty: each model's own; None: none."""
 
     site: str = ""

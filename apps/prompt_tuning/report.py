@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.prompt_tuning.board import Entry, Phase, read_entry
+from stoker.apps.prompt_tuning.board import BoardEntry, Phase, read_entry
 from stoker.apps.prompt_tuning.show import clock, ended_by
 from stoker.decoding import UNREADABLE
 from stoker.tuning import RESULT
@@ -34,15 +34,15 @@ class Result(msgspec.Struct, frozen=True):
     spent_s: dict[str, float]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class JobOutcome(msgspec.Struct, frozen=True):
     """One job, and what came of it so far."""
 
     folder: str
-    entry: Entry
+    entry: BoardEntry
     result: Result | None = None
 
 
-def read_outcome(folder: Path) -> Outcome | None:
+def read_outcome(folder: Path) -> JobOutcome | None:
     """What a run folder tells; None for one of another kind."""
     entry = read_entry(folder)
     if entry is None:
@@ -53,10 +53,10 @@ def read_outcome(folder: Path) -> Outcome | None:
             result = msgspec.json.decode((folder / RESULT).read_bytes(), type=Result)
         except (OSError, *UNREADABLE):
             pass
-    return Outcome(str(folder), entry, result)
+    return JobOutcome(str(folder), entry, result)
 
 
-def render(outcomes: Sequence[Outcome], *, now: float) -> list[str]:
+def render(outcomes: Sequence[JobOutcome], *, now: float) -> list[str]:
     """The lines of a report."""
     due = [one.entry for one in outcomes if one.entry.deadline_at is not None]
     over = [entry for entry in due if entry.phase.is_over]
@@ -75,7 +75,7 @@ def render(outcomes: Sequence[Outcome], *, now: float) -> list[str]:
     return lines
 
 
-def facts(outcome: Outcome, *, now: float) -> dict[str, Any]:
+def facts(outcome: JobOutcome, *, now: float) -> dict[str, Any]:
     """An outcome for programs."""
     entry = outcome.entry
     return {
@@ -84,7 +84,7 @@ def facts(outcome: Outcome, *, now: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def why(outcome: Outcome) -> list[str]:
+def why(outcome: JobOutcome) -> list[str]:
     """Where a job's time went, and what that has to do with its deadline; what it waits for, or why it failed."""
     entry, result = outcome.entry, outcome.result
     if entry.phase is not Phase.DONE or entry.ended_at is None:
@@ -122,7 +122,7 @@ class _Time(msgspec.Struct, frozen=True):
         return max(0.0, self.ran_s - self.bank_s - self.iterating_s - self.evaluating_s)
 
 
-def _time(entry: Entry, result: Result | None) -> _Time:
+def _time(entry: BoardEntry, result: Result | None) -> _Time:
     started = entry.started_at if entry.started_at is not None else entry.submitted_at
     waited_s, ended_at = max(0.0, started - entry.submitted_at), entry.ended_at or started
     spent = result.spent_s if result is not None else {}
@@ -145,7 +145,7 @@ def _parts(time: _Time, iterations: int) -> list[str]:
     return said
 
 
-def _why_late(entry: Entry, time: _Time) -> str:
+def _why_late(entry: BoardEntry, time: _Time) -> str:
     """Why a job that is done missed its deadline."""
     deadline_at, ended_at = entry.deadline_at or 0.0, entry.ended_at or 0.0
     had_s, late_s = max(0.0, deadline_at - entry.submitted_at), ended_at - deadline_at
@@ -165,7 +165,7 @@ def _many(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def _job(one: Outcome, *, now: float) -> list[str]:
+def _job(one: JobOutcome, *, now: float) -> list[str]:
     entry, result = one.entry, one.result
     lines = [f"  {entry.name}   {_verdict(entry, now=now)}"]
     lines += [f"    {line}" for line in why(one)]
@@ -176,7 +176,7 @@ def _job(one: Outcome, *, now: float) -> list[str]:
     return lines
 
 
-def _verdict(entry: Entry, *, now: float) -> str:
+def _verdict(entry: BoardEntry, *, now: float) -> str:
     if not entry.phase.is_over:
         return f"{entry.phase.value}, {entry.iteration}/{entry.iterations} iterations"
     if entry.phase is not Phase.DONE or entry.ended_at is None:

@@ -20,9 +20,9 @@ from stoker.apps.common.hints import count
 from stoker.apps.prompt_tuning import report
 from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Phase
 from stoker.apps.prompt_tuning.display import Display, display
-from stoker.apps.prompt_tuning.options import Options
-from stoker.apps.prompt_tuning.submission import Submission
-from stoker.apps.prompt_tuning.submit import Ready, check, fit_gang
+from stoker.apps.prompt_tuning.options import SubmissionOptions
+from stoker.apps.prompt_tuning.submission import SubmittedJob
+from stoker.apps.prompt_tuning.submit import CheckedJob, check, fit_gang
 from stoker.apps.prompt_tuning.watch import Asker
 from stoker.config import Site, decided_by, load_site
 from stoker.console import Screen
@@ -44,7 +44,7 @@ Submitted = Callable[[str, Sequence[str]], None]
 
 
 def submit(
-    files: Sequence[Path], options: Options, *, screen: Screen, json: bool, submitted: Submitted | None = None
+    files: Sequence[Path], options: SubmissionOptions, *, screen: Screen, json: bool, submitted: Submitted | None = None
 ) -> int:
     """Submit these jobs and wait for them. 0; 1 if one of them has no result; 130 after Ctrl-C (checkpoints are kept).
     `submitted` is told when all of them are.
@@ -62,7 +62,7 @@ def submit(
                 for line in headline(session, jobs):
                     screen.line(line)
                 for job in jobs:
-                    late = options.late if _is_due(job.ready) else Options().late
+                    late = options.late if _is_due(job.ready) else SubmissionOptions().late
                     job.submit(session=session.id, gang=options.gang, late=late, bank=options.bank)
                 if submitted is not None:
                     submitted(session.id, [str(job.folder.path) for job in jobs])
@@ -83,9 +83,9 @@ def submit(
     return _finish(jobs, screen=screen, json=json)
 
 
-def again(files: Sequence[Path], options: Options) -> str:
+def again(files: Sequence[Path], options: SubmissionOptions) -> str:
     """The command that goes on with the jobs of these files: with every option but `--fresh`, which begins anew."""
-    plain = Options()
+    plain = SubmissionOptions()
     least, most = options.gang
     named = {
         "--site": (options.site, plain.site),
@@ -100,9 +100,9 @@ def again(files: Sequence[Path], options: Options) -> str:
     return f"stoker tune submit {shlex.join([*map(str, files), *words, *bank])}"
 
 
-def checked(files: Sequence[Path], options: Options) -> dict[str, Ready]:
+def checked(files: Sequence[Path], options: SubmissionOptions) -> dict[str, CheckedJob]:
     """The jobs of these files by name, each with its data. Raises ConfigError, RecipeError."""
-    readies: dict[str, Ready] = {}
+    readies: dict[str, CheckedJob] = {}
     for file in files:
         job = read_job(file)
         name = job.name or file.stem
@@ -121,19 +121,19 @@ def checked(files: Sequence[Path], options: Options) -> dict[str, Ready]:
     return readies
 
 
-def _is_due(ready: Ready) -> bool:
+def _is_due(ready: CheckedJob) -> bool:
     until = ready.job.until
     return bool(until.slo_s or until.deadline)
 
 
-def follow(jobs: Sequence[Submission], session: Session, shown: Display) -> None:
+def follow(jobs: Sequence[SubmittedJob], session: Session, shown: Display) -> None:
     """Watch the jobs until the last of them is over."""
     asker = Asker(session)
     try:
         while True:
             picture = asker.ask()
             for job in jobs:
-                job.look(picture)
+                job.refresh(picture)
                 if job.unwritten:
                     shown.tell(f"{job.entry.name}: {job.unwritten}; this is tried until it works")
             shown.show([job.entry for job in jobs])
@@ -149,7 +149,7 @@ def follow(jobs: Sequence[Submission], session: Session, shown: Display) -> None
         asker.close()
 
 
-def headline(session: Session, jobs: Sequence[Submission]) -> Iterator[str]:
+def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
     """What is said first: where they run, how many they are, and whether anybody looks at their deadlines."""
     yield session_line(session)
     models = {Path(job.ready.recipe.name).name for job in jobs}
@@ -165,7 +165,7 @@ def headline(session: Session, jobs: Sequence[Submission]) -> Iterator[str]:
             yield f"  {job.entry.name} goes on with {job.folder.path}"
 
 
-def _open(stack: contextlib.ExitStack, name: str, ready: Ready, options: Options) -> Submission:
+def _open(stack: contextlib.ExitStack, name: str, ready: CheckedJob, options: SubmissionOptions) -> SubmittedJob:
     folder = open_run(
         options.out,
         app=APP,
@@ -179,7 +179,7 @@ def _open(stack: contextlib.ExitStack, name: str, ready: Ready, options: Options
         start = (folder.path / CHECKPOINT).read_bytes()
     except OSError:
         start = b""
-    return Submission(ready, name=name, folder=folder, start=start)
+    return SubmittedJob(ready, name=name, folder=folder, start=start)
 
 
 def site_of(given: str) -> Site | str | None:
@@ -192,7 +192,7 @@ def site_of(given: str) -> Site | str | None:
     return (given or None) if decided is site else decided
 
 
-def _finish(jobs: Sequence[Submission], *, screen: Screen, json: bool) -> int:
+def _finish(jobs: Sequence[SubmittedJob], *, screen: Screen, json: bool) -> int:
     """Report what came of them."""
     outcomes = [report.read_outcome(job.folder.path) for job in jobs]
     found = [one for one in outcomes if one is not None]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from stoker.apps.prompt_tuning.board import Entry, Phase, Seen
+from stoker.apps.prompt_tuning.board import BoardEntry, BoardRow, Phase
 from stoker.units import show_margin, show_seconds
 
 
-def table(entries: Sequence[Entry], *, now: float, indent: str = "  ") -> list[str]:
+def table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") -> list[str]:
     """A line a job, in columns; under one that waits or has failed, why."""
     rows = [_row(entry, now=now) for entry in entries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -22,13 +22,13 @@ def table(entries: Sequence[Entry], *, now: float, indent: str = "  ") -> list[s
     return lines
 
 
-def one_line(entry: Entry, *, now: float) -> str:
+def one_line(entry: BoardEntry, *, now: float) -> str:
     """A job in a line, for logs."""
     why = f"  {entry.why.splitlines()[0]}" if entry.why else ""
     return "  ".join(cell for cell in _row(entry, now=now) if cell) + why
 
 
-def board(seen: Sequence[Seen], *, now: float, most_over: int | None = None) -> list[str]:
+def board(seen: Sequence[BoardRow], *, now: float, most_over: int | None = None) -> list[str]:
     """The lines of `stoker tune status`. Of the jobs that are over only the last `most_over` are shown."""
     if not seen:
         return ["no tuning job is known in this folder; `stoker tune submit job.toml` submits one"]
@@ -48,7 +48,7 @@ def board(seen: Sequence[Seen], *, now: float, most_over: int | None = None) -> 
     return lines
 
 
-def due(entry: Entry, *, now: float) -> str:
+def due(entry: BoardEntry, *, now: float) -> str:
     """When it ends, and what that is to its deadline."""
     deadline, end = entry.deadline_at, entry.end_at
     if entry.phase in (Phase.FAILED, Phase.DROPPED, Phase.STOPPED):
@@ -82,7 +82,7 @@ def clock(at: float | None, *, now: float) -> str:
     return f"{moment:%H:%M:%S}" if moment.date() == today else f"{moment:%Y-%m-%d %H:%M}"
 
 
-def told_late(entry: Entry, *, now: float, drops: bool) -> str:
+def told_late(entry: BoardEntry, *, now: float, drops: bool) -> str:
     """What is said at once of a job that cannot make its deadline."""
     deadline, ends_at = entry.deadline_at or 0.0, entry.ends_at or 0.0
     if deadline <= now:
@@ -99,7 +99,7 @@ def told_late(entry: Entry, *, now: float, drops: bool) -> str:
     return f"{what}; it runs when nobody else needs its devices (--late drop gives such jobs up)"
 
 
-def _row(entry: Entry, *, now: float) -> tuple[str, ...]:
+def _row(entry: BoardEntry, *, now: float) -> tuple[str, ...]:
     steps = f"{entry.iteration}/{entry.iterations}" if entry.iteration or entry.phase is Phase.TUNING else ""
     if entry.phase is Phase.TUNING and 0 < entry.iterations <= entry.iteration:
         steps += ", measuring"
@@ -109,13 +109,13 @@ def _row(entry: Entry, *, now: float) -> tuple[str, ...]:
     return entry.name, entry.phase.value, steps, loss, _metric(entry), _devices(entry), due(entry, now=now)
 
 
-def _metric(entry: Entry) -> str:
+def _metric(entry: BoardEntry) -> str:
     if entry.metric is None or entry.metric_name == "loss":
         return ""
     wanted = f" of {entry.reach:g}" if entry.reach is not None else ""
     return f"{entry.metric_name} {entry.metric:.2f}{wanted}"
 
 
-def _devices(entry: Entry) -> str:
+def _devices(entry: BoardEntry) -> str:
     count = len(entry.devices)
     return f"{count} device{'s' * (count != 1)}" if count and not entry.phase.is_over else ""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker.apps.prompt_tuning.board import CHECKPOINT, Entry, Phase, write_entry
-from stoker.apps.prompt_tuning.submit import Ready, call_of
-from stoker.apps.prompt_tuning.watch import Picture, look, saved_in
+from stoker.apps.prompt_tuning.board import CHECKPOINT, BoardEntry, Phase, write_entry
+from stoker.apps.prompt_tuning.submit import CheckedJob, call_of
+from stoker.apps.prompt_tuning.watch import SessionPicture, saved_in, updated_entry
 from stoker.errors import CallDroppedError, StokerError
 from stoker.run_folder import RunFolder, write_whole
 from stoker.sessions import Clock, sent_call
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from stoker.sessions import AppCallFuture
 
 
-class Submission:
+class SubmittedJob:
     """One job on its way: what it is, its run folder, and how it stands."""
 
-    def __init__(self, ready: Ready, *, name: str, folder: RunFolder, start: bytes) -> None:
+    def __init__(self, ready: CheckedJob, *, name: str, folder: RunFolder, start: bytes) -> None:
         until = ready.job.until
         self._clock = Clock()
         """A wall clock that is set while the job runs must not make it late, or in time."""
@@ -38,7 +38,7 @@ class Submission:
         self._ended_at: float | None = None
         self.unwritten = ""
         """Why the run folder could not be written at the last look. The next look tries it again."""
-        self.entry = Entry(
+        self.entry = BoardEntry(
             name=name, iterations=until.iterations, metric_name=until.metric.value, reach=until.reach
         )  # fmt: skip
 
@@ -53,13 +53,13 @@ class Submission:
             looks_up=order.bank is not None and not self._start and not order.job.prompt.initial.strip(),
         )  # fmt: skip
 
-    def look(self, picture: Picture | None) -> None:
-        """Take in what has become of it, and write it down; what cannot be written now, the next look writes."""
+    def refresh(self, picture: SessionPicture | None) -> None:
+        """Update the entry by what is known of the job, and write it, now or (if that fails) the next time."""
         if self.future is None or self.entry.phase.is_over:
             return
         call, before = sent_call(self.future), self.entry
         now = self._clock.now()
-        self.entry = look(self.entry, call=call, picture=picture, now=now, ahead_s=now - time.time())
+        self.entry = updated_entry(self.entry, call=call, picture=picture, now=now, ahead_s=now - time.time())
         saved = saved_in(call.progress if call is not None else None)
         try:
             if saved is not None and saved.checkpoint != self._kept:

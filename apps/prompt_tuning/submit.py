@@ -37,7 +37,7 @@ _LETTERS_A_TOKEN = 4.0
 _PROMPT_TOKENS = 32
 
 
-class Ready(msgspec.Struct, frozen=True):
+class CheckedJob(msgspec.Struct, frozen=True):
     """A job that was checked, as far as a machine without its model can."""
 
     job: Job
@@ -76,18 +76,18 @@ def tune(
     return app(order)
 
 
-def check(job: Job, *, samples: Sequence[Sample] | None = None) -> Ready:
+def check(job: Job, *, samples: Sequence[Sample] | None = None) -> CheckedJob:
     """The job with its data and its model. Raises ConfigError and RecipeError, as `tune`."""
     job.refuse_past(now_s=time.time())
     given = read_samples(job.data) if samples is None else tuple(samples)
     parts = split(given, data=job.data, seed=job.training.seed)
     refuse_unreachable(job, [sample.target for sample in parts.evaluation])
     recipe, identity = recipe_of(job.model)
-    return Ready(job, given, recipe, identity)
+    return CheckedJob(job, given, recipe, identity)
 
 
 def call_of(
-    ready: Ready,
+    ready: CheckedJob,
     *,
     gang: int | tuple[int, int] = (1, DEVICES),
     late: str = "run",

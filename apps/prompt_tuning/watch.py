@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker.apps.prompt_tuning.board import Entry, Phase
+from stoker.apps.prompt_tuning.board import BoardEntry, Phase
 from stoker.errors import SessionError
 from stoker.sessions import (
     CallForecast,
@@ -35,7 +35,7 @@ _MEASURED = 10
 """After so many iterations on its devices a job's own pace says when it ends."""
 
 
-class Picture(msgspec.Struct, frozen=True):
+class SessionPicture(msgspec.Struct, frozen=True):
     """A session's calls and contexts at one moment."""
 
     calls: tuple[ListedCall, ...] = ()
@@ -56,7 +56,7 @@ class Asker:
         self._session = session
         self._observer: Observer | None = None
 
-    def ask(self) -> Picture | None:
+    def ask(self) -> SessionPicture | None:
         """The session now; None if it does not answer."""
         try:
             if self._observer is None:
@@ -70,7 +70,7 @@ class Asker:
         for library in status.libraries:
             if library.state == "loading":
                 loading[library.recipe] = (*loading.get(library.recipe, ()), *library.devices)
-        return Picture(calls, status.contexts, loading)
+        return SessionPicture(calls, status.contexts, loading)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -85,9 +85,14 @@ def saved_in(progress: CallProgress | None) -> Saved | None:
     return unpack(checkpoint_of(progress) or b"")
 
 
-def look(
-    entry: Entry, *, call: CallFuture | None, picture: Picture | None, now: float | None = None, ahead_s: float = 0.0
-) -> Entry:
+def updated_entry(
+    entry: BoardEntry,
+    *,
+    call: CallFuture | None,
+    picture: SessionPicture | None,
+    now: float | None = None,
+    ahead_s: float = 0.0,
+) -> BoardEntry:
     """The job's state, by what is known now (`now`: seconds since the epoch, by a clock that is `ahead_s` ahead of the
     wall clock)."""
     now = time.time() if now is None else now
@@ -110,7 +115,7 @@ def look(
     return entry
 
 
-def _placed(entry: Entry, listed: ListedCall, picture: Picture, now: float) -> Entry:
+def _placed(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
     """Where the call is."""
     if listed.state is ListedState.FAILED:
         return entry
@@ -132,7 +137,7 @@ def _placed(entry: Entry, listed: ListedCall, picture: Picture, now: float) -> E
     return msgspec.structs.replace(_loaded(entry, now), phase=Phase.QUEUED, why=_reason(listed, context, picture))
 
 
-def _loaded(entry: Entry, at: float) -> Entry:
+def _loaded(entry: BoardEntry, at: float) -> BoardEntry:
     """The job, if it has waited for its model until then, waits for that no more."""
     if entry.loading_at is None:
         return entry
@@ -140,7 +145,7 @@ def _loaded(entry: Entry, at: float) -> Entry:
     return msgspec.structs.replace(entry, loading_at=None, loading_s=entry.loading_s + before)
 
 
-def _reason(listed: ListedCall, context: ContextStatus | None, picture: Picture) -> str:
+def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionPicture) -> str:
     ahead = picture.ahead(listed)
     if ahead:
         return f"{ahead} job{'s' * (ahead != 1)} before it"
@@ -152,7 +157,7 @@ def _reason(listed: ListedCall, context: ContextStatus | None, picture: Picture)
     return context.waits_for if context is not None else ""
 
 
-def _told(entry: Entry, progress: CallProgress, now: float) -> Entry:
+def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
     """What the call says of itself."""
     saved, done = saved_in(progress), int(progress.done)
     entry = msgspec.structs.replace(
@@ -172,7 +177,7 @@ def _told(entry: Entry, progress: CallProgress, now: float) -> Entry:
     return msgspec.structs.replace(entry, iteration=done, ends_at=ends_at, measured_ends_at=ends_at)
 
 
-def _forecast(entry: Entry, forecast: CallForecast | None, ahead_s: float) -> Entry:
+def _forecast(entry: BoardEntry, forecast: CallForecast | None, ahead_s: float) -> BoardEntry:
     """What the manager expects."""
     if forecast is None or not math.isfinite(forecast.ends_at):  # nobody knows yet
         return entry

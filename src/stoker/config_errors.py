@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from stoker.config_lines import Path, line_of
-from stoker.config_types import Place, Read, is_struct, look, settings, tables, tag_field, tags
+from stoker.config_types import Read, SettingPlace, is_struct, setting_at, settings, tables, tag_field, tags
 from stoker.errors import ConfigError
 
 
-class Fault(typing.NamedTuple):
+class ConfigFault(typing.NamedTuple):
     """`line` counts from 1; `key` is the setting; `problem` names the table, the setting and what to do; `path` leads
     to the setting, or to its table."""
 
@@ -81,7 +81,7 @@ class _Said(typing.NamedTuple):
 def explain(
     fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: Read | None = None,
-) -> Fault:  # fmt: skip
+) -> ConfigFault:  # fmt: skip
     """The fault in words, from a message of msgspec's and the text that it is about.
 
     `shapes` says for settings that must match a pattern what to write. `data` is what was read of the text, and `read`
@@ -89,18 +89,24 @@ def explain(
     """
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
-    place = look(root, parts, data=data, read=read)
+    place = setting_at(root, parts, data=data, read=read)
     said = _words(problem, place, root, shapes, data=data, read=read)
     path = (*place.path[: said.table], said.key.partition("[")[0])
     table = ".".join(place.shown[: said.table])
-    return Fault(line_of(path, text), said.key, f"[{table}] {said.words}" if table else said.words, path)
+    return ConfigFault(line_of(path, text), said.key, f"[{table}] {said.words}" if table else said.words, path)
 
 
 _STEP = re.compile(r"\.([^.\[]+)|\[([^\]]*)\]")
 
 
 def _words(
-    problem: str, place: Place, root: type[msgspec.Struct], shapes: dict[str, str], *, data: Any, read: Read | None
+    problem: str,
+    place: SettingPlace,
+    root: type[msgspec.Struct],
+    shapes: dict[str, str],
+    *,
+    data: Any,
+    read: Read | None,
 ) -> _Said:
     parts, kind = place.path, place.kind
     whole = len(parts)
@@ -120,7 +126,7 @@ def _words(
         return _Said(last, key, f"{key} is a table: write [{key}] on a line of its own, and its settings below")
     invalid = re.match(r"Invalid (?:enum )?value (.*)$", problem)
     if invalid:
-        above = look(root, parts[:-1], data=data, read=read).kind
+        above = setting_at(root, parts[:-1], data=data, read=read).kind
         known = [str(each.value) for each in kind] if _is_enum(kind) else tags(above)
         return _Said(last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
     if "matching regex" in problem and key in shapes:

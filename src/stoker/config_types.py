@@ -19,7 +19,7 @@ Read = Callable[[type, Any], Any]
 """A `dec_hook` of msgspec's: reads what TOML has no type for."""
 
 
-class Place(typing.NamedTuple):
+class SettingPlace(typing.NamedTuple):
     """What stands at a path: `path` is complete, `shown` has a list's tables by name, `kind` is the type that is meant
     (None: there can be nothing)."""
 
@@ -33,7 +33,7 @@ def is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def look(root: type[msgspec.Struct], parts: Path, *, data: Any, read: Read | None) -> Place:
+def setting_at(root: type[msgspec.Struct], parts: Path, *, data: Any, read: Read | None) -> SettingPlace:
     """What stands at a path that msgspec has told. Of a table of tables it does not say which (`...`): the first one
     in `data` that cannot be read."""
     kind: Any = root
@@ -49,7 +49,7 @@ def look(root: type[msgspec.Struct], parts: Path, *, data: Any, read: Read | Non
         named = isinstance(data, dict) and part.isdigit() and isinstance(data.get("name"), str)
         shown = (*shown, data["name"] if named else part)
         kind = inner
-    return Place(path, shown, meant(kind, data))
+    return SettingPlace(path, shown, meant(kind, data))
 
 
 def settings(kind: Any) -> list[str]:

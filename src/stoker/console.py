@@ -45,7 +45,7 @@ __all__ = [
 ]  # fmt: skip
 
 _LINE_EVERY_S = 10.0
-_LOOK_EVERY_S = 0.5
+_REFRESH_S = 0.5
 _RATE_WINDOW_S = 30.0
 _RATE_FROM_S = 1.0
 
@@ -154,19 +154,19 @@ class Progress:
             return f"context {names}   hot, {times} of {show_seconds(facts.load_s)}"
         return ""
 
-    def look(self) -> None:
-        """Asks for the facts, once. A session that ends under us or is too busy to answer costs a look, not the run."""
+    def refresh(self) -> None:
+        """Ask for the facts, once. A session that ends meanwhile, or is too busy to answer, leaves the last ones."""
         with contextlib.suppress(Exception):
             self._facts = self._ask() or self._facts
 
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
         """Asks for the facts until `stop`; with `line`, writes plain lines."""
-        said, last, pause_s = "", time.monotonic(), _LOOK_EVERY_S
+        said, last, pause_s = "", time.monotonic(), _REFRESH_S
         while not stop.wait(pause_s):
             began = time.monotonic()
-            self.look()
+            self.refresh()
             # The status of a thousand pilots takes its time to make; looking may take a twentieth of ours.
-            pause_s = max(_LOOK_EVERY_S, 20 * (time.monotonic() - began))
+            pause_s = max(_REFRESH_S, 20 * (time.monotonic() - began))
             if line is None:
                 continue
             waiting = self.waiting()

@@ -24,7 +24,7 @@ _SILENT_MS = 15_000
 """Who says nothing for so long, heartbeats included, is gone."""
 
 
-class Change(enum.Enum):
+class ConnectionChange(enum.Enum):
     """What can happen to a connection."""
 
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -39,7 +39,7 @@ class Change(enum.Enum):
     """The handshake ended before its end."""
 
 
-_ALL_CHANGES = sum(change.value for change in Change)
+_ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -122,11 +122,11 @@ class Dealer:
         """Whether something waits to be received."""
         return _has_input(self.socket)
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[ConnectionChange]:
         """What has happened to the connection, in order."""
         while _has_input(self._monitor):
-            change = Change(parse_monitor_message(self._monitor.recv_multipart())["event"])
-            if change in (Change.REFUSED, Change.NOT_UNDERSTOOD):
+            change = ConnectionChange(parse_monitor_message(self._monitor.recv_multipart())["event"])
+            if change in (ConnectionChange.REFUSED, ConnectionChange.NOT_UNDERSTOOD):
                 self._given_up = True
             yield change
 
@@ -135,15 +135,15 @@ class Dealer:
         fresh = False
         for change in self.changes():
             match change:
-                case Change.MADE:
+                case ConnectionChange.MADE:
                     self.connected = fresh = True
                     self.failed_handshakes = 0
-                case Change.BROKEN:
+                case ConnectionChange.BROKEN:
                     self._broke()
                     fresh = False
                 case _:
                     self.failed_handshakes += 1
-                    self.refused = self.refused or change is Change.REFUSED
+                    self.refused = self.refused or change is ConnectionChange.REFUSED
         return fresh
 
     def receive(self) -> list[bytes]:

@@ -23,7 +23,7 @@ NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 """What a file system without locks answers."""
 
 
-class Holder(msgspec.Struct, frozen=True):
+class LockHolder(msgspec.Struct, frozen=True):
     """A process that holds a lock, and what it runs."""
 
     pid: int
@@ -146,7 +146,7 @@ def _read_name(file: Path) -> _Named | None:
 # ---- who holds a lock
 
 
-def holders(file: Path) -> list[Holder]:
+def holders(file: Path) -> list[LockHolder]:
     """Processes that hold a lock on a file, those that inherited it included; it lasts until the last of them is gone.
 
     Only this user's on this machine can be seen: an empty list does not say that the file is free. It takes a look at
@@ -154,7 +154,7 @@ def holders(file: Path) -> list[Holder]:
     """
     name = os.path.realpath(file)
     pids = sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    return [Holder(pid, _words(pid)) for pid in pids if _holds(pid, name)]
+    return [LockHolder(pid, _words(pid)) for pid in pids if _holds(pid, name)]
 
 
 def _holds(pid: int, name: str) -> bool:

@@ -133,7 +133,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `options` go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array, and
     each of its tasks brings pilots. What jobs are found by is Stoker's own (`own_options`): their names, folders,
     output. `worker_init` is shell that runs before the pilot.
-    `command_limit_s`: no command of the batch system may take longer. `poll_s`: how often it is asked for news,
+    `command_limit_s`: no command of the batch system may take longer. `poll_s`: how often it is asked,
     less often where a session asks for much; with 10 s it gets no more than 40 requests at once and 4 a minute.
     `price`: of a device-hour, in any money (0 = not said): `stoker plan` tells what a run would cost.
     """

@@ -126,9 +126,8 @@ def show_about(seconds: float) -> str:
     return show_seconds(step_s * round(seconds / step_s))
 
 
-def known_to_s(left_s: float) -> float:
-    """How nearly an end that is expected in so long can be known: to a tenth of that, and to a second at best. Nothing
-    is said of what is less."""
+def forecast_tolerance_s(left_s: float) -> float:
+    """How far the end of a call that is expected in `left_s` may be off: 10 % of that, at least 1 s."""
     return max(1.0, 0.1 * left_s)
 
 
@@ -137,4 +136,4 @@ def show_margin(margin_s: float, *, left_s: float) -> str:
     or `about in time` where nobody can know."""
     if margin_s >= 1.0:
         return f"in time by {show_seconds(margin_s)}"
-    return f"late by {show_seconds(-margin_s)}" if -margin_s >= known_to_s(left_s) else "about in time"
+    return f"late by {show_seconds(-margin_s)}" if -margin_s >= forecast_tolerance_s(left_s) else "about in time"

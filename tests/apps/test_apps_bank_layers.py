@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stoker.errors import StokerError
 from stoker.tuning.bank.candidate import Candidate, key_of
-from stoker.tuning.bank.layers import Did, Insertion, Layers, build
+from stoker.tuning.bank.layers import Insertion, InsertionOutcome, Layers, build
 from stoker.tuning.bank.lookup import brute_force, default_limit, look_up, two_layers
 from stoker.tuning.bank.medoids import Array, cosine_distances
 
@@ -73,9 +73,9 @@ class Bank(RuleBasedStateMachine):
         key, before = key_of(f"prompt {number}"), dict(self.layers.candidates)
         feature = far * np.random.default_rng(seed).normal(size=WIDTH).astype(np.float32)
         did = insert(self.layers, f"prompt {number}", feature).did
-        assert (did is Did.UPDATED) == (key in before)
-        assert (key in self.layers) == (did is not Did.REFUSED)
-        assert did is Did.ADDED or set(self.layers.candidates) == set(before)
+        assert (did is InsertionOutcome.UPDATED) == (key in before)
+        assert (key in self.layers) == (did is not InsertionOutcome.REFUSED)
+        assert did is InsertionOutcome.ADDED or set(self.layers.candidates) == set(before)
 
     @invariant()
     def holds(self):
@@ -171,22 +171,22 @@ def test_a_full_bank_lets_the_one_nearest_to_the_representative_go():
     nearest, far = min(others, key=distance), max(others, key=distance)
     newcomer = Candidate(text="new")
     insertion = layers.plan(newcomer, layers.vectors[far])
-    assert insertion == Insertion(did=Did.ADDED, cluster=1, removed=nearest)
-    assert layers.plan(newcomer, layers.vectors[top]).did is Did.REFUSED
+    assert insertion == Insertion(did=InsertionOutcome.ADDED, cluster=1, removed=nearest)
+    assert layers.plan(newcomer, layers.vectors[top]).did is InsertionOutcome.REFUSED
 
 
 def test_a_cluster_of_one_can_grow_in_a_full_bank():
     layers = bank(40, k=40, capacity=41)
-    assert insert(layers, "one more", features(40)[3]).did is Did.ADDED
+    assert insert(layers, "one more", features(40)[3]).did is InsertionOutcome.ADDED
     assert len(layers.clusters[layers.cluster_of(key_of("one more"))]) == 2
     alone = next(members[0] for members in layers.clusters if len(members) == 1)
     insertion = layers.plan(Candidate(text="like nothing else"), layers.vectors[alone])
-    assert insertion == Insertion(Did.ADDED, layers.cluster_of(alone), removed=key_of("one more"))
+    assert insertion == Insertion(InsertionOutcome.ADDED, layers.cluster_of(alone), removed=key_of("one more"))
 
 
 def test_a_bank_of_representatives_alone_refuses():
     layers = bank(5, k=9, capacity=5)
-    assert insert(layers, "sixth", features(5)[0]).did is Did.REFUSED
+    assert insert(layers, "sixth", features(5)[0]).did is InsertionOutcome.REFUSED
     assert len(layers) == 5
 
 
@@ -195,7 +195,7 @@ def test_the_newer_record_of_a_text_stays():
     tuned = Candidate(text="  prompt 3\n", task="sentiment", metric="accuracy", value=0.9)
     insertion = layers.plan(tuned, layers.vectors[tuned.key])
     layers.apply(tuned, layers.vectors[tuned.key], insertion)
-    assert insertion.did is Did.UPDATED
+    assert insertion.did is InsertionOutcome.UPDATED
     assert len(layers) == 10
     assert layers.candidates[tuned.key].value == 0.9
 
@@ -220,4 +220,4 @@ def test_features_that_are_no_numbers_are_refused():
 def test_features_that_are_all_the_same_make_a_bank():
     layers = build([Candidate(text=str(number)) for number in range(9)], np.ones((9, WIDTH), dtype=np.float32), k=3)
     validate(layers)
-    assert insert(layers, "another", np.ones(WIDTH, dtype=np.float32)).did is Did.ADDED
+    assert insert(layers, "another", np.ones(WIDTH, dtype=np.float32)).did is InsertionOutcome.ADDED

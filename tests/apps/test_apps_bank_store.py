@@ -16,7 +16,7 @@ from stoker.errors import ConfigError, StokerError
 from stoker.tuning.bank import frames
 from stoker.tuning.bank.build import ensure_bank, insert
 from stoker.tuning.bank.candidate import Candidate, key_of, read_candidates
-from stoker.tuning.bank.layers import Did
+from stoker.tuning.bank.layers import InsertionOutcome
 from stoker.tuning.bank.store import BankStore, open_bank
 
 OF = {"model": "model-a", "reading": "letters"}
@@ -92,7 +92,7 @@ def test_two_see_each_others_insertions(tmp_path):
     one, other = made(tmp_path), open_bank(tmp_path, **OF)
     one.insert(Candidate(text="from one"), np.ones(8, dtype=np.float32))
     assert key_of("from one") not in other.layers
-    assert other.insert(Candidate(text="from one"), np.ones(8, dtype=np.float32)).did is Did.UPDATED
+    assert other.insert(Candidate(text="from one"), np.ones(8, dtype=np.float32)).did is InsertionOutcome.UPDATED
     other.insert(Candidate(text="from the other"), np.zeros(8, dtype=np.float32))
     assert same(one.refresh(), other)
 
@@ -203,7 +203,7 @@ def test_frames_tell_torn_from_damaged(tmp_path):
     path = tmp_path / "file"
     end = frames.append(path, [b"one", b"", b"three"], at=0)
     whole = path.read_bytes()
-    assert frames.read(path) == frames.Read([b"one", b"", b"three"], 0, end)
+    assert frames.read(path) == frames.RecordsRead([b"one", b"", b"three"], 0, end)
     for torn in (whole[:-1], whole + b"\0" * 40, whole + frames.frame(b"four")[:14], whole[:-1] + b"?"):
         path.write_bytes(torn)
         assert not frames.read(path).damaged
@@ -227,7 +227,7 @@ def test_a_full_disk_costs_the_insertion_alone(tmp_path):
         signal.signal(signal.SIGXFSZ, handler)
     assert bank.path.read_bytes() == before
     assert key_of("too much") not in bank.layers
-    assert bank.insert(Candidate(text="fits now"), np.ones(8, dtype=np.float32)).did is Did.ADDED
+    assert bank.insert(Candidate(text="fits now"), np.ones(8, dtype=np.float32)).did is InsertionOutcome.ADDED
 
 
 def test_a_feature_of_another_model_is_refused(tmp_path):

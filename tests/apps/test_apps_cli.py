@@ -13,7 +13,7 @@ from rich.console import Console
 from stoker.apps.common.calls import Stopped, in_batches, stop_on_signals
 from stoker.apps.common.hints import columns, command
 from stoker.apps.fact_verification.cli import command as facts
-from stoker.apps.fact_verification.options import Options
+from stoker.apps.fact_verification.options import VerificationOptions
 from stoker.apps.fact_verification.report import Attempt
 from stoker.apps.fact_verification.run import _next_steps
 from stoker.apps.inference_sweep.cli import command as sweep
@@ -114,15 +114,15 @@ def test_json_goes_to_stdout_alone(capsys):
 def test_progress_says_what_it_waits_for():
     facts = ContextFacts(names=("llm-a",), loading=2, loading_on=("cpu:0", "cpu:1"), pilots=1, devices=2)
     progress = Progress(total=600, done=212, noun="claims", facts=lambda: facts)
-    progress.look()
+    progress.refresh()
     assert progress.waiting() == "context llm-a   loading on cpu:0, cpu:1 …"
     assert progress.numbers() == "212/600   hot 0/2"
     facts = ContextFacts(names=("llm-a",), hot=2, loads=2, load_total_s=0.8, pilots=3, devices=2)
-    progress.look()
+    progress.refresh()
     assert progress.waiting() == "context llm-a   hot, 2 loads of 0.4 s"
     assert progress.numbers() == "212/600   hot 2/2   3 pilots"
     facts = ContextFacts(waits_for="no pilot yet")
-    progress.look()
+    progress.refresh()
     assert progress.waiting() == "waiting for the first pilot: no pilot yet"
     progress.advance(8)
     progress.end()
@@ -132,7 +132,7 @@ def test_progress_says_what_it_waits_for():
 def test_progress_is_one_line_on_a_narrow_terminal():
     facts = ContextFacts(names=("llm-a",), hot=2, loads=2, load_total_s=0.8, pilots=1, devices=2)
     progress = Progress(total=100_000, done=99_212, noun="inferences", facts=lambda: facts)
-    progress.look()
+    progress.refresh()
     for columns_wide in (200, 80, 60):
         out = io.StringIO()
         Console(file=out, width=columns_wide).print(progress)
@@ -143,7 +143,7 @@ def test_progress_is_one_line_on_a_narrow_terminal():
 
 
 def test_the_next_command_is_about_the_same_files(here):
-    options = Options(model="hub/m", claims=str(here / "my claims.csv"), limit=3)
+    options = VerificationOptions(model="hub/m", claims=str(here / "my claims.csv"), limit=3)
     steps = _next_steps(options, Attempt(0, 0, 0, 0, 0, ContextFacts()), everything=5, prompts=3)
     assert "run fact_verification --model hub/m --claims 'my claims.csv' --all " in steps[0]
 
@@ -153,7 +153,7 @@ def test_a_status_that_fails_costs_a_look():
         raise RuntimeError("busy")
 
     progress = Progress(total=1, done=0, noun="claims", facts=fails)
-    progress.look()
+    progress.refresh()
     assert progress.waiting() == ""
 
 

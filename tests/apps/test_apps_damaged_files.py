@@ -11,7 +11,7 @@ import pytest
 from stoker.apps.fact_verification.prompts import read_prompts
 from stoker.apps.inference_sweep.plan import read_sweep
 from stoker.apps.prompt_tuning import board
-from stoker.apps.prompt_tuning.board import Entry
+from stoker.apps.prompt_tuning.board import BoardEntry
 from stoker.errors import ConfigError
 from stoker.run_folder.folder import read_options
 from stoker.tuning import budget, order
@@ -58,5 +58,5 @@ def test_what_can_be_made_anew_counts_as_not_there(tmp_path: Path, damaged: byte
     assert board.read_entry(tmp_path) is None
     assert budget.read_paces(tmp_path) == {}
     assert order.unpack(damaged) is None
-    board.write_entry(tmp_path, Entry(name="a"))
+    board.write_entry(tmp_path, BoardEntry(name="a"))
     assert board.read_entry(tmp_path) is not None

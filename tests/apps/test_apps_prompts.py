@@ -1,7 +1,7 @@
 import pytest
 
 from stoker.apps.fact_verification.claims import Claim, Label
-from stoker.apps.fact_verification.prompts import SHIPPED, SHIPPED_EVIDENCE, Prompt, read_prompts
+from stoker.apps.fact_verification.prompts import SHIPPED, SHIPPED_EVIDENCE, PromptTemplate, read_prompts
 from stoker.errors import ConfigError
 
 
@@ -15,16 +15,16 @@ def test_the_shipped_templates():
 
 
 def test_filling_leaves_braces_of_claims_alone():
-    prompt = Prompt(name="a", text="{ {evidence}|{claim}|{")
+    prompt = PromptTemplate(name="a", text="{ {evidence}|{claim}|{")
     claim = Claim(id="1", claim="say {evidence}", label=Label.SUPPORTS, evidence="{claim}", place="")
     assert (prompt.prefix, prompt.fill(claim)) == ("{ ", "{claim}|say {evidence}|{")
 
 
 def test_a_digest_is_of_what_is_asked(tmp_path):
-    one = Prompt(name="a", text="x {claim}")
-    assert one.digest == Prompt(name="b", text="x {claim}").digest
-    assert one.digest != Prompt(name="a", text="y {claim}").digest
-    assert one.digest != Prompt(name="a", text="x {claim}", answers=(" a", " b", " c")).digest
+    one = PromptTemplate(name="a", text="x {claim}")
+    assert one.digest == PromptTemplate(name="b", text="x {claim}").digest
+    assert one.digest != PromptTemplate(name="a", text="y {claim}").digest
+    assert one.digest != PromptTemplate(name="a", text="x {claim}", answers=(" a", " b", " c")).digest
 
 
 def test_jsonl_templates(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from stoker.apps.fact_verification import report
 from stoker.apps.fact_verification.claims import LABELS, Claim, Label
 from stoker.apps.fact_verification.functions import Question, Scores, verify
-from stoker.apps.fact_verification.prompts import Prompt
+from stoker.apps.fact_verification.prompts import PromptTemplate
 from stoker.apps.fact_verification.results import (
     KEY,
     best_of,
@@ -18,14 +18,14 @@ from stoker.apps.fact_verification.results import (
     write_results,
     write_timeline,
 )
-from stoker.apps.fact_verification.run import Call, explain, plan
+from stoker.apps.fact_verification.run import VerificationCall, explain, plan
 from stoker.errors import StokerError
 from stoker.manager.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
 from stoker.manager.protocol.to_client import Status
 from stoker.run_folder.record_log import RecordLog
 from stoker.sessions import ContextFacts, context_facts
 
-GOOD, BAD = Prompt(name="good", text="g {claim}"), Prompt(name="bad", text="b {claim}")
+GOOD, BAD = PromptTemplate(name="good", text="g {claim}"), PromptTemplate(name="bad", text="b {claim}")
 CLAIMS = [
     Claim(id=str(n), claim=f"claim {n}", label=LABELS[n % 3], evidence="", place=f"line {n + 1}") for n in range(30)
 ]
@@ -195,7 +195,7 @@ def test_verify_asks_for_the_words_and_times_itself():
     assert made.origin == "a toy"
     with pytest.raises(StokerError) as caught:
         verify.function(Toy(), Question(number=1, prefix="p", texts=("a", "b"), words=("",)))
-    calls = [Call(prompt=GOOD, claims=()), Call(prompt=GOOD, claims=tuple(CLAIMS[3:5]))]
+    calls = [VerificationCall(prompt=GOOD, claims=()), VerificationCall(prompt=GOOD, claims=tuple(CLAIMS[3:5]))]
     told = explain(caught.value, calls, file=Path("c.csv"))
     assert str(told) == "c.csv: line 4: claims 3 to 4 (2) with the template good: prompt 1 comes to 9000 tokens"
     other = StokerError("the session is over")

@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.apps.inference_sweep.functions import Request, Written, generate
+from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, digest_items, read_sweep
 from stoker.apps.inference_sweep.results import KEY, first_error, make_records, make_rows
 from stoker.apps.inference_sweep.run import plan_calls
@@ -189,4 +189,4 @@ def test_what_is_left_and_what_comes_of_it(files, tmp_path):
     chatted = generate.function(Toy(), Request(0, ("a",), (1,), max_new_tokens=4, temperature=0.0, chat=True))
     assert chatted.texts == ["<a>!4,0.0,1,0"]
     with pytest.raises(StokerError, match="2 rows went out and 1 came back"):
-        make_records(calls[0], Written(0, ["x"], 0.0, 0.0, "w", [""]))
+        make_records(calls[0], WrittenTexts(0, ["x"], 0.0, 0.0, "w", [""]))

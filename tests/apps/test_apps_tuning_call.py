@@ -131,20 +131,20 @@ def test_a_lookup_that_takes_too_long_is_left_out(context, tmp_path):
     assert "the targets (a lookup takes" in short.initial_from
     assert "over 20% of the 1.0 ms that there are" in short.initial_from
     # It is remembered, and asked for no more.
-    budget.remember(tmp_path, "cpu", budget.Pace(1.0, 100.0))
+    budget.remember(tmp_path, "cpu", budget.ScoringPace(1.0, 100.0))
     assert "takes 1 min 40 s" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=499.0)).initial_from
     assert "the bank" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
 
 
 def test_a_pace_counts_for_as_many_virtual_tokens(context, tmp_path):
-    budget.remember(tmp_path, "cpu", budget.Pace(1.0, 100.0, 9))
+    budget.remember(tmp_path, "cpu", budget.ScoringPace(1.0, 100.0, 9))
     # It would leave no time for a lookup; but it is another job's, so that this one's is measured, and fits.
     asked = order_of(tmp_path, initial="", iterations=1, slo_s=499.0, virtual_tokens=40)
     assert tune_prompt(context, asked).initial_from.startswith("the bank (loss ")
-    assert budget.read_paces(tmp_path, virtual_tokens=9)["cpu"] == budget.Pace(1.0, 100.0, 9)
+    assert budget.read_paces(tmp_path, virtual_tokens=9)["cpu"] == budget.ScoringPace(1.0, 100.0, 9)
     assert 0 < budget.read_paces(tmp_path, virtual_tokens=40)["cpu"].lookup_s < 99
     # Nor does a quick one promise anything to a job with other tokens.
-    budget.remember(tmp_path, "cpu", budget.Pace(1e-9, 1e-9))
+    budget.remember(tmp_path, "cpu", budget.ScoringPace(1e-9, 1e-9))
     hurried = order_of(tmp_path, initial="", iterations=1, slo_s=0.001, virtual_tokens=20)
     assert "the targets (a lookup takes" in tune_prompt(context, hurried).initial_from
     assert budget.read_paces(tmp_path, virtual_tokens=20)["cpu"].lookup_s > 0.0002
@@ -153,8 +153,12 @@ def test_a_pace_counts_for_as_many_virtual_tokens(context, tmp_path):
 def test_paces_are_kept_by_device_and_by_virtual_tokens(tmp_path):
     (tmp_path / "pace.json").write_text('{"cpu":{"score_s":0.1,"lookup_s":7.0}}')
     assert budget.read_paces(tmp_path) == {}, "from before virtual tokens were kept"
-    short, long, other = budget.Pace(0.1, 6.0), budget.Pace(0.5, 30.0, 1000), budget.Pace(0.2, 12.0)
-    for kind, pace in (("cpu", budget.Pace(0.3, 9.0)), ("cpu", long), ("cpu", short), ("gpu", other)):
+    short, long, other = (
+        budget.ScoringPace(0.1, 6.0),
+        budget.ScoringPace(0.5, 30.0, 1000),
+        budget.ScoringPace(0.2, 12.0),
+    )
+    for kind, pace in (("cpu", budget.ScoringPace(0.3, 9.0)), ("cpu", long), ("cpu", short), ("gpu", other)):
         budget.remember(tmp_path, kind, pace)
     assert budget.read_paces(tmp_path) == {"cpu": short, "gpu": other}
     assert budget.read_paces(tmp_path, virtual_tokens=1000) == {"cpu": long}
@@ -208,7 +212,7 @@ def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch
     assert kept.initial.text == whole.initial
     assert kept.metric is not None
     ambient.enter_call(hook=None, state=caught.value.state)
-    budget.remember(tmp_path, "cpu", budget.Pace(1.0, 100.0))
+    budget.remember(tmp_path, "cpu", budget.ScoringPace(1.0, 100.0))
     rest = tune_prompt(context, order_of(tmp_path, initial="", slo_s=1.0))
     ambient.leave_call()
     assert (rest.adapter, rest.points, rest.initial) == (whole.adapter, whole.points, whole.initial)

@@ -11,7 +11,7 @@ pytest.importorskip("peft", reason="PEFT is not installed")
 from stoker.tuning.checkpoint import (  # noqa: E402
     FILE,
     Header,
-    State,
+    TuningState,
     pack,
     put_back,
     read_file,
@@ -27,7 +27,7 @@ POINT = Point(10, 0.5, 2.5)
 def state(job="job"):
     header = Header(job, 12, points=(POINT,), best=POINT, spent_s={"compute": 2.0})
     prompt = torch.arange(6.0).view(2, 3)
-    return State(header, prompt, prompt, {"step": torch.tensor(12.0), "exp_avg": prompt + 1})
+    return TuningState(header, prompt, prompt, {"step": torch.tensor(12.0), "exp_avg": prompt + 1})
 
 
 def test_a_state_comes_back_as_it_was():

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from stoker.apps.prompt_tuning.cli import submit_jobs
-from stoker.apps.prompt_tuning.options import Options
+from stoker.apps.prompt_tuning.options import SubmissionOptions
 from stoker.apps.prompt_tuning.run import again, checked
 from stoker.errors import ConfigError, RecipeError
 
@@ -128,17 +128,20 @@ def test_a_model_that_is_not_there_two_of_one_name_and_more_ranks_than_samples(h
     ],
 )
 def test_the_command_that_goes_on_has_every_option_of_the_one_that_was_stopped(given):
-    options = Options(**given)
+    options = SubmissionOptions(**given)
     words = shlex.split(again([Path("a job.toml"), Path("b.toml")], options))
     assert words[:3] == ["stoker", "tune", "submit"]
     read = submit_jobs.make_context("submit", words[3:]).params
     assert read.pop("jobs") == (Path("a job.toml"), Path("b.toml"))
     bank = None if read.pop("no_bank") else read.pop("bank")
-    assert Options(**{name: read[name] for name in ("site", "session", "gang", "late", "out")}, bank=bank) == options
+    assert (
+        SubmissionOptions(**{name: read[name] for name in ("site", "session", "gang", "late", "out")}, bank=bank)
+        == options
+    )
 
 
 def test_the_command_that_goes_on_is_short_where_nothing_was_given():
-    assert again([Path("a.toml")], Options()) == "stoker tune submit a.toml"
+    assert again([Path("a.toml")], SubmissionOptions()) == "stoker tune submit a.toml"
 
 
 def test_late_jobs_cannot_be_dropped_where_none_has_a_deadline(here):
@@ -146,4 +149,4 @@ def test_late_jobs_cannot_be_dropped_where_none_has_a_deadline(here):
     assert isinstance(error, ConfigError)
     assert str(error).startswith("good.toml: --late drop is of no use for jobs without a deadline")
     write(here, name="due", until='slo = "1 h"')
-    assert list(checked([Path("good.toml"), Path("due.toml")], Options(late="drop"))) == ["good", "due"]
+    assert list(checked([Path("good.toml"), Path("due.toml")], SubmissionOptions(late="drop"))) == ["good", "due"]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.apps.prompt_tuning.submit import Ready, call_of
+from stoker.apps.prompt_tuning.submit import CheckedJob, call_of
 from stoker.contexts.recipe import BARE
 from stoker.errors import ConfigError
 from stoker.tuning.job import (
@@ -138,6 +138,6 @@ def test_metrics_know_which_way_is_better():
 )
 def test_the_scheduler_is_told_which_jobs_end_alike(tmp_path, reach, initial, bank, kind):
     job = Job(data=Data(path="given"), prompt=Prompt(initial=initial), until=Until(reach=reach, iterations=40))
-    ready = Ready(job, (Sample("in", "out"),) * 20, BARE, "tiny")
+    ready = CheckedJob(job, (Sample("in", "out"),) * 20, BARE, "tiny")
     app, _ = call_of(ready, bank=bank if bank is None else tmp_path)
     assert (app.specification.wants.features.items, app.specification.wants.features.kind) == (40, kind)

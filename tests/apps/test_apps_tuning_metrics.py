@@ -5,7 +5,7 @@ import math
 import pytest
 
 from stoker.tuning.job import Metric
-from stoker.tuning.metrics import Tally, count_words, of_text, rouge_l
+from stoker.tuning.metrics import MetricSums, count_words, of_text, rouge_l
 
 WRITTEN = ["The cat is on the mat.", "There is a cat on the mat", "He said: \"It's 3.5 km, isn't it?\""]
 WANTED = ["The cat sat on the mat.", "A cat sits on the mat.", 'She said: "It is 3.5 km, is it not?"']
@@ -27,7 +27,8 @@ def test_rouge_l(written, wanted, f1):
 
 def tally(written, wanted):
     return sum(
-        (of_text(one, other) + Tally(samples=1.0) for one, other in zip(written, wanted, strict=True)), start=Tally()
+        (of_text(one, other) + MetricSums(samples=1.0) for one, other in zip(written, wanted, strict=True)),
+        start=MetricSums(),
     )
 
 
@@ -51,17 +52,17 @@ def test_tallies_of_ranks_add_up_to_that_of_all():
     whole = tally(WRITTEN, WANTED)
     parts = [tally(WRITTEN[rank::2], WANTED[rank::2]) for rank in (0, 1)]
     assert (parts[0] + parts[1]).numbers() == pytest.approx(whole.numbers())
-    assert Tally.from_numbers(whole.numbers()) == whole
+    assert MetricSums.from_numbers(whole.numbers()) == whole
     assert len(whole.numbers()) == 15
 
 
 def test_values_of_sums():
-    found = Tally(samples=4.0, tokens=10.0, loss=25.0, correct=3.0, rouge=2.0)
+    found = MetricSums(samples=4.0, tokens=10.0, loss=25.0, correct=3.0, rouge=2.0)
     assert found.value(Metric.ACCURACY) == 0.75
     assert found.value(Metric.LOSS) == 2.5
     assert found.value(Metric.ROUGE) == 0.5
     assert found.value(Metric.BLEU) == 0.0
-    assert all(math.isnan(Tally().value(metric)) for metric in Metric)
+    assert all(math.isnan(MetricSums().value(metric)) for metric in Metric)
 
 
 def test_bleu_cuts_words_as_wmt_does():

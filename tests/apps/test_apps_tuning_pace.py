@@ -2,36 +2,36 @@ import math
 
 import pytest
 
-from stoker.tuning.pace import Clock, Forecast, Pace, Part, communication_share
+from stoker.tuning.pace import IterationPace, Part, PartClock, TimeLeft, communication_share
 
 
 def test_what_is_left_is_bounded_by_the_longest_iteration_and_evaluation():
-    pace = Pace(batch=16, evaluate_every=10)
-    assert pace.left(100, devices=1) is None
+    pace = IterationPace(batch=16, evaluate_every=10)
+    assert pace.time_left(100, devices=1) is None
     for seconds in (0.5, 0.75, 0.25):
         pace.add(seconds, devices=1)
-    assert pace.left(100, devices=1) == Forecast(75.0, measured=True)
+    assert pace.time_left(100, devices=1) == TimeLeft(75.0, measured=True)
     pace.add_evaluation(2.0)
     pace.add_evaluation(3.0)
-    assert pace.left(95, devices=1, allocation_s=7.0) == Forecast(7.0 + 10 * 3.0 + 95 * 0.75, measured=True)
-    assert pace.left(0, devices=1) == Forecast(0.0, measured=True)
+    assert pace.time_left(95, devices=1, allocation_s=7.0) == TimeLeft(7.0 + 10 * 3.0 + 95 * 0.75, measured=True)
+    assert pace.time_left(0, devices=1) == TimeLeft(0.0, measured=True)
 
 
 def test_other_numbers_of_devices_are_scaled_by_the_largest_share_of_the_batch():
-    pace = Pace(batch=16, evaluate_every=10)
+    pace = IterationPace(batch=16, evaluate_every=10)
     pace.add(1.0, devices=2, communication_s=0.2)
-    four, three = pace.left(10, devices=4), pace.left(10, devices=3)
+    four, three = pace.time_left(10, devices=4), pace.time_left(10, devices=3)
     assert four is not None
     assert three is not None
     assert not four.measured
     assert four.seconds == pytest.approx(10 * (0.8 * 4 / 8 + 0.2))
     assert three.seconds == pytest.approx(10 * (0.8 * 6 / 8 + 0.2))
     pace.add(2.0, devices=4)
-    assert pace.left(10, devices=4) == Forecast(20.0, measured=True)
+    assert pace.time_left(10, devices=4) == TimeLeft(20.0, measured=True)
 
 
 def test_a_hiccup_is_forgotten():
-    pace = Pace(batch=1, evaluate_every=1)
+    pace = IterationPace(batch=1, evaluate_every=1)
     pace.add(60.0, devices=1)
     assert pace.longest_s(devices=1) == 60.0
     for _ in range(50):
@@ -40,13 +40,13 @@ def test_a_hiccup_is_forgotten():
 
 
 def test_the_clock_goes_on_from_earlier_runs():
-    clock = Clock()
+    clock = PartClock()
     with clock.time(Part.COMPUTE):
         sum(range(100_000))
     spent_s = clock.spent_s()
     assert spent_s["compute"] > 0
     assert math.isclose(sum(spent_s.values()), spent_s["compute"])
-    later = Clock()
+    later = PartClock()
     later.go_on_from({"compute": 3.0, "communication": 1.0, "of another version": 9.0})
     assert later.spent_s()["compute"] == 3.0
     assert communication_share(later.spent_s()) == 0.25

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from stoker.apps.prompt_tuning import report, show
-from stoker.apps.prompt_tuning.board import Entry, Phase, Seen, read_board, write_entry
+from stoker.apps.prompt_tuning.board import BoardEntry, BoardRow, Phase, read_board, write_entry
 from stoker.apps.prompt_tuning.display import Display
-from stoker.apps.prompt_tuning.watch import Picture, look, saved_in
+from stoker.apps.prompt_tuning.watch import SessionPicture, saved_in, updated_entry
 from stoker.console import Screen
 from stoker.contexts import payloads
 from stoker.errors import ConfigError
@@ -23,7 +23,9 @@ from stoker.tuning import order
 from stoker.tuning.order import Initial, Saved
 
 NOON = datetime.datetime(2026, 11, 22, 12).timestamp()
-JOB = Entry(name="facts", iterations=500, metric_name="accuracy", reach=0.9, submitted_at=NOON, deadline_at=NOON + 600)
+JOB = BoardEntry(
+    name="facts", iterations=500, metric_name="accuracy", reach=0.9, submitted_at=NOON, deadline_at=NOON + 600
+)
 
 
 def sent(*said):
@@ -52,11 +54,11 @@ def context(*, hot=0, loading=0, queued=1, running=0, waits_for="no pilot has jo
 
 
 def picture(*calls, **more):
-    return Picture(calls, (context(**more),), {"llm": ("cpu:0",)} if more.get("loading") else {})
+    return SessionPicture(calls, (context(**more),), {"llm": ("cpu:0",)} if more.get("loading") else {})
 
 
 def seen(entry, at, *, call=None, of=None):
-    return look(entry, call=call or sent(), picture=of, now=NOON + at)
+    return updated_entry(entry, call=call or sent(), picture=of, now=NOON + at)
 
 
 def test_a_waiting_job_says_what_for():
@@ -68,7 +70,7 @@ def test_a_waiting_job_says_what_for():
     assert "kept for a job that is due first" in seen(JOB, 1, of=picture(listed(), hot=1, queued=2)).why
     loading = seen(JOB, 1, of=picture(listed(), loading=1))
     assert (loading.phase, loading.why) == (Phase.LOADING, "its model loads on cpu:0")
-    assert look(JOB, call=None, picture=None) == JOB
+    assert updated_entry(JOB, call=None, picture=None) == JOB
 
 
 def test_the_last_checkpoint_stays_while_reports_come_without_one():
@@ -85,7 +87,7 @@ def test_a_running_job_ends_as_its_own_pace_says_and_before_that_as_it_is_foreca
     assert (entry.phase, entry.devices, entry.started_at) == (Phase.TUNING, ("a/lib-1", "b/lib-2"), NOON + 20)
     assert (entry.iteration, entry.loss, entry.metric) == (2, 0.5, 0.5)
     assert (entry.ends_at, entry.known_late_at, entry.in_time(NOON + 30)) == (NOON + 700, NOON + 30, False)
-    shifted = look(JOB, call=sent(forecast), picture=running, now=NOON + 30, ahead_s=-60.0)
+    shifted = updated_entry(JOB, call=sent(forecast), picture=running, now=NOON + 30, ahead_s=-60.0)
     assert shifted.ends_at == NOON + 640, "the clock of the job is behind the wall clock, which the forecast is told on"
     later = seen(entry, 50, call=sent(progress(102), forecast), of=running)
     assert later.ends_at == NOON + 50 + 398 * 20 / 100
@@ -153,7 +155,7 @@ def replaced(**changes):
 def test_a_board_has_a_line_a_job():
     tuning = replaced(phase=Phase.TUNING, iteration=120, loss=0.4123, metric=0.75, devices=("a/lib-1",), ends_at=NOON)
     failed = replaced(name="other", phase=Phase.FAILED, why="no\nmodel", deadline_at=None)
-    lines = show.board([Seen("runs/a", tuning), Seen("runs/b", failed, abandoned=True)], now=NOON)
+    lines = show.board([BoardRow("runs/a", tuning), BoardRow("runs/b", failed, abandoned=True)], now=NOON)
     assert lines[0] == "2 tuning jobs: 1 tuning, 1 failed"
     assert lines[2].split("  ")[1:] == [
         "facts", "tuning", "120/500", "loss 0.412", "accuracy 0.75 of 0.9", "1 device",
@@ -162,8 +164,8 @@ def test_a_board_has_a_line_a_job():
     assert lines[4:6] == ["      no", "      model"]
     assert lines[-1].startswith("other: whoever submitted it is gone")
     assert "stoker tune submit" in show.board([], now=NOON)[0]
-    many = [Seen(f"runs/{at}", replaced(name=f"job-{at}", phase=Phase.DONE, ended_at=NOON)) for at in range(5)]
-    few = show.board([Seen("runs/a", tuning), *many], now=NOON, most_over=2)
+    many = [BoardRow(f"runs/{at}", replaced(name=f"job-{at}", phase=Phase.DONE, ended_at=NOON)) for at in range(5)]
+    few = show.board([BoardRow("runs/a", tuning), *many], now=NOON, most_over=2)
     assert [line.split()[0] for line in few[2:]] == ["…", "facts", "job-3", "job-4"]
     assert few[2].endswith("3 older (--all)")
 
@@ -218,11 +220,11 @@ def test_a_report_says_where_the_time_went():
     done = replaced(
         phase=Phase.DONE, started_at=NOON + 9, ended_at=NOON + 580, loading_s=8.0, devices=("a/lib-1", "b/lib-2")
     )
-    assert report.why(report.Outcome("runs/x", done, RESULT)) == [
+    assert report.why(report.JobOutcome("runs/x", done, RESULT)) == [
         "waited 1.0 s for devices, and 8.0 s for its model to load",
         "ran 9 min 31 s on 2 devices: 30 s with the prompt bank, 240 iterations of 2.0 s, 1 min of evaluations",
     ]
-    lines = report.render([report.Outcome("runs/x", done, RESULT)], now=NOON)
+    lines = report.render([report.JobOutcome("runs/x", done, RESULT)], now=NOON)
     assert any("240 iterations, no target was set; ranks exchanged gradients for 2% of that time" in x for x in lines)
 
 
@@ -231,26 +233,26 @@ def test_a_report_says_why_a_deadline_was_missed():
         phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 750, known_late_at=NOON + 60, restarts=1,
         devices=("a/lib-1",),
     )  # fmt: skip
-    waited, ran, again, late = report.why(report.Outcome("runs/x", done, RESULT))
+    waited, ran, again, late = report.why(report.JobOutcome("runs/x", done, RESULT))
     assert waited == "waited 1 min 30 s for devices"
     assert ran.startswith("ran 11 min on 1 device: 30 s with")
     assert again == "was started again 1 time, from its last checkpoint; 1 min 30 s were lost between its starts"
     assert late == "late: it had 10 min; that was known after 1 min"
     soon = msgspec.structs.replace(done, ended_at=NOON + 665)
-    assert "in time without the wait of 1 min 30 s" in report.why(report.Outcome("runs/x", soon, RESULT))[-1]
+    assert "in time without the wait of 1 min 30 s" in report.why(report.JobOutcome("runs/x", soon, RESULT))[-1]
     near = msgspec.structs.replace(done, started_at=NOON + 10, ended_at=NOON + 680)
-    assert "in time if it had not been interrupted" in report.why(report.Outcome("runs/x", near, RESULT))[-1]
+    assert "in time if it had not been interrupted" in report.why(report.JobOutcome("runs/x", near, RESULT))[-1]
     short = msgspec.structs.replace(done, deadline_at=NOON + 20)
-    assert "it had 20 s, too few for its iterations alone" in report.why(report.Outcome("runs/x", short, RESULT))[-1]
+    assert "it had 20 s, too few for its iterations alone" in report.why(report.JobOutcome("runs/x", short, RESULT))[-1]
     early = replaced(phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 300, devices=("a", "b"))
     failed = replaced(name="bad", phase=Phase.FAILED, ended_at=NOON + 1, why="its prompt is too long")
-    lines = report.render([report.Outcome("runs/x", entry) for entry in (done, early, failed, JOB)], now=NOON)
+    lines = report.render([report.JobOutcome("runs/x", entry) for entry in (done, early, failed, JOB)], now=NOON)
     assert lines[0] == "4 tuning jobs · 1 of 3 deadlines met, 1 not over yet"
     assert "  facts   done at 12:12:30, late by 2 min 30 s (deadline 12:10:00)" in lines
     assert "    ran 3 min 30 s on 2 devices" in lines
     assert "  bad   failed: no tuned prompt" in lines
     assert "    its prompt is too long" in lines
-    facts = report.facts(report.Outcome("runs/x", done, RESULT), now=NOON)
+    facts = report.facts(report.JobOutcome("runs/x", done, RESULT), now=NOON)
     assert facts["in_time"] is False
     assert facts["why"].endswith("; late: it had 10 min; that was known after 1 min")
 

@@ -23,7 +23,7 @@ pytestmark = [
 import stoker  # noqa: E402
 from stoker.apps.prompt_tuning import tune  # noqa: E402
 from stoker.apps.prompt_tuning.board import APP, Phase, read_board  # noqa: E402
-from stoker.apps.prompt_tuning.submission import Submission  # noqa: E402
+from stoker.apps.prompt_tuning.submission import SubmittedJob  # noqa: E402
 from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
 from stoker.errors import ConfigError  # noqa: E402
 from stoker.run_folder.folder import open_run  # noqa: E402
@@ -223,12 +223,12 @@ def test_prompts_of_a_file_are_put_into_a_bank(place, session):
 def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch):
     ready = check(read_job(write(place, "clock", until='slo = "10 min"')))
     folder = open_run(place / "runs", app=APP, prefix="clock", parameters={}, options={}, fresh=True)
-    submission = Submission(ready, name="clock", folder=folder, start=b"")
+    submission = SubmittedJob(ready, name="clock", folder=folder, start=b"")
     submission.submit(session=session.id, gang=(1, 1), late="run", bank=None)
     really = time.time
     monkeypatch.setattr(time, "time", lambda: really() + 7200)
     submission.future.result(LIMIT_S)
-    submission.look(None)
+    submission.refresh(None)
     folder.close()
     assert submission.entry.phase is Phase.DONE
     assert submission.entry.in_time(submission.entry.ended_at)
@@ -238,17 +238,17 @@ def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch)
 def test_a_run_folder_that_cannot_be_written_for_a_while_costs_no_result(place, session):
     ready = check(read_job(write(place, "nowhere", iterations=2)))
     folder = open_run(place / "runs", app=APP, prefix="nowhere", parameters={}, options={}, fresh=True)
-    submission = Submission(ready, name="nowhere", folder=folder, start=b"")
+    submission = SubmittedJob(ready, name="nowhere", folder=folder, start=b"")
     submission.submit(session=session.id, gang=(1, 1), late="run", bank=None)
     submission.future.result(LIMIT_S)
     aside = folder.path.rename(place / "aside")
     folder.path.write_text("a file where the folder was")
-    submission.look(None)
+    submission.refresh(None)
     assert "cannot be written" in submission.unwritten
     assert not submission.entry.phase.is_over
     folder.path.unlink()
     aside.rename(folder.path)
-    submission.look(None)
+    submission.refresh(None)
     folder.close()
     assert submission.unwritten == ""
     assert submission.entry.phase is Phase.DONE

@@ -17,10 +17,10 @@ from stoker.contexts import payloads  # noqa: E402
 from stoker.contexts.ambient import Evicted  # noqa: E402
 from stoker.errors import ConfigError  # noqa: E402
 from stoker.site import Duration  # noqa: E402
-from stoker.tuning.encoding import Row, encode_prompt, encode_samples  # noqa: E402
+from stoker.tuning.encoding import EncodedSample, encode_prompt, encode_samples  # noqa: E402
 from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Training, Until  # noqa: E402
 from stoker.tuning.passes import gradient, measure, write  # noqa: E402
-from stoker.tuning.result import End, write_tuned  # noqa: E402
+from stoker.tuning.result import TuningEnd, write_tuned  # noqa: E402
 from stoker.tuning.samples import Sample, read_samples  # noqa: E402
 from stoker.tuning.softprompt import embed, nearest_tokens, soft_prompt  # noqa: E402
 from stoker.tuning.tune import tune  # noqa: E402
@@ -109,8 +109,8 @@ def test_accuracy_is_whether_the_model_would_write_the_target(kind):
             inputs = torch.cat([vectors, table(torch.tensor(row.source + written))])
             with torch.no_grad():
                 written += (int(context.model(inputs_embeds=inputs[None]).logits[0, -1].argmax()),)
-        right.append(Row(row.source, written, context.tokenizer.decode(written).strip()))
-    wrong = [Row(row.source, (*row.target[:-1], (row.target[-1] + 1) % 256), "") for row in right]
+        right.append(EncodedSample(row.source, written, context.tokenizer.decode(written).strip()))
+    wrong = [EncodedSample(row.source, (*row.target[:-1], (row.target[-1] + 1) % 256), "") for row in right]
     with soft_prompt(context.model, vectors) as soft:
         found = measure(soft, right + wrong, metric=Metric.ACCURACY, tokenizer=context.tokenizer, batch=5)
         texts = write(soft, right, tokenizer=context.tokenizer)
@@ -127,7 +127,7 @@ def test_a_job_learns_ends_at_its_target_and_is_measured_on_held_out_samples(con
     job = tiny.job(iterations=200, metric=Metric.ACCURACY, reach=1.0, evaluate_every=5)
     seen = []
     tuned = tune(context, job, same, report=seen.append)
-    assert tuned.end is End.REACHED
+    assert tuned.end is TuningEnd.REACHED
     assert tuned.iterations == tuned.iterations_to_accuracy == tuned.best.iteration < 200
     assert tuned.best.metric == 1.0
     assert tuned.held_out.metric == 1.0
@@ -148,7 +148,7 @@ def test_without_a_target_the_best_prompt_of_all_is_given_back(context):
     # The first steps are too long, and the one that comes after the best does harm.
     steep = {"learning_rate": 0.5, "optimizer": Optimizer.SGD}
     tuned = tune(context, tiny.job(iterations=4, **steep), tiny.samples())
-    assert tuned.end is End.ITERATIONS
+    assert tuned.end is TuningEnd.ITERATIONS
     assert tuned.iterations == 4
     assert tuned.iterations_to_accuracy is None
     assert [point.iteration for point in tuned.points] == [0, 2, 4]
@@ -176,7 +176,7 @@ def test_a_loss_that_is_no_number_ends_the_job_with_the_best_prompt_from_before(
             context.model.get_input_embeddings().weight.mul_(float("inf"))
 
     tuned = tune(context, tiny.job(), tiny.samples(), report=break_it)
-    assert tuned.end is End.DIVERGED
+    assert tuned.end is TuningEnd.DIVERGED
     assert tuned.iterations == 4
     assert (tuned.adapter, tuned.best) == (good.adapter, good.best)
 
@@ -358,6 +358,6 @@ def test_smollm2_learns_to_tell_claims_that_are_supported(request, tmp_path):
         training=Training(batch=4, learning_rate=0.03),
     )  # fmt: skip
     tuned = tune(model, job, read_samples(data))
-    assert tuned.end is End.REACHED
+    assert tuned.end is TuningEnd.REACHED
     assert tuned.points[-1].loss < tuned.points[0].loss / 2
     assert tuned.held_out.metric >= 0.75

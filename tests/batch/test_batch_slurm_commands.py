@@ -10,7 +10,7 @@ from batch.lab.shape import Preempt, Shape
 from batch.sessions import write_site
 
 from stoker.config import load_site
-from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused
 from stoker.manager.factory.slurm import SlurmBatch
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
@@ -35,11 +35,11 @@ def batch_of(tmp_path):
     return make
 
 
-def when(batch: SlurmBatch, job: str, phase: BlockPhase, *, limit_s: float = 30.0) -> JobLook:
+def when(batch: SlurmBatch, job: str, phase: BlockPhase, *, limit_s: float = 30.0) -> BatchJobStatus:
     """What Slurm says of a job, once it is in this phase."""
 
-    def seen() -> JobLook | None:
-        look = batch.look([job]).get(job)
+    def seen() -> BatchJobStatus | None:
+        look = batch.query([job]).get(job)
         return look if look is not None and look.phase is phase else None
 
     look = until(seen, limit_s=limit_s, what=f"job {job} {phase.value}")
@@ -68,8 +68,8 @@ def test_why_a_job_waits_and_when_slurm_expects_it_to_start(slurm, batch_of):
     assert 60 < look.expected_in_s <= 180
 
 
-def _expected(batch: SlurmBatch, job: str) -> JobLook | None:
-    look = batch.look([job])[job]
+def _expected(batch: SlurmBatch, job: str) -> BatchJobStatus | None:
+    look = batch.query([job])[job]
     return look if look.expected_in_s else None
 
 
@@ -77,7 +77,7 @@ def test_why_a_job_will_never_start(slurm, batch_of):
     """Slurm takes these, and holds them back."""
     batch = batch_of(partition="phys", account="chem")
     job = batch.submit(B1)
-    assert "phys allows phys" in until(lambda: batch.look([job])[job].reason, what="a reason")
+    assert "phys allows phys" in until(lambda: batch.query([job])[job].reason, what="a reason")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_an_array_is_one_job_as_lively_as_its_liveliest_task(slurm, batch_of):
     job = batch.submit(B1)
     assert set(when(batch, job, BlockPhase.RUNNING).reason.removeprefix("on ").split(",")) <= {"n1", "n2"}
     until(lambda: [line[2] for line in slurm.queue()].count("RUNNING") == 2, what="two tasks that run")
-    assert set(batch.look([job])[job].reason.removeprefix("on ").split(",")) == {"n1", "n2"}
+    assert set(batch.query([job])[job].reason.removeprefix("on ").split(",")) == {"n1", "n2"}
     assert batch.find() == {job: B1}, "the task that waits is part of it"
     batch.cancel([job])
     assert when(batch, job, BlockPhase.ENDED).reason == "cancelled"
@@ -129,7 +129,7 @@ def test_a_slurmctld_that_hangs_is_trouble_and_the_limit_holds(slurm, batch_of):
     batch = batch_of(command_limit="1 s")
     slurm.freeze("slurmctld")
     with pytest.raises(BatchTrouble, match="squeue has not answered for 1 s"):
-        batch.look(["1"])
+        batch.query(["1"])
     with pytest.raises(BatchTrouble, match="sbatch has not answered for 1 s"):
         batch.submit(B2)
     slurm.thaw("slurmctld")
@@ -167,7 +167,7 @@ def test_preempted_for_good_lost_with_its_node_or_forgotten(make_cluster, batch_
     assert when(batches["n2"], jobs["n2"], BlockPhase.ENDED).reason == "node failed: n2"
     until(lambda: not cluster.job(jobs["n3"]), limit_s=60, what="slurmctld to forget a job")
     assert when(batches["n3"], jobs["n3"], BlockPhase.ENDED).reason == "preempted by Slurm"
-    assert batches["n3"].look(["4711"])["4711"].phase is BlockPhase.ENDED
+    assert batches["n3"].query(["4711"])["4711"].phase is BlockPhase.ENDED
 
 
 def test_accounts_are_checked_where_slurm_keeps_them(make_cluster, batch_of):

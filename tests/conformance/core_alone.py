@@ -19,18 +19,18 @@ from stoker.pilot.core.events import (
     Farewell,
     FromManager,
     HelloDue,
+    LibraryPrepared,
     ObjectArrived,
     Observation,
     Observed,
     Pinned,
-    Prepared,
     Probed,
     Signalled,
     Tick,
     TimerFired,
     WalltimeKnown,
 )
-from stoker.pilot.core.health import Answer
+from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.core.timers import Timers
 
@@ -80,8 +80,8 @@ class CoreAlone(Shell):
                 if number in self.processes:
                     self.processes[number].hear(message)
             case commands.Prepare(ordered=ordered):
-                self.tell(Prepared(ordered.library, free_disk_bytes=GB))
-            case commands.Pin(library=number, objects=refs):
+                self.tell(LibraryPrepared(ordered.library, free_disk_bytes=GB))
+            case commands.PinObjects(library=number, objects=refs):
                 self.tell(Pinned(number, {ref.name: self.cache[ref.name] for ref in refs if ref.name in self.cache}))
             case commands.StartProcess(ordered=ordered):
                 self.begin(ordered.library, self.loads[ordered.recipe.key])
@@ -96,7 +96,7 @@ class CoreAlone(Shell):
             case commands.SetTimer(at=at, key=key):
                 self.timers.set(at, key)
             case commands.Probe(device=device):
-                answer = Answer.WRONG if device in self.broken else Answer.SOUND
+                answer = ProbeVerdict.WRONG if device in self.broken else ProbeVerdict.SOUND
                 self.tell(Probed(device, answer, "wrong product" if device in self.broken else ""))
             case commands.Leave():
                 self.tell(Farewell())

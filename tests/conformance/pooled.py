@@ -20,7 +20,7 @@ from stoker.pilot.core.events import HelloDue, Signalled, Tick
 from stoker.pilot.taskvine import messages
 
 BLOB = FunctionBlob(FunctionKey("hold"), "hold", b"code")
-HELD = messages.Held(host="node", pid=1, log="")
+HELD = messages.LibraryReport(host="node", pid=1, log="")
 
 
 class Pooled(Shell):
@@ -52,7 +52,7 @@ class Pooled(Shell):
             self.heard(message)
         self.read = len(self.slots.said)
 
-    def load(self, order: messages.Order) -> bool:
+    def load(self, order: messages.PoolOrder) -> bool:
         """Load the context that an order is for, if it loads by itself."""
         library = self.owner(order)
         if library is None:
@@ -64,18 +64,18 @@ class Pooled(Shell):
             return False
         self.done.add(order.ticket)
         failure = Failure(FailureKind.CONTEXT, "the loader failed") if how is Loads.FAILS else None
-        held = messages.Held(host="node", pid=1, log="", failure=failure)
-        self.slots.finish(order, messages.Answer(order.ticket, held))
+        held = messages.LibraryReport(host="node", pid=1, log="", failure=failure)
+        self.slots.finish(order, messages.PoolAnswer(order.ticket, held))
         return True
 
-    def owner(self, order: messages.Order) -> LibraryId | None:
+    def owner(self, order: messages.PoolOrder) -> LibraryId | None:
         """The library that has an order in TaskVine."""
         for number, library in self.pool.libraries.items():
             if library._order is order:
                 return number
         return None
 
-    def order_of(self, library: LibraryId) -> messages.Order:
+    def order_of(self, library: LibraryId) -> messages.PoolOrder:
         order = self.pool.libraries[library]._order
         assert order is not None
         return order
@@ -121,7 +121,7 @@ class Pooled(Shell):
         order = self.order_of(library)
         assert [spec.call for spec in order.calls] == [call], "it does not run"
         ends = [CallEnd(call, ok=True, run_s=1.0)]
-        self.slots.finish(order, messages.Answer(order.ticket, HELD, ends))
+        self.slots.finish(order, messages.PoolAnswer(order.ticket, HELD, ends))
         self.settle()
 
     def die(self, library: LibraryId) -> None:

@@ -37,7 +37,7 @@ class ModelProcess:
                     self.say(to_agent.GivenBack(tuple(back), order=order))
             case to_library.Evict(call=call) if self.calls[:1] == [call]:
                 self.calls.pop(0)
-                self.say(to_agent.Evicted(CallProgress(call)))
+                self.say(to_agent.RunEvicted(CallProgress(call)))
             case to_library.Resize(device_memory_bytes=size):
                 self.say(to_agent.Resized(size))
             case to_library.Stop():
@@ -53,7 +53,7 @@ class ModelProcess:
     def end(self, call: CallId) -> None:
         assert self.calls[:1] == [call], "it does not run"
         self.calls.pop(0)
-        self.say(to_agent.Ended([CallEnd(call, ok=True)]))
+        self.say(to_agent.RunsEnded([CallEnd(call, ok=True)]))
         self._goes_on()
 
     def die(self, signal: int = 9) -> None:

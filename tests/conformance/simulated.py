@@ -18,7 +18,7 @@ from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import Delays, World
-from stoker.pilot.core.events import Before, HelloDue
+from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
 from stoker.site import Duration
 
 LOAD_S = 10.0
@@ -66,7 +66,7 @@ class Simulated(Shell):
         return not known.serves and "wait" not in library.recipe.key
 
     def hello(self, *, welcome: bool = True) -> PilotHello:
-        self.pilot.handle(HelloDue(Before(), 0, tuple(self.pilot.machine.on_disk)))
+        self.pilot.handle(HelloDue(UnacknowledgedFacts(), 0, tuple(self.pilot.machine.on_disk)))
         self.settle()
         if welcome:
             self.say(answer_to(self.hellos[-1]))

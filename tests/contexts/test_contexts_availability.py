@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from stoker.contexts import availability
-from stoker.contexts.availability import AvailabilityStore, Counted, Devices, Stay, Wait
+from stoker.contexts.availability import AvailabilityStore, DeviceSet, PilotCount, Stay, Wait
 
-A10 = Devices("NVIDIA A10", 2, 24_000_000_000)
+A10 = DeviceSet("NVIDIA A10", 2, 24_000_000_000)
 
 
 def test_a_source_is_remembered_by_its_name(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_source_is_remembered_by_its_name(tmp_path: Path) -> None:
     assert found.waits == (Wait(60.0, 0.0, A10),)
     assert found.stays == (Stay(900.0, "lost"),)
     assert [(each.session, each.pilots) for each in found.counts] == [("k3v9", 1), ("k3v9", 3)]
-    assert all(isinstance(each, Counted) and each.at > 1e9 for each in found.counts)
+    assert all(isinstance(each, PilotCount) and each.at > 1e9 for each in found.counts)
     assert found.most == 3
 
 

@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 import stoker
-from stoker.contexts.captured import Captured, changed_since_made
+from stoker.contexts.captured import CapturedState, changed_since_made
 
 
 def namespace(source: str) -> dict:
@@ -72,11 +72,11 @@ def namespace(source: str) -> dict:
 def test_the_name_that_changed_is_told(source, change, name):
     names = namespace(source)
     use = names["use"]
-    captured = Captured(use)
+    captured = CapturedState(use)
     assert captured.changed(use) == ""
     exec(change, names)
     assert captured.changed(use) == name
-    assert Captured(use).changed(use) == ""
+    assert CapturedState(use).changed(use) == ""
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_name_that_changed_is_told(source, change, name):
 )
 def test_what_does_not_matter_is_no_change(source, change):
     names = namespace(source)
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     exec(change, names)
     assert captured.changed(names["use"]) == ""
 
@@ -108,7 +108,7 @@ def test_a_variable_of_an_enclosing_function_that_changes_in_place_is_seen():
         return config, use
 
     config, use = make()
-    captured = Captured(use)
+    captured = CapturedState(use)
     assert captured.changed(use) == ""
     config.rates.append(2)
     assert captured.changed(use) == "config"
@@ -120,7 +120,7 @@ def test_the_globals_of_a_users_module_are_seen(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     names = namespace("def use(): return settings.rate")
     names["settings"] = module
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     assert captured.changed(names["use"]) == ""
     module.rate = 2
     assert captured.changed(names["use"]) == "settings"
@@ -134,7 +134,7 @@ def test_an_installed_module_that_imports_its_parts_when_they_are_asked_for_has_
     names = namespace("def use(): return library, held")
     names["library"] = Lazy("json")
     names["held"] = [names["library"]]
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     names["library"].part = [1]
     assert captured.changed(names["use"]) == ""
 
@@ -161,7 +161,7 @@ class Scaler:
 )
 def test_a_partial_or_an_object_that_is_called_is_seen(make, change):
     function = make()
-    captured = Captured(function)
+    captured = CapturedState(function)
     assert captured.changed(function) == ""
     change(function)
     assert captured.changed(function) == "what it holds"
@@ -172,7 +172,7 @@ def test_a_cached_and_a_dispatching_function_that_are_called_themselves_are_seen
         "import functools\nrate = 1\n@functools.cache\ndef cached(): return rate\n"
         "@functools.singledispatch\ndef show(x): return 1\n@show.register\ndef _(x: int): return rate"
     )
-    known = [(names[name], Captured(names[name])) for name in ("cached", "show")]
+    known = [(names[name], CapturedState(names[name])) for name in ("cached", "show")]
     assert [captured.changed(function) for function, captured in known] == ["", ""]
     names["rate"] = 2
     assert [captured.changed(function) for function, captured in known] == ["rate", "rate"]
@@ -185,7 +185,7 @@ def test_a_captured_object_is_not_asked_for_attributes():
 
     names = namespace("def use(): return asker")
     names["asker"] = Asker()
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     assert captured.changed(names["use"]) == ""
     names["asker"] = Asker()
     assert captured.changed(names["use"]) == "asker"
@@ -197,7 +197,7 @@ def test_a_function_that_its_own_values_hold_is_let_go():
         "def use(items=[]): return registry, table\nregistry.use = table['use'] = use\nuse.me = use\n"
     )
     use = names["use"]
-    captured = Captured(use)
+    captured = CapturedState(use)
     gone = weakref.ref(use)
     del use
     names.clear()

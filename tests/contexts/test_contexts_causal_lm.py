@@ -1,4 +1,7 @@
-"""The ready-made causal LM over a real small model: what it scores and writes is what the bare model says."""
+"""The ready-made causal LM: what it scores and writes is what the bare model says.
+
+Most of it is asked of a small model of random weights, and what depends on real ones of the model that ships (`real`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_model import write_tiny_model
 
 from stoker.contexts import ambient, causal_lm
 from stoker.contexts.causal_lm import default_model
@@ -62,7 +66,14 @@ def load(recipe: Any, snapshots: Path, *, device: str = "cpu") -> Any:
 
 
 @pytest.fixture(scope="module")
-def model(snapshots: Path) -> Any:
+def model(snapshots: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(folder)
+    return load(causal_lm(folder), snapshots)
+
+
+@pytest.fixture(scope="module")
+def real(snapshots: Path) -> Any:
     return load(causal_lm(), snapshots)
 
 
@@ -86,6 +97,11 @@ def expected(model: Any) -> list[list[float]]:
     return [[bare_score(model, prompt, label) for label in LABELS] for prompt in PROMPTS]
 
 
+@pytest.fixture(scope="module")
+def really_expected(real: Any) -> list[list[float]]:
+    return [[bare_score(real, prompt, label) for label in LABELS] for prompt in PROMPTS]
+
+
 def close(found: list[list[float]], expected: list[list[float]]) -> bool:
     pairs = [(f, e) for fs, es in zip(found, expected, strict=True) for f, e in zip(fs, es, strict=True)]
     return all(math.isclose(f, e, abs_tol=2e-3) for f, e in pairs)
@@ -97,6 +113,10 @@ def close(found: list[list[float]], expected: list[list[float]]) -> bool:
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_scores_are_the_log_likelihoods(model: Any, expected: list[list[float]], batch_size: int) -> None:
     assert close(model.label_scores(PROMPTS, LABELS, batch_size=batch_size), expected)
+
+
+def test_scores_of_a_real_model(real: Any, really_expected: list[list[float]]) -> None:
+    assert close(real.label_scores(PROMPTS, LABELS, batch_size=16), really_expected)
 
 
 def test_scores_call_by_call(model: Any, expected: list[list[float]]) -> None:
@@ -146,9 +166,9 @@ def test_without_a_cache_that_can_be_shared(
     assert model.generate(PROMPTS[:2], max_new_tokens=3) == texts
 
 
-def test_a_label_that_melts_into_the_prompt(model: Any) -> None:
+def test_a_label_that_melts_into_the_prompt(real: Any) -> None:
     """Where prompt and label are tokenized otherwise together, the label's own tokens are taken."""
-    found = model.label_scores(["Answer: fal"], ["se", " se"])
+    found = real.label_scores(["Answer: fal"], ["se", " se"])
     assert len(found[0]) == 2
     assert all(score < 0 for score in found[0])
 
@@ -160,7 +180,7 @@ def test_a_label_that_melts_into_the_prompt(model: Any) -> None:
         ((PROMPTS, []), "wants labels"),
         ((PROMPTS, [" a", ""]), "none of them empty"),
         (("text", LABELS), "must be a list"),
-        ((["word " * 9000], LABELS), "the model reads 8192"),
+        ((["word " * 9000], LABELS), "the model reads 2048"),
     ],
 )
 def test_what_cannot_be_scored_is_told(model: Any, arguments: Any, says: str) -> None:
@@ -172,8 +192,9 @@ def test_what_cannot_be_scored_is_told(model: Any, arguments: Any, says: str) ->
 # ---- texts
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_greedy_texts_are_those_of_transformers(model: Any, batch_size: int) -> None:
+@pytest.mark.parametrize(("which", "batch_size"), [("model", 1), ("model", 3), ("real", 3)])
+def test_greedy_texts_are_those_of_transformers(request: pytest.FixtureRequest, which: str, batch_size: int) -> None:
+    model = request.getfixturevalue(which)
     expected = []
     for prompt in PROMPTS:
         ids = model.tokenizer(prompt, return_tensors="pt")
@@ -193,7 +214,8 @@ def test_draws_depend_on_the_seed_alone(model: Any) -> None:
     assert model.generate(PROMPTS[:1], max_new_tokens=6, temperature=1.0, top_p=1e-9) == greedy
 
 
-def test_texts_end_where_they_should(model: Any) -> None:
+def test_texts_end_where_they_should(real: Any) -> None:
+    model = real
     counting = ["One, two, three, four,"]
     full = model.generate(counting, max_new_tokens=12)[0]
     assert "six" in full
@@ -213,10 +235,11 @@ def test_texts_end_where_they_should(model: Any) -> None:
 # ---- forms of a model
 
 
+@pytest.mark.usefixtures("real")
 def test_folder_checkpoint_and_snapshot_are_one_model(
-    model: Any, snapshots: Path, tmp_path: Path, expected: list[list[float]]
+    snapshots: Path, tmp_path: Path, really_expected: list[list[float]]
 ) -> None:
-    made = snapshot_of_model(snapshots)
+    made, expected = snapshot_of_model(snapshots), really_expected
     folder = tmp_path / "model"
     folder.mkdir()
     for part in made.iterdir():
@@ -240,8 +263,8 @@ def snapshot_of_model(snapshots: Path) -> Path:
     )
 
 
-def test_the_second_load_uses_the_snapshot(model: Any, snapshots: Path) -> None:
-    assert model.origin.startswith("snapshot")
+def test_the_second_load_uses_the_snapshot(real: Any, snapshots: Path) -> None:
+    assert real.origin.startswith("snapshot")
     again = load(causal_lm(), snapshots)
     assert "made earlier" in again.origin
 
@@ -289,13 +312,13 @@ def test_architecture_is_preloaded(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_on_a_gpu(snapshots: Path, expected: list[list[float]], dtype: str) -> None:
+def test_on_a_gpu(snapshots: Path, really_expected: list[list[float]], dtype: str) -> None:
     there = load(causal_lm(dtype=dtype), snapshots, device="cuda:0")
     assert there.device == "cuda:0"
     limit = 0.05 if dtype == "float32" else 1.0
     for batch_size in (1, 3):
         there.forget_prefixes()
         found = there.label_scores(PROMPTS, LABELS, batch_size=batch_size)
-        pairs = [(f, e) for fs, es in zip(found, expected, strict=True) for f, e in zip(fs, es, strict=True)]
+        pairs = [(f, e) for fs, es in zip(found, really_expected, strict=True) for f, e in zip(fs, es, strict=True)]
         assert all(abs(f - e) < limit for f, e in pairs)
     assert len(there.generate(PROMPTS, max_new_tokens=8, batch_size=3)) == 3

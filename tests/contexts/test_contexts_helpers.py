@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.contexts.captured import Captured, changed_since_made
+from stoker.contexts.captured import CapturedState, changed_since_made
 
 FUNCTION = "rate = 1\ndef helper(x=0): return rate\n"
 CLASS = "rate = 1\nclass M:\n def run(self): return rate\n"
@@ -100,11 +100,11 @@ def namespace(source: str) -> dict:
 def test_what_a_held_function_uses_is_compared(holder):
     names = namespace(holder + USE)
     use = names["use"]
-    captured = Captured(use)
+    captured = CapturedState(use)
     assert captured.changed(use) == ""
     names["rate"] = 2
     assert captured.changed(use) == "rate"
-    assert Captured(use).changed(use) == ""
+    assert CapturedState(use).changed(use) == ""
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_a_held_function_uses_is_compared(holder):
 def test_defaults_attributes_and_the_function_itself_are_looked_into(source):
     names = namespace(source)
     use = names["use"]
-    captured = Captured(use)
+    captured = CapturedState(use)
     assert captured.changed(use) == ""
     names["rate"] = 2
     assert captured.changed(use) == "rate"
@@ -146,28 +146,28 @@ def test_defaults_attributes_and_the_function_itself_are_looked_into(source):
 )
 def test_what_their_use_in_the_program_leaves_behind_is_no_change(source, change):
     names = namespace(source + USE)
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     exec(change, names)
     assert captured.changed(names["use"]) == ""
 
 
 def test_a_method_of_an_enum_that_is_replaced_is_seen():
     names = namespace("import enum\nclass Op(enum.Enum):\n A = 1\n def run(self): return 1\nheld = [Op]" + USE)
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     exec("Op.run = lambda self: 2", names)
     assert captured.changed(names["use"]) == "run"
 
 
 def test_a_generic_function_that_learns_another_type_is_seen():
     names = namespace("import functools\n@functools.singledispatch\ndef held(x): return 1" + USE)
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     exec("held.register(int, lambda x: 2)", names)
     assert captured.changed(names["use"]) == "held"
 
 
 def test_many_helpers_end():
     names = namespace("rates = list(range(2_000))\nheld = [(lambda i=i: rates[i]) for i in range(2_000)]" + USE)
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     assert captured.changed(names["use"]) == ""
     names["rates"][0] = 1
     assert captured.changed(names["use"]) == "rates"
@@ -176,7 +176,7 @@ def test_many_helpers_end():
 def test_many_large_values_of_many_helpers_end():
     source = "def make(rows): return lambda: rows\nheld = [make(list(range(1_000))) for _ in range(99)]"
     names = namespace(source + USE)
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     assert captured.changed(names["use"]) == ""
     names["held"][0].__closure__[0].cell_contents[0] = 7
     assert captured.changed(names["use"]) == "rows"
@@ -184,7 +184,7 @@ def test_many_large_values_of_many_helpers_end():
 
 def test_a_value_that_two_helpers_use_is_compared_once():
     names = namespace("rates = {'a': 1}\ndef one(): return rates\ndef two(): return rates\nheld = [one, two]" + USE)
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     assert [binding.name for _, helper in captured._helpers for binding in helper._bindings] == ["rates"]
 
 
@@ -199,7 +199,7 @@ def test_no_code_of_the_user_runs_when_helpers_are_looked_for():
         " __getattribute__ = __hash__ = __eq__ = __bool__ = __len__ = __iter__ = __call__ = __reduce_ex__ = never\n"
         "held = {'a': [M()]}" + USE
     )
-    captured = Captured(names["use"])
+    captured = CapturedState(names["use"])
     assert captured.changed(names["use"]) == ""
     names["rate"] = 2
     assert captured.changed(names["use"]) == "rate"

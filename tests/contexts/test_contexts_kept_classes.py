@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.contexts import ambient, payloads
-from stoker.contexts.captured import Captured
+from stoker.contexts.captured import CapturedState
 from stoker.contexts.code_payloads import dumps_code
 
 _LIBRARY = """
@@ -120,7 +120,7 @@ def test_to_dump_an_exception_leaves_its_class_alone() -> None:
 
 
 def test_no_function_seems_changed_after_its_result() -> None:
-    known = Captured(train)
+    known = CapturedState(train)
     payloads.loads(of_a_library(train), keep_classes=True)
     assert known.changed(train) == ""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stoker.contexts.manifest import (
     PART_BYTES,
     Entry,
-    Kind,
+    EntryKind,
     Manifest,
     decode,
     encode,
@@ -33,10 +33,10 @@ DIGEST = bytes(32)
 def files(*sizes: int) -> Manifest:
     """A folder of files of these lengths."""
     entries = [
-        Entry(b"%05d" % number, Kind.FILE, size_bytes=size, parts=DIGEST * -(-size // PART_BYTES))
+        Entry(b"%05d" % number, EntryKind.FILE, size_bytes=size, parts=DIGEST * -(-size // PART_BYTES))
         for number, size in enumerate(sizes)
     ]
-    return Manifest(Kind.FOLDER, tuple(entries))
+    return Manifest(EntryKind.FOLDER, tuple(entries))
 
 
 component = st.binary(min_size=1, max_size=5).filter(
@@ -52,12 +52,12 @@ content = st.one_of(
 def entry(name: bytes, made: tuple) -> Entry:  # type: ignore[type-arg]
     if made[0] == "file":
         parts = DIGEST * -(-made[1] // PART_BYTES)
-        return Entry(name, Kind.FILE, executable=made[2], size_bytes=made[1], parts=parts)
-    return Entry(name, Kind.LINK, target=made[1]) if made[0] == "link" else Entry(name, Kind.FOLDER)
+        return Entry(name, EntryKind.FILE, executable=made[2], size_bytes=made[1], parts=parts)
+    return Entry(name, EntryKind.LINK, target=made[1]) if made[0] == "link" else Entry(name, EntryKind.FOLDER)
 
 
 folders = st.dictionaries(component, content, max_size=5).map(
-    lambda made: Manifest(Kind.FOLDER, tuple(entry(name, made[name]) for name in sorted(made)))
+    lambda made: Manifest(EntryKind.FOLDER, tuple(entry(name, made[name]) for name in sorted(made)))
 )
 
 
@@ -105,18 +105,18 @@ def test_bytes_of_strangers_are_refused_or_mean_themselves(data: bytes) -> None:
     ],
 )
 def test_names_that_lead_elsewhere_are_refused(names: list[bytes]) -> None:
-    data = encode(Manifest(Kind.FOLDER, tuple(Entry(name, Kind.FILE) for name in names)))
+    data = encode(Manifest(EntryKind.FOLDER, tuple(Entry(name, EntryKind.FILE) for name in names)))
     with pytest.raises(ValueError, match="where none can be"):
         decode(data)
 
 
 def test_nothing_lies_below_a_link() -> None:
-    made = Manifest(Kind.FOLDER, (Entry(b"out", Kind.LINK, target=b".."), Entry(b"out/x", Kind.FILE)))
+    made = Manifest(EntryKind.FOLDER, (Entry(b"out", EntryKind.LINK, target=b".."), Entry(b"out/x", EntryKind.FILE)))
     with pytest.raises(ValueError, match="where none can be"):
         decode(encode(made))
     for target in (b"/etc/passwd", b"", b"a\0b"):
         with pytest.raises(ValueError, match="leads to"):
-            decode(encode(Manifest(Kind.FOLDER, (Entry(b"out", Kind.LINK, target=target),))))
+            decode(encode(Manifest(EntryKind.FOLDER, (Entry(b"out", EntryKind.LINK, target=target),))))
 
 
 def test_half_a_manifest_is_none() -> None:

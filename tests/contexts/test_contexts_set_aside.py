@@ -15,7 +15,7 @@ import pytest
 
 from stoker.contexts import carried_modules
 from stoker.contexts.carried_modules import NO_MODULES, CarriedModules, leave
-from stoker.contexts.set_aside import Shelf
+from stoker.contexts.set_aside import ModulesSetAside
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def own_modules() -> Iterator[None]:
     carried_modules._finder.base = NO_MODULES
     NO_MODULES.enter()
     carried_modules._here.clear()
-    carried_modules._shelf.clear()
+    carried_modules._set_aside.clear()
     for name in set(sys.modules) - before:
         if name.startswith("sa_"):
             del sys.modules[name]
@@ -164,7 +164,7 @@ def test_nothing_is_walked_in_a_process_that_no_module_travelled_to() -> None:
 
 def test_what_is_set_aside_is_bounded_and_what_belongs_together_is_forgotten_together() -> None:
     """Otherwise an edited module would fill a library that lives for weeks; half of a package would be made twice."""
-    shelf = Shelf(most=2, most_of_a_name=2)
+    shelf = ModulesSetAside(most=2, most_of_a_name=2)
 
     def put(version: str, *names: str) -> None:
         for name in names:
@@ -179,7 +179,7 @@ def test_what_is_set_aside_is_bounded_and_what_belongs_together_is_forgotten_tog
     assert shelf.names() == {"sa_d", "sa_e"}
     put("1", *(f"sa_{number}" for number in range(99)))
     assert len(shelf) == 100
-    shelf = Shelf(most=20, most_of_a_name=2)
+    shelf = ModulesSetAside(most=20, most_of_a_name=2)
     for version in ("1", "2", "3"):
         put(version, "sa_d", "sa_e")
         put(version, f"sa_{version}")

@@ -65,7 +65,7 @@ def own_modules() -> Iterator[None]:
     carried_modules._finder.base = NO_MODULES
     NO_MODULES.enter()
     carried_modules._here.clear()
-    carried_modules._shelf.clear()
+    carried_modules._set_aside.clear()
 
 
 def written(folder: Path, **changed: str) -> Path:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import stoker
-from stoker.contexts.options import Options
+from stoker.contexts.options import ContextOptions
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.wants import KEYS
 from stoker.site import Environment, Pilot, Policy, Provider, Session, Site
@@ -39,7 +39,7 @@ def _is_table(kind: type) -> bool:
 REAL = {
     "@app": parameters(stoker.app) - {"function", "unknown"},
     "Resource specification": set(KEYS),
-    "@context": parameters(Options.__init__),
+    "@context": parameters(ContextOptions.__init__),
     "stoker.map": parameters(stoker.map),
     "stoker.load": parameters(stoker.load),
     "StokerExecutor": parameters(StokerExecutor.__init__),

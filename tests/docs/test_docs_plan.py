@@ -13,16 +13,16 @@ from stoker.manager.cli.replay import replay
 from stoker.manager.live.verify import Replayed
 from stoker.manager.study import evidence
 from stoker.manager.study.evidence import Reason, Sureness, Work
-from stoker.manager.study.plan import SEEDS, Forecast, Plan, Range
+from stoker.manager.study.plan import SEEDS, PlanForecast, Range, RunPlan
 
 TEXT = (Path(__file__).parents[2] / "docs" / "plan-and-replay.md").read_text()
 SAMPLES = [text.splitlines()[1:] for text in re.findall(r"^```\n(\$ .*?)^```", TEXT, re.MULTILINE | re.DOTALL)]
-MADE = Plan(
+MADE = RunPlan(
     site="pool",
     work=Work("verify", "verify", 2000, 10, 1),
     kind="NVIDIA A10",
     devices=1,
-    as_written=Forecast(4, 14_400.0, Range(1232.0, 1362.0, 1427.0), Range(1.11, 1.20, 1.29)),
+    as_written=PlanForecast(4, 14_400.0, Range(1232.0, 1362.0, 1427.0), Range(1.11, 1.20, 1.29)),
     by_blocks=(),
     by_walltime=(),
     best_blocks=4,

@@ -48,7 +48,7 @@ DISPATCH = TEXT[TEXT.index("## A dispatch policy, on one page") :].partition("\n
 
 
 def test_a_dispatch_policy_takes_one_page_of_reading() -> None:
-    assert f"These {len(DISPATCH.splitlines())} lines are all" in DISPATCH
+    assert f"The {len(DISPATCH.splitlines())} lines of this section are all" in DISPATCH
     assert len(DISPATCH.splitlines()) <= 100
     assert (EXAMPLES / "least_served.py").read_text() in DISPATCH
 
@@ -81,6 +81,15 @@ def test_the_pages_dispatch_policy_spreads_calls_and_starts_gangs() -> None:
     counts = Counter(began).values()
     assert len(counts) == 4
     assert max(counts) - min(counts) <= 2
+
+
+def test_the_pages_dispatch_policy_goes_on_through_a_queue() -> None:
+    """A library that has ended a call is among the free ones when the policy is asked what it may start there."""
+    find_it = find("least_served.py:LeastServed", folder=EXAMPLES)
+    for pilots in (1, 2):
+        lab = world(source(pilots, init_blocks=pilots), model(load_s=1.0))
+        outcome = Simulation(lab, calls(12), find_it.make()).run()
+        assert (outcome.complete, outcome.failed) == (True, {})
 
 
 def test_its_methods_are_those_that_the_page_names() -> None:

@@ -196,10 +196,14 @@ def test_children_of_a_loader_end_with_their_library_at_the_latest(shared, share
     library, plain, away = use().result(60)
     assert is_alive(plain)
     assert is_alive(away)
-    below = [pid for pid in shared_world.processes() if _sleeps(pid) or _session(pid) == library]
-    assert len(below) >= 5
+
+    def below():
+        return [pid for pid in shared_world.processes() if _sleeps(pid) or _session(pid) == library]
+
+    until(lambda: len(below()) >= 5, limit_s=10, why="the shell that left its session starts two more")
+    children = below()
     os.kill(library, signal.SIGKILL)
-    until(lambda: not any(is_alive(pid) for pid in below), limit_s=10, why="a library's children go with it")
+    until(lambda: not any(is_alive(pid) for pid in children), limit_s=10, why="a library's children go with it")
 
 
 def _sleeps(pid):

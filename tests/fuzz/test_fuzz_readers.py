@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.fuzz import fuzz, live
 from benchmarks.fuzz_inputs import damage
-from benchmarks.fuzz_targets import Target, targets
+from benchmarks.fuzz_target import Target
+from benchmarks.fuzz_targets import targets
 
 COUNT = 500
 SEED = 11

@@ -21,10 +21,9 @@ from stoker.manager.protocol.calls import CallEnd, CallProgress
 from stoker.manager.protocol.ids import LibraryId
 from stoker.pilot.core.commands import SetTimer, Tell
 from stoker.pilot.core.events import (
-    Before,
     Farewell,
+    FetchFailure,
     HelloDue,
-    Lack,
     LibraryGarbled,
     LibraryHungUp,
     ObjectArrived,
@@ -35,6 +34,7 @@ from stoker.pilot.core.events import (
     ProcessMade,
     Tick,
     TimerFired,
+    UnacknowledgedFacts,
     WalltimeKnown,
 )
 
@@ -132,7 +132,7 @@ class Pilot(RuleBasedStateMachine):
     @rule(between=st.booleans())
     def greet(self, between: bool) -> None:
         """Say hello: it lists what the manager believes, and orders of before it is answered count for nothing."""
-        self.pilot.give(HelloDue(Before(), 0, ()))
+        self.pilot.give(HelloDue(UnacknowledgedFacts(), 0, ()))
         state = self.pilot.core.state
         listed = {number: list(library.held) for number, library in state.libraries.items()}
         assert listed == {number: list(self.believed.get(number, ())) for number in listed}
@@ -157,7 +157,7 @@ class Pilot(RuleBasedStateMachine):
 
     @rule(number=libraries, every=st.integers(1, 3))
     def end(self, number: int, every: int) -> None:
-        self.pilot.say(number, to_agent.Ended([CallEnd(call, ok=True) for call in self.some(number, every)]))  # type: ignore[arg-type]
+        self.pilot.say(number, to_agent.RunsEnded([CallEnd(call, ok=True) for call in self.some(number, every)]))  # type: ignore[arg-type]
         self.settle()
 
     @rule(number=libraries, every=st.integers(1, 3), answers=st.integers(0, 3))
@@ -168,7 +168,7 @@ class Pilot(RuleBasedStateMachine):
     @rule(number=libraries, size=st.integers(-1, 40))
     def evict(self, number: int, size: int) -> None:
         call = self.some(number, 1)[0]
-        self.pilot.say(number, to_agent.Evicted(CallProgress(call)), to_agent.Resized(size * GIB))  # type: ignore[arg-type]
+        self.pilot.say(number, to_agent.RunEvicted(CallProgress(call)), to_agent.Resized(size * GIB))  # type: ignore[arg-type]
         self.settle()
 
     @rule(number=libraries, every=st.integers(1, 3), signal=st.sampled_from((0, 9, 11)), fails=st.booleans())
@@ -194,7 +194,7 @@ class Pilot(RuleBasedStateMachine):
     @rule(comes=st.booleans(), in_cache=st.booleans())
     def object_news(self, comes: bool, in_cache: bool) -> None:
         (self.pilot.cache.add if in_cache else self.pilot.cache.discard)("weights")
-        self.pilot.give(ObjectArrived("weights", GIB) if comes else ObjectLost("weights", Lack("nowhere")))
+        self.pilot.give(ObjectArrived("weights", GIB) if comes else ObjectLost("weights", FetchFailure("nowhere")))
         self.settle()
 
     @rule(after_s=seconds)

@@ -32,10 +32,10 @@ from stoker.pilot.core.events import (
     Farewell,
     FromManager,
     HelloDue,
+    LibraryPrepared,
     Observation,
     Observed,
     Pinned,
-    Prepared,
     Signalled,
     Tick,
     TimerFired,
@@ -236,8 +236,8 @@ class Wired:
                 if number in self.processes:
                     self.processes[number].hear(message)
             case commands.Prepare(ordered=ordered):
-                self.queue.handle(Prepared(ordered.library))
-            case commands.Pin(library=number, objects=refs):
+                self.queue.handle(LibraryPrepared(ordered.library))
+            case commands.PinObjects(library=number, objects=refs):
                 self.queue.handle(Pinned(number, {ref.name: ref.name for ref in refs}))
             case commands.StartProcess(ordered=ordered):
                 assert ordered.library not in self.processes, f"lib-{ordered.library} is started twice"

@@ -6,9 +6,9 @@ from typing import Any
 
 from sim.worlds import calls, model, simulate, source, world
 
-from stoker.manager.sim.log import Log
+from stoker.manager.sim.log import EventLog
 
 
-def small_run(*, seed: int = 0, **more: Any) -> Log:
+def small_run(*, seed: int = 0, **more: Any) -> EventLog:
     """Two devices, of which one is preempted at 30.5 s; a hundred calls of a second, after a load of ten."""
     return simulate(world(source([(0.0, 2), (30.5, 1)]), model(**more)), calls(100), seed=seed)[0].log

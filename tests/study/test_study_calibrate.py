@@ -20,7 +20,7 @@ from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import Delays, World
 from stoker.manager.study.calibrate import Calibrated, calibrate, compare
-from stoker.manager.study.recorded import Recorded, read_session
+from stoker.manager.study.recorded import RecordedSession, read_session
 from stoker.site import Duration
 
 SLOW = Delays(message_s=Duration(0.01), back_s=Duration(1.0), poll_s=Duration(0.0))
@@ -29,7 +29,7 @@ SLOW = Delays(message_s=Duration(0.01), back_s=Duration(1.0), poll_s=Duration(0.
 class Watched(Simulation):
     """A simulation of which as much is noted as a journal would tell."""
 
-    recorded: Recorded
+    recorded: RecordedSession
 
     def handle(self, event: Event) -> None:
         self.recorded.happened(self.agenda.now, event)
@@ -41,10 +41,10 @@ class Watched(Simulation):
         super()._carry_out(said)
 
 
-def simulated(world: World, arrivals: list[Arrival], *, seed: int = 0) -> tuple[Recorded, float]:
+def simulated(world: World, arrivals: list[Arrival], *, seed: int = 0) -> tuple[RecordedSession, float]:
     """What is recorded of a simulated session, and when the session ended."""
     run = Watched(world, arrivals, default_policies(), seed=seed)
-    run.recorded = Recorded("simulated")
+    run.recorded = RecordedSession("simulated")
     return run.recorded, run.run().ended_at
 
 

@@ -12,20 +12,20 @@ from sim.worlds import model, simulate, source, world
 
 from stoker.manager.cli.simulate_table import notes, show, table
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.run import Outcome
-from stoker.manager.study.comparison import Row, columns_for, compare, verdicts, with_bounds
+from stoker.manager.sim.run import RunOutcome
+from stoker.manager.study.comparison import PolicyRow, columns_for, compare, verdicts, with_bounds
 from stoker.manager.study.curves import Curves
 from stoker.manager.study.figures import Figures, figures_of
 from stoker.manager.study.measures import Steps, measure
-from stoker.manager.study.running import Finished
+from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, load_scenario, shipped
-from stoker.manager.study.statistics import Estimate, estimate
+from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 def run(
     policy: str, seed: int, *, ended_at: float, items: int = 1000, bound_s: float | None = None, **more: Any
-) -> Finished:
-    outcome = Outcome(
+) -> FinishedRun:
+    outcome = RunOutcome(
         complete=more.get("complete", True), ended_at=ended_at, calls=items, items=items,
         failed=more.get("failed", {}), core_events=1, device_s={}, lost_pilots=0, rerun_calls=more.get("rerun", 0),
     )  # fmt: skip
@@ -34,14 +34,14 @@ def run(
         more.get("in_time"),
     )  # fmt: skip
     curves = Curves(ended_at, Steps(), Steps(), Steps(), (), ())
-    return Finished(policy, seed, outcome, f"{policy}-{seed}.parquet", figures, curves, 0.1)
+    return FinishedRun(policy, seed, outcome, f"{policy}-{seed}.parquet", figures, curves, 0.1)
 
 
 def scenario(name: str = "static-pool", *changes: str) -> Scenario:
     return load_scenario(shipped()[name], changes=changes)
 
 
-def compared(runs: list[Finished], **more: Any) -> list[Row]:
+def compared(runs: list[FinishedRun], **more: Any) -> list[PolicyRow]:
     policies = tuple(dict.fromkeys(each.policy for each in runs))
     return compare(with_bounds(runs), columns_for(more.get("of", scenario())), policies=policies)
 
@@ -52,7 +52,7 @@ def test_means_have_students_intervals_over_seeds() -> None:
     assert found is not None
     assert (row.runs, found.mean) == (3, 110.0)
     assert found.half_width == pytest.approx(4.302653 * 10.0 / math.sqrt(3), rel=1e-6)
-    assert row.estimates["device_hours"] == Estimate(1.0, 0.0, 3)
+    assert row.estimates["device_hours"] == MeanEstimate(1.0, 0.0, 3)
 
 
 def test_the_bound_of_a_seed_is_everybodys() -> None:
@@ -215,11 +215,11 @@ def test_the_table_is_aligned_and_leaves_out_what_is_zero() -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (None, "–"), (Estimate(578.2, 12.3, 5), "578 ± 12"), (Estimate(34.56, 0.71, 5), "34.6 ± 0.7"),
-        (Estimate(1.084, 0.011, 5), "1.08 ± 0.01"), (Estimate(0.0831, 0.002, 5), "0.083 ± 0.002"),
-        (Estimate(12345.0, None, 1), "12,345"),
-        (Estimate(4.0, 0.0, 3), "4"),
+        (None, "–"), (MeanEstimate(578.2, 12.3, 5), "578 ± 12"), (MeanEstimate(34.56, 0.71, 5), "34.6 ± 0.7"),
+        (MeanEstimate(1.084, 0.011, 5), "1.08 ± 0.01"), (MeanEstimate(0.0831, 0.002, 5), "0.083 ± 0.002"),
+        (MeanEstimate(12345.0, None, 1), "12,345"),
+        (MeanEstimate(4.0, 0.0, 3), "4"),
     ],
 )  # fmt: skip
-def test_numbers_have_the_digits_that_they_deserve(found: Estimate | None, text: str) -> None:
+def test_numbers_have_the_digits_that_they_deserve(found: MeanEstimate | None, text: str) -> None:
     assert show(found) == text

@@ -10,7 +10,7 @@ from sim.worlds import NOW, calls, model, source, world
 
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.run import Outcome, Simulation
+from stoker.manager.sim.run import RunOutcome, Simulation
 from stoker.manager.sim.world import Delays, World
 from stoker.manager.study.log_file import read_log, write_log
 from stoker.manager.study.measures import Measures, measure
@@ -19,7 +19,7 @@ from stoker.site import Duration
 FRAMES = Delays(message_s=Duration(0.0005), frame_s=Duration(0.01), back_s=Duration(1.0), poll_s=Duration(0.0))
 
 
-def run(place: World, arrivals: list[Arrival], *, counted: bool) -> tuple[Simulation, Outcome, Measures]:
+def run(place: World, arrivals: list[Arrival], *, counted: bool) -> tuple[Simulation, RunOutcome, Measures]:
     simulation = Simulation(place, arrivals, default_policies(), seed=3, counted=counted)
     outcome = simulation.run()
     return simulation, outcome, measure(simulation.log, until_s=outcome.ended_at)

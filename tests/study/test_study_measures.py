@@ -9,7 +9,7 @@ from sim.worlds import calls, model, simulate, source, world
 from study.small_runs import small_run
 
 from stoker.chance import Stream
-from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.study.curves import curves_of
 from stoker.manager.study.measures import Steps, measure
 from stoker.manager.study.statistics import difference, estimate, quantile, t_quantile
@@ -103,7 +103,7 @@ def test_a_run_that_is_cut_off_leaves_calls() -> None:
 
 
 def test_what_ends_twice_counts_once_and_what_fails_not_at_all() -> None:
-    log = Log()
+    log = EventLog()
     log.note(0.0, Happened.CALL_CAME, call=0, value=5.0)
     log.note(0.0, Happened.CALL_CAME, call=1, value=5.0)
     log.note(1.0, Happened.PILOT_CAME, pilot=0, value=2.0)
@@ -128,7 +128,7 @@ def test_what_ends_twice_counts_once_and_what_fails_not_at_all() -> None:
 
 
 def test_a_call_that_is_evicted_begins_again_and_waits_once() -> None:
-    log = Log()
+    log = EventLog()
     log.note(0.0, Happened.CALL_CAME, call=0, value=5.0)
     log.note(1.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=5.0)
     log.note(6.0, Happened.CALL_BEGAN, call=0, library=2, pilot=1, value=5.0)
@@ -141,7 +141,7 @@ def test_a_call_that_is_evicted_begins_again_and_waits_once() -> None:
 
 
 def test_the_members_of_a_gang_are_one_call_and_use_all_their_devices() -> None:
-    log = Log()
+    log = EventLog()
     log.note(0.0, Happened.PILOT_CAME, pilot=0, value=8.0)
     for library in (1, 2):
         log.note(0.0, Happened.LIBRARY_STARTED, library=library, pilot=0, value=4.0)
@@ -165,7 +165,7 @@ def test_the_members_of_a_gang_are_one_call_and_use_all_their_devices() -> None:
 
 
 def test_deadlines_are_met_or_missed_or_open() -> None:
-    log = Log()
+    log = EventLog()
     for call, due_at in enumerate((5.0, 5.0, 5.0, 50.0, 5.0)):
         log.note(0.0, Happened.CALL_CAME, call=call, value=1.0)
         log.note(0.0, Happened.CALL_DUE, call=call, value=due_at)
@@ -176,11 +176,11 @@ def test_deadlines_are_met_or_missed_or_open() -> None:
     log.note(6.0, Happened.CALL_FAILED, call=2, value=1.0)
     measured = measure(log, until_s=20.0)
     assert (measured.deadlines, measured.missed, measured.late, measured.violations) == (4, 3, (1, 2, 4), 0.75)
-    assert measure(Log()).violations is None
+    assert measure(EventLog()).violations is None
 
 
 def test_an_empty_log_measures_nothing() -> None:
-    measured = measure(Log())
+    measured = measure(EventLog())
     assert (measured.calls, measured.makespan_s, measured.goodput, measured.share_within(1.0)) == (0, 0.0, 0.0, 0.0)
     assert curves_of(measured).waits_s == ()
 

@@ -17,7 +17,7 @@ import pytest
 from study.small_runs import small_run
 
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.sim.log import Log
+from stoker.manager.sim.log import EventLog
 from stoker.manager.study.curves import SHARES, Curves, curves_of, thinned
 from stoker.manager.study.log_file import read_log, write_log
 from stoker.manager.study.measures import Steps, measure
@@ -42,7 +42,7 @@ def test_a_log_comes_back_as_it_was_written(tmp_path: Path) -> None:
     write_log(path, log, FACTS)
     back, facts = read_log(path)
     assert (back.digest(), len(back), facts) == (log.digest(), len(log), FACTS)
-    write_log(path, Log(), {})
+    write_log(path, EventLog(), {})
     assert (len(read_log(path)[0]), read_log(path)[1]) == (0, {})
     assert [file.name for file in tmp_path.iterdir()] == ["log.parquet"]
 

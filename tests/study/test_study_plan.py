@@ -10,15 +10,15 @@ import pytest
 
 from benchmarks.baselines.loading import ROOT
 from stoker.config import parse_site
-from stoker.contexts.availability import Availability, Devices, Stay, Wait
+from stoker.contexts.availability import Availability, DeviceSet, Stay, Wait
 from stoker.contexts.performance import PerformanceStore
 from stoker.errors import SessionError
 from stoker.manager.cli.plan import render
-from stoker.manager.study.evidence import Evidence, Sureness, Time, Work, gather
+from stoker.manager.study.evidence import Evidence, MeasuredTime, Sureness, Work, gather
 from stoker.manager.study.plan import calls_as_one, make_plan
 from stoker.site import BASELINES, Site
 
-A10 = Devices("NVIDIA A10", 1, 24_000_000_000)
+A10 = DeviceSet("NVIDIA A10", 1, 24_000_000_000)
 NOBODY = Availability("pool")
 
 
@@ -227,10 +227,10 @@ def test_calls_that_are_longer_than_a_pilot_lives_are_never_done(store: Performa
 
 
 def test_a_site_that_never_gave_so_many_is_said(store: PerformanceStore) -> None:
-    from stoker.contexts.availability import Counted
+    from stoker.contexts.availability import PilotCount
 
     measure(store)
-    seen = Availability("pool", waits=(Wait(1.0, 1.0, A10),) * 12, counts=(Counted(1.0, "s", 2),))
+    seen = Availability("pool", waits=(Wait(1.0, 1.0, A10),) * 12, counts=(PilotCount(1.0, "s", 2),))
     evidence = known(batch(), store, seen, work=Work("verify", "verify", 10))
     assert evidence.most == 2
     assert any("never gave more than 2 pilots" in reason.text for reason in evidence.reasons)
@@ -243,6 +243,6 @@ def test_nothing_measured_is_said_with_what_to_do(store: PerformanceStore) -> No
 
 
 def test_the_error_of_a_mean_shrinks_with_its_measurements() -> None:
-    assert Time(1.0, 0.5, 100).error == pytest.approx(0.05, rel=0.03)
-    assert Time(1.0, 0.0, 1).error == pytest.approx(0.1)  # one measurement has no spread: another day has
-    assert math.isclose(Time().error, 0.0)
+    assert MeasuredTime(1.0, 0.5, 100).error == pytest.approx(0.05, rel=0.03)
+    assert MeasuredTime(1.0, 0.0, 1).error == pytest.approx(0.1)  # one measurement has no spread: another day has
+    assert math.isclose(MeasuredTime().error, 0.0)

@@ -17,7 +17,7 @@ from stoker.errors import ConfigError
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.log_file import read_log
 from stoker.manager.study.measures import measure
-from stoker.manager.study.running import MOST_STILL, STUCK_S, Finished, Watch, log_name, run_all
+from stoker.manager.study.running import MOST_STILL, STUCK_S, FinishedRun, StallWatch, log_name, run_all
 from stoker.manager.study.scenario import Scenario, load_scenario, parse_scenario, shipped
 from stoker.site import BASELINES
 
@@ -42,7 +42,7 @@ def _nobody_stays() -> Iterator[None]:
     assert multiprocessing.active_children() == []
 
 
-def facts(runs: list[Finished]) -> dict[tuple[str, int], tuple[object, bytes]]:
+def facts(runs: list[FinishedRun]) -> dict[tuple[str, int], tuple[object, bytes]]:
     return {(run.policy, run.seed): (run.outcome, Path(run.log).read_bytes()) for run in runs}
 
 
@@ -134,20 +134,20 @@ def test_a_trace_that_turns_out_bad_is_refused_from_wherever_it_is_read(tmp_path
 
 def test_a_run_in_which_nothing_ends_any_more_is_stopped() -> None:
     told: list[tuple[float, int]] = []
-    watch = Watch(lambda now_s, ended: told.append((now_s, ended)))
+    watch = StallWatch(lambda now_s, ended: told.append((now_s, ended)))
     for hour in range(10_000):  # more than a year, in which now and then a call ends
         watch(3600.0 * hour, hour // 200)
     with pytest.raises(SimulationError, match=r"^no call has ended since .* until = "):
         watch(3600.0 * 9_999 + STUCK_S, 49)
     assert len(told) == 10_000
-    watch = Watch(lambda *_: None)
+    watch = StallWatch(lambda *_: None)
     watch(3600.0, 0)
     with pytest.raises(SimulationError, match=r"^no call has ended since the beginning, and it is "):
         watch(STUCK_S + 1.0, 0)
 
 
 def test_a_run_whose_clock_stands_still_is_stopped() -> None:
-    watch = Watch(lambda *_: None)
+    watch = StallWatch(lambda *_: None)
     for ended in range(MOST_STILL):
         watch(7.0, ended)
     watch(7.0, 3)

@@ -10,7 +10,7 @@ import pytest
 from stoker.config_types import settings
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import doubtful
-from stoker.manager.sim.workload import Poisson, Sweep, Trace, contexts_of
+from stoker.manager.sim.workload import Poisson, SweepCalls, Trace, contexts_of
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, SourceModel
 from stoker.manager.study.scenario import Scenario, find_scenario, label, load_scenario, parse_scenario, shipped
 from stoker.manager.study.scenario_text import scenario_text
@@ -87,7 +87,7 @@ def test_a_scenario_says_what_its_file_says() -> None:
     assert scenario.world.links.network == 1.25e9
     assert scenario.world.contexts["llm"].load_s == {"": 20.0, "a10": 10.0}
     assert scenario.world.contexts["llm"].files[0].size_bytes == 3_400_000_000
-    assert scenario.workload == Sweep(context="llm", inputs=100)
+    assert scenario.workload == SweepCalls(context="llm", inputs=100)
     assert (scenario.policies, scenario.seeds, scenario.until_s) == (("default",), 10, 0.0)
 
 
@@ -243,7 +243,7 @@ def test_settings_are_changed_by_path() -> None:
         'contexts.llm.load.""=2 s', 'about=it is "so"', "delays.poll=1 s",
     )  # fmt: skip
     new, old = scenario.world.sources
-    assert scenario.workload == Sweep(context="llm", inputs=5)
+    assert scenario.workload == SweepCalls(context="llm", inputs=5)
     assert (scenario.world.links.shared, scenario.seeds, scenario.about) == (2e9, 3, 'it is "so"')
     assert (new.nodes, old.steps) == (2, ((0.0, 1),))
     assert scenario.world.contexts["llm"].load_s == {"": 2.0, "a10": 1.0}

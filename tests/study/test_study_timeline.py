@@ -15,7 +15,7 @@ from sim.worlds import NOW, calls, model, simulate, source, world
 from study.small_runs import small_run
 
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.study.curves import curves_of
 from stoker.manager.study.measures import measure
 from stoker.manager.study.timeline import events_of, write_timeline
@@ -30,7 +30,7 @@ def slices_by_row(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[tu
     return {row: sorted(slices) for row, slices in rows.items()}
 
 
-def timeline(log: Log, **more: Any) -> list[dict[str, Any]]:
+def timeline(log: EventLog, **more: Any) -> list[dict[str, Any]]:
     return list(events_of(log, curves_of(measure(log)), **more))
 
 
@@ -80,7 +80,7 @@ def test_what_goes_on_at_the_end_of_a_run_is_drawn_until_then() -> None:
 
 
 def test_a_call_that_was_evicted_frees_its_row() -> None:
-    log = Log()
+    log = EventLog()
     log.note(0.0, Happened.LIBRARY_STARTED, library=1, pilot=0)
     log.note(0.0, Happened.LIBRARY_STARTED, library=2, pilot=1)
     log.note(1.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=1.0)

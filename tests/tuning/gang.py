@@ -75,7 +75,7 @@ def tune(spec: dict[str, Any]) -> Any:
     killed; `leave_at`: the iteration at whose report it is asked to make room."""
     from tuning import tiny
 
-    from stoker.tuning.tune import Progress
+    from stoker.tuning.tune import TuningProgress
     from stoker.tuning.tune import tune as run
 
     context = tiny.context()
@@ -83,7 +83,7 @@ def tune(spec: dict[str, Any]) -> Any:
     if die_at:
         kill_in_pass(context.model, die_at)
 
-    def report(progress: Progress) -> None:
+    def report(progress: TuningProgress) -> None:
         if progress.iteration == leave_at:
             raise Evicted(b"")
 

@@ -25,7 +25,7 @@ BUDGET = 0.2
 _FILE = "pace.json"
 
 
-class Pace(msgspec.Struct, frozen=True):
+class ScoringPace(msgspec.Struct, frozen=True):
     """The seconds of a score on one kind of device, and those of the last lookup, for jobs with so many virtual
     tokens."""
 
@@ -39,14 +39,14 @@ def is_over(lookup_s: float, *, slo_s: float) -> bool:
     return 0 < slo_s * BUDGET < lookup_s
 
 
-def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, Pace]:
+def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPace]:
     """What lookups in this folder's bank take a job with so many virtual tokens, by kind of device; empty where nothing
     is known."""
     known = _read(folder)
     return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
 
 
-def remember(folder: Path, kind: str, pace: Pace) -> None:
+def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
     """Keep what a lookup took on this kind of device, in place of what one with as many virtual tokens did. Of two that
     write at once one is kept: either will do."""
     known = _read(folder)
@@ -55,9 +55,9 @@ def remember(folder: Path, kind: str, pace: Pace) -> None:
         write_whole(folder / _FILE, msgspec.json.encode({**known, kind: [*others, pace]}), mode=0o666)
 
 
-def _read(folder: Path) -> dict[str, list[Pace]]:
+def _read(folder: Path) -> dict[str, list[ScoringPace]]:
     """By kind of device, one for each number of virtual tokens. A file from before these were kept is as none."""
     try:
-        return msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, list[Pace]])
+        return msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, list[ScoringPace]])
     except (OSError, *UNREADABLE):
         return {}

@@ -24,9 +24,9 @@ from stoker.tuning.bank.candidate import Candidate
 from stoker.tuning.exchange import meet
 from stoker.tuning.initial import choose
 from stoker.tuning.order import BankPlace, Initial, Order, Saved, pack, unpack
-from stoker.tuning.pace import Clock, Part
+from stoker.tuning.pace import Part, PartClock
 from stoker.tuning.result import Tuned
-from stoker.tuning.tune import Progress, device_of, purpose, tune_with
+from stoker.tuning.tune import TuningProgress, device_of, purpose, tune_with
 
 if TYPE_CHECKING:
     from stoker.contexts.engine import CausalLM
@@ -40,7 +40,7 @@ _SILENCE_S = 300.0
 
 def run_job(model: CausalLM, order: Order) -> Tuned:
     """The job, as one rank of its gang. Raises as `tune.tune`."""
-    place, job, clock = ambient.gang(), order.job, Clock()
+    place, job, clock = ambient.gang(), order.job, PartClock()
     saved = unpack(ambient.saved_state(b"")) or unpack(order.start)
     with contextlib.ExitStack() as stack:
         with clock.time(Part.START):
@@ -100,7 +100,7 @@ class Reporter:
         except Evicted:  # it leaves with the other ranks, after the first iteration
             self._leaves = True
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: TuningProgress) -> None:
         """Raises Evicted when the call is to make room."""
         if self._leaves:
             raise Evicted

@@ -41,7 +41,7 @@ class Header(msgspec.Struct, frozen=True):
     spent_s: dict[str, float] = {}
 
 
-class State(msgspec.Struct, frozen=True):
+class TuningState(msgspec.Struct, frozen=True):
     """A checkpoint: the soft prompt `[tokens, width]`, the best one so far, and the optimizer's own tensors."""
 
     header: Header
@@ -50,7 +50,7 @@ class State(msgspec.Struct, frozen=True):
     optimizer: dict[str, torch.Tensor]
 
 
-def pack(state: State) -> bytes:
+def pack(state: TuningState) -> bytes:
     """The state as bytes."""
     tensors = {_PROMPT: state.prompt, _BEST: state.best}
     tensors |= {_OPTIMIZER + name: value for name, value in state.optimizer.items()}
@@ -59,7 +59,7 @@ def pack(state: State) -> bytes:
     return bytes(safetensors.torch.save(held, metadata={_HEADER: header}))
 
 
-def unpack(data: bytes, *, job: str) -> State | None:
+def unpack(data: bytes, *, job: str) -> TuningState | None:
     """The state in these bytes; None for no bytes, and (with a warning) for bytes that are no checkpoint.
 
     Raises ConfigError for the checkpoint of another job.
@@ -74,7 +74,7 @@ def unpack(data: bytes, *, job: str) -> State | None:
         optimizer = {
             name.removeprefix(_OPTIMIZER): value for name, value in tensors.items() if name.startswith(_OPTIMIZER)
         }
-        state = State(header, tensors[_PROMPT], tensors[_BEST], optimizer)
+        state = TuningState(header, tensors[_PROMPT], tensors[_BEST], optimizer)
     except (safetensors.SafetensorError, KeyError, TypeError, *UNREADABLE) as error:
         log.warning("a checkpoint of %d bytes can't be read (%s); the job begins again", len(data), error)
         return None

@@ -22,7 +22,7 @@ MOST_TOKENS = 64
 """How many virtual tokens a job has that does not say: its initial prompt's, and no more than these."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class EncodedSample(msgspec.Struct, frozen=True):
     """A sample's tokens: what is read (`source`), and what is to be written (`target`, with its end token). `text` is
     the target as text."""
 
@@ -55,7 +55,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = M
     return (ids * -(-wanted // len(ids)))[:wanted]
 
 
-def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) -> list[Row]:
+def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) -> list[EncodedSample]:
     """The samples as tokens, in order."""
     if not samples:
         return []
@@ -68,11 +68,13 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
     for sample, source, whole, target in zip(samples, of_sources, together, alone, strict=True):
         # As the two are written together, unless the target's first letters would change the source's last token.
         tail = whole[len(source) :] if whole[: len(source)] == source else target
-        rows.append(Row(source=source, target=(tail or target) + ends, text=sample.target))
+        rows.append(EncodedSample(source=source, target=(tail or target) + ends, text=sample.target))
     return rows
 
 
-def refuse_too_long(prompt: Ids, rows: Sequence[Row], samples: Sequence[Sample], *, data: Data, longest: int) -> None:
+def refuse_too_long(
+    prompt: Ids, rows: Sequence[EncodedSample], samples: Sequence[Sample], *, data: Data, longest: int
+) -> None:
     """Raises ConfigError when prompt and sample come to more tokens than the model reads (`longest`; 0: no bound)."""
     if not longest:
         return

@@ -29,7 +29,7 @@ from stoker.tuning.bank.build import ensure_bank
 from stoker.tuning.bank.candidate import read_candidates
 from stoker.tuning.bank.lookup import Score, default_limit, look_up
 from stoker.tuning.bank.store import BankStore
-from stoker.tuning.budget import BUDGET, Pace, is_over, read_paces, remember
+from stoker.tuning.budget import BUDGET, ScoringPace, is_over, read_paces, remember
 from stoker.tuning.encoding import encode_samples
 from stoker.tuning.exchange import Exchange
 from stoker.tuning.job import PLACE
@@ -100,12 +100,12 @@ def _look_up(model: CausalLM, order: Order, place: BankPlace, score: Score, *, o
     bank = _open(model, place)
     limit = default_limit(bank.layers)
     if is_over(limit * score_s, slo_s=slo_s):
-        remember(folder, kind, Pace(score_s, limit * score_s, virtual_tokens))
+        remember(folder, kind, ScoringPace(score_s, limit * score_s, virtual_tokens))
         return _over(otherwise, limit * score_s, slo_s)
     began = time.monotonic()
     found = look_up(bank.layers, score, limit=limit)
     took_s = time.monotonic() - began
-    remember(folder, kind, Pace(took_s / found.scores, took_s, virtual_tokens))
+    remember(folder, kind, ScoringPace(took_s / found.scores, took_s, virtual_tokens))
     note = f"loss {found.loss:.3g}, {found.scores} of {len(bank.layers)} scored in {show_seconds(took_s)}"
     return Initial(found.candidate.text, "the bank", note)
 

@@ -30,7 +30,7 @@ _SPLIT = (
 )
 
 
-class Tally(msgspec.Struct, frozen=True):
+class MetricSums(msgspec.Struct, frozen=True):
     """Sums over samples. `matches` and `grams` are of one to four words in a row; lengths are in words."""
 
     samples: float = 0.0
@@ -43,8 +43,8 @@ class Tally(msgspec.Struct, frozen=True):
     written: float = 0.0
     wanted: float = 0.0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally.from_numbers([a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)])
+    def __add__(self, other: MetricSums) -> MetricSums:
+        return MetricSums.from_numbers([a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)])
 
     def numbers(self) -> list[float]:
         """All sums, in a fixed order, to be added up."""
@@ -54,11 +54,11 @@ class Tally(msgspec.Struct, frozen=True):
         ]  # fmt: skip
 
     @staticmethod
-    def from_numbers(numbers: Sequence[float]) -> Tally:
+    def from_numbers(numbers: Sequence[float]) -> MetricSums:
         """The tally of such sums."""
         samples, tokens, loss, correct, rouge, *grams, written, wanted = numbers
         matches, grams = grams[:_ORDERS], grams[_ORDERS:]
-        return Tally(samples, tokens, loss, correct, rouge, tuple(matches), tuple(grams), written, wanted)
+        return MetricSums(samples, tokens, loss, correct, rouge, tuple(matches), tuple(grams), written, wanted)
 
     def value(self, metric: Metric) -> float:
         """The metric of all samples; NaN of none."""
@@ -124,7 +124,7 @@ def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
         )  # fmt: skip
 
 
-def of_text(written: str, wanted: str) -> Tally:
+def of_text(written: str, wanted: str) -> MetricSums:
     """The parts of one sample that are told from what was written: ROUGE-L and BLEU."""
     ours, theirs = _words_13a(written), _words_13a(wanted)
     matches, grams = [], []
@@ -132,7 +132,7 @@ def of_text(written: str, wanted: str) -> Tally:
         there, meant = _counted(ours, order), _counted(theirs, order)
         matches.append(float(sum((there & meant).values())))
         grams.append(float(sum(there.values())))
-    return Tally(
+    return MetricSums(
         rouge=rouge_l(written, wanted), matches=tuple(matches), grams=tuple(grams), written=float(len(ours)),
         wanted=float(len(theirs)),
     )  # fmt: skip

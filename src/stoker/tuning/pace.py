@@ -43,7 +43,7 @@ class Part(enum.Enum):
     """Making and writing them."""
 
 
-class Clock:
+class PartClock:
     """Seconds by part."""
 
     def __init__(self) -> None:
@@ -75,14 +75,14 @@ def communication_share(spent_s: dict[str, float]) -> float:
     return exchange / both if both > 0 else 0.0
 
 
-class Forecast(msgspec.Struct, frozen=True):
+class TimeLeft(msgspec.Struct, frozen=True):
     """Seconds that are left. `measured`: it is a bound from iterations on that many devices, else it is scaled."""
 
     seconds: float
     measured: bool
 
 
-class Pace:
+class IterationPace:
     """Seconds an iteration, by number of devices."""
 
     def __init__(self, *, batch: int, evaluate_every: int) -> None:
@@ -104,17 +104,17 @@ class Pace:
         kept = self._kept.get(devices)
         return max(seconds for seconds, _ in kept) if kept else None
 
-    def left(self, iterations: int, *, devices: int, allocation_s: float = 0.0) -> Forecast | None:
+    def time_left(self, iterations: int, *, devices: int, allocation_s: float = 0.0) -> TimeLeft | None:
         """How long so many iterations take on that many devices, after `allocation_s` to get them. None before any
         iteration was measured."""
         evaluations = math.ceil(iterations / self._evaluate_every)
         pauses_s = allocation_s + evaluations * max(self._evaluations, default=0.0)
         longest = self.longest_s(devices=devices)
         if longest is not None:
-            return Forecast(pauses_s + iterations * longest, measured=True)
+            return TimeLeft(pauses_s + iterations * longest, measured=True)
         if not self._kept:
             return None
         near = min(self._kept, key=lambda known: (abs(math.log(known / devices)), known))
         scale = math.ceil(self._batch / devices) / math.ceil(self._batch / near)
         longest = max((seconds - exchange) * scale + exchange for seconds, exchange in self._kept[near])
-        return Forecast(pauses_s + iterations * longest, measured=False)
+        return TimeLeft(pauses_s + iterations * longest, measured=False)

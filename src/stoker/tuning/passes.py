@@ -20,15 +20,15 @@ from typing import Any
 import torch
 
 from stoker.tuning.batches import chunks
-from stoker.tuning.encoding import Row
+from stoker.tuning.encoding import EncodedSample
 from stoker.tuning.job import Metric
-from stoker.tuning.metrics import Tally, of_text
+from stoker.tuning.metrics import MetricSums, of_text
 from stoker.tuning.softprompt import SoftPrompt
 
 _IGNORED = -100
 
 
-def gradient(soft: SoftPrompt, rows: Sequence[Row], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
+def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
     """The gradient of the rows' summed loss, `[tokens, width]`; that loss in nats; and how many target tokens it is of.
 
     Zeros for no rows.
@@ -51,9 +51,11 @@ def gradient(soft: SoftPrompt, rows: Sequence[Row], *, micro_batch: int) -> tupl
     return (torch.zeros_like(soft.vectors) if found is None else found.detach()), loss, tokens
 
 
-def measure(soft: SoftPrompt, rows: Sequence[Row], *, metric: Metric, tokenizer: Any, batch: int) -> Tally:
+def measure(
+    soft: SoftPrompt, rows: Sequence[EncodedSample], *, metric: Metric, tokenizer: Any, batch: int
+) -> MetricSums:
     """How good the soft prompt is on these rows: loss and accuracy; ROUGE-L and BLEU if the metric is one of them."""
-    found = Tally()
+    found = MetricSums()
     with torch.inference_mode():
         for some in chunks(sorted(rows, key=len, reverse=True), most=batch):
             if some:
@@ -64,7 +66,7 @@ def measure(soft: SoftPrompt, rows: Sequence[Row], *, metric: Metric, tokenizer:
     return found
 
 
-def write(soft: SoftPrompt, rows: Sequence[Row], *, tokenizer: Any) -> list[str]:
+def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
     """What the model writes after the prompt and each row's source, taking the likeliest token each time.
 
     It may write twice as many tokens as the longest target has. Rows are padded on the left, before the soft prompt.
@@ -93,19 +95,19 @@ def write(soft: SoftPrompt, rows: Sequence[Row], *, tokenizer: Any) -> list[str]
     return [str(tokenizer.decode(_until(ids, end), skip_special_tokens=True)).strip() for ids in made.tolist()]
 
 
-def _score(soft: SoftPrompt, rows: Sequence[Row]) -> Tally:
+def _score(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> MetricSums:
     logits, wanted = _target_logits(soft, rows)
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="sum"
     )
     right = ((logits.argmax(dim=-1) == wanted) | (wanted == _IGNORED)).all(dim=1)
-    return Tally(
+    return MetricSums(
         samples=float(len(rows)), tokens=float(sum(len(row.target) for row in rows)), loss=float(losses),
         correct=float(right.sum()),
     )  # fmt: skip
 
 
-def _target_logits(soft: SoftPrompt, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+def _target_logits(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> tuple[torch.Tensor, torch.Tensor]:
     """What the model says at each target token's place, `[rows, longest target, vocabulary]` (32-bit), and the tokens
     wanted there, `[rows, longest target]`; places after a target's end are ignored ones."""
     device, longest, width = soft.device, max(len(row.target) for row in rows), max(map(len, rows))

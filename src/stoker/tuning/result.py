@@ -15,7 +15,7 @@ ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
 
-class End(enum.Enum):
+class TuningEnd(enum.Enum):
     """Why a job ended."""
 
     REACHED = "reached"
@@ -48,7 +48,7 @@ class Tuned(msgspec.Struct, frozen=True):
     name: str
     metric: Metric
     reach: float | None
-    end: End
+    end: TuningEnd
     iterations: int
     iterations_to_accuracy: int | None
     initial: str

@@ -27,7 +27,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     place: str = ""
 
 
-class Parts(msgspec.Struct, frozen=True):
+class SplitData(msgspec.Struct, frozen=True):
     """A data set, split."""
 
     training: tuple[Sample, ...]
@@ -47,7 +47,7 @@ def read_samples(data: Data) -> tuple[Sample, ...]:
     return found
 
 
-def split(samples: Sequence[Sample], *, data: Data, seed: int) -> Parts:
+def split(samples: Sequence[Sample], *, data: Data, seed: int) -> SplitData:
     """The three parts, counted in different inputs: `evaluation_samples` of them (at most a third), the share
     `held_out`, and the rest to train on.
 
@@ -71,7 +71,7 @@ def split(samples: Sequence[Sample], *, data: Data, seed: int) -> Parts:
         tuple(sample for _, group in ordered[start:end] for sample in sorted(group, key=lambda one: one.target))
         for start, end in itertools.pairwise(borders)
     ]
-    return Parts(training=parts[2], evaluation=parts[0], held_out=parts[1])
+    return SplitData(training=parts[2], evaluation=parts[0], held_out=parts[1])
 
 
 def digest_samples(samples: Sequence[Sample]) -> str:

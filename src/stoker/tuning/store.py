@@ -37,7 +37,7 @@ class StoreError(RuntimeError):
     """A value did not come in time, or rank 0 is lost."""
 
 
-class Values(Protocol):
+class ValueStore(Protocol):
     """Names and values, wherever they are kept. `wait_s` is how long to wait for values that are not there yet."""
 
     def set(self, name: str, value: bytes) -> None:
@@ -178,7 +178,7 @@ class RemoteValues:
 class RankStore(distributed.Store):  # type: ignore[misc]  # torch's classes have no types here
     """One rank's store, as torch.distributed wants it. Blocking calls raise StoreError after `limit_s`."""
 
-    def __init__(self, values: Values, *, limit_s: float, close: Callable[[], None]) -> None:
+    def __init__(self, values: ValueStore, *, limit_s: float, close: Callable[[], None]) -> None:
         super().__init__()
         self._values = values
         self._limit_s = limit_s
@@ -227,14 +227,14 @@ def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
     """Rank 0's store, which the other ranks reach at this listening socket. It is taken over."""
     listener.setblocking(True)
     values = LocalValues()
-    limits = wire.Limits(silence_s=_IDLE_S)
+    limits = wire.WireLimits(silence_s=_IDLE_S)
     server = ObjectServer(_Nothing(), key=key, listener=listener, limits=limits, more=_answers(values))
     return RankStore(values, limit_s=limit_s, close=server.close)
 
 
 def reach(address: str, *, key: bytes, limit_s: float) -> RankStore:
     """Another rank's store: rank 0's, at `host:port`. Raises PeerError."""
-    values = RemoteValues(wire.connect(address, key=key, limits=wire.Limits(silence_s=limit_s + 10.0)))
+    values = RemoteValues(wire.connect(address, key=key, limits=wire.WireLimits(silence_s=limit_s + 10.0)))
     return RankStore(values, limit_s=limit_s, close=values.close)
 
 

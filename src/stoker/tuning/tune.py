@@ -34,7 +34,7 @@ from stoker.errors import ConfigError
 from stoker.tuning.batches import batch_indices, share
 from stoker.tuning.checkpoint import (
     Header,
-    State,
+    TuningState,
     pack,
     put_back,
     read_file,
@@ -42,25 +42,25 @@ from stoker.tuning.checkpoint import (
     unpack,
     write_file,
 )
-from stoker.tuning.encoding import Ids, Row, encode_prompt, encode_samples, refuse_too_long
+from stoker.tuning.encoding import EncodedSample, Ids, encode_prompt, encode_samples, refuse_too_long
 from stoker.tuning.exchange import Exchange, meet
 from stoker.tuning.job import Job, Metric, Optimizer, digest_job
-from stoker.tuning.metrics import Tally, refuse_unreachable
-from stoker.tuning.pace import Clock, Pace, Part, communication_share
+from stoker.tuning.metrics import MetricSums, refuse_unreachable
+from stoker.tuning.pace import IterationPace, Part, PartClock, communication_share
 from stoker.tuning.passes import gradient, measure
-from stoker.tuning.result import End, Point, Tuned
+from stoker.tuning.result import Point, Tuned, TuningEnd
 from stoker.tuning.samples import Sample, digest_samples, split
 from stoker.tuning.softprompt import SoftPrompt, embed, nearest_tokens, soft_prompt
 
 
-class Model(Protocol):
+class TunableModel(Protocol):
     """What is tuned: a causal LM context (`stoker.contexts.engine.CausalLM`)."""
 
     model: Any
     tokenizer: Any
 
 
-class Progress(msgspec.Struct, frozen=True):
+class TuningProgress(msgspec.Struct, frozen=True):
     """How far a job is, after each iteration. `loss` is the batch's, a target token; `metric` is of the last
     evaluation; `left_s` bounds what is left (None before it can be told). `checkpoint` is empty unless one was made
     just now; only rank 0 makes any."""
@@ -74,12 +74,12 @@ class Progress(msgspec.Struct, frozen=True):
     checkpoint: bytes = b""
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[TuningProgress], None]
 """Takes a progress report; may raise `Evicted`."""
 
 
 def tune(
-    context: Model,
+    context: TunableModel,
     job: Job,
     samples: Sequence[Sample],
     *,
@@ -100,7 +100,7 @@ def tune(
     cannot be reached, another job's checkpoint), ExchangeError when a rank does not come or is lost, and Evicted, with
     a checkpoint, when `report` has.
     """
-    clock = Clock()
+    clock = PartClock()
     with contextlib.ExitStack() as stack:
         with clock.time(Part.START):
             exchange = stack.enter_context(
@@ -114,11 +114,11 @@ def tune(
 
 def tune_with(
     exchange: Exchange,
-    context: Model,
+    context: TunableModel,
     job: Job,
     samples: Sequence[Sample],
     *,
-    clock: Clock,
+    clock: PartClock,
     start: bytes = b"",
     folder: Path | None = None,
     report: Report | None = None,
@@ -127,23 +127,23 @@ def tune_with(
     """`tune` for ranks that have met already. `clock` has what was spent so far; what the job spends is added. `begun`
     is told how many iterations are done when the next one begins: whoever times them begins to count there."""
     with clock.time(Part.DATA):
-        rows = _Rows(context, job, samples)
+        rows = _EncodedJob(context, job, samples)
         digest = purpose(context, job, samples, rows.prompt)
     with contextlib.ExitStack() as stack:
         with clock.time(Part.START):
             state = _begin(context, rows.prompt, exchange, digest=digest, start=start, folder=folder)
             soft = stack.enter_context(soft_prompt(context.model, state.prompt))
-            run = _Run(job, context.tokenizer, rows, soft, exchange, state, clock, folder=folder, report=report)
+            run = _RankRun(job, context.tokenizer, rows, soft, exchange, state, clock, folder=folder, report=report)
         run.go(begun)
         return run.result()
 
 
-def purpose(context: Model, job: Job, samples: Sequence[Sample], *more: Any) -> str:
+def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: Any) -> str:
     """16 hex digits of what ranks must have in common: the job's numbers, its samples, and the model's shape."""
     return digest_job(job, digest_samples(samples), _shape(context.model), *more)
 
 
-def device_of(context: Model) -> str:
+def device_of(context: TunableModel) -> str:
     """Where the context's model is, as PyTorch names it."""
     return str(context.model.get_input_embeddings().weight.device)
 
@@ -153,14 +153,14 @@ def _shape(model: Any) -> tuple[str, int]:
     return type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
 
 
-class _Rows:
+class _EncodedJob:
     """The job's prompt and samples as tokens."""
 
-    def __init__(self, context: Model, job: Job, samples: Sequence[Sample]) -> None:
+    def __init__(self, context: TunableModel, job: Job, samples: Sequence[Sample]) -> None:
         parts = split(samples, data=job.data, seed=job.training.seed)
         longest = int(getattr(context.model.config, "max_position_embeddings", 0) or 0)
         self.prompt = encode_prompt(context.tokenizer, job.prompt, longest=longest)
-        encoded: list[list[Row]] = []
+        encoded: list[list[EncodedSample]] = []
         for some in (parts.training, parts.evaluation, parts.held_out):
             rows = encode_samples(context.tokenizer, some, template=job.data.template)
             refuse_too_long(self.prompt, rows, some, data=job.data, longest=longest)
@@ -169,7 +169,9 @@ class _Rows:
         refuse_unreachable(job, [sample.target for sample in parts.evaluation])
 
 
-def _begin(context: Model, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes, folder: Path | None) -> State:
+def _begin(
+    context: TunableModel, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes, folder: Path | None
+) -> TuningState:
     """Where rank 0 goes on from, or the initial prompt; the same on every rank."""
     data = b""
     if exchange.rank == 0:
@@ -177,7 +179,7 @@ def _begin(context: Model, prompt: Ids, exchange: Exchange, *, digest: str, star
         found = max((state for state in kept if state is not None), key=lambda one: one.header.iteration, default=None)
         if found is None:
             vectors = embed(context.model, prompt)
-            found = State(Header(job=digest, iteration=0), vectors, vectors, {})
+            found = TuningState(Header(job=digest, iteration=0), vectors, vectors, {})
         data = pack(found)
     state = unpack(exchange.share(data), job=digest)
     if state is None:
@@ -185,12 +187,12 @@ def _begin(context: Model, prompt: Ids, exchange: Exchange, *, digest: str, star
     return state
 
 
-class _Run:
+class _RankRun:
     """One rank's part of a job."""
 
     def __init__(
-        self, job: Job, tokenizer: Any, rows: _Rows, soft: SoftPrompt, exchange: Exchange, state: State, clock: Clock,
-        *, folder: Path | None, report: Report | None,
+        self, job: Job, tokenizer: Any, rows: _EncodedJob, soft: SoftPrompt, exchange: Exchange, state: TuningState,
+        clock: PartClock, *, folder: Path | None, report: Report | None,
     ) -> None:  # fmt: skip
         self._job, self._tokenizer, self._rows = job, tokenizer, rows
         self._soft, self._exchange, self._clock = soft, exchange, clock
@@ -200,7 +202,7 @@ class _Run:
         clock.go_on_from(state.header.spent_s)
         self._header = state.header
         self._best = state.best
-        self._pace = Pace(batch=job.training.batch, evaluate_every=job.until.evaluate_every)
+        self._pace = IterationPace(batch=job.training.batch, evaluate_every=job.until.evaluate_every)
         self._saved_at = time.monotonic()
         self._first_step_at = 0.0
         self._leaving = False
@@ -211,10 +213,10 @@ class _Run:
         return self._header.reached is not None or self._header.iteration >= self._job.until.iterations
 
     @property
-    def _end(self) -> End:
+    def _end(self) -> TuningEnd:
         if self._diverged:
-            return End.DIVERGED
-        return End.ITERATIONS if self._header.reached is None else End.REACHED
+            return TuningEnd.DIVERGED
+        return TuningEnd.ITERATIONS if self._header.reached is None else TuningEnd.REACHED
 
     def go(self, begun: Callable[[int], None] | None) -> None:
         """Iterate until the job ends. Raises Evicted when a rank was asked to make room before."""
@@ -300,13 +302,13 @@ class _Run:
             reached=self._header.iteration if reached else None,
         )  # fmt: skip
 
-    def _measure(self, rows: Sequence[Row]) -> Tally:
+    def _measure(self, rows: Sequence[EncodedSample]) -> MetricSums:
         exchange, job = self._exchange, self._job
         mine = share(rows, rank=exchange.rank, size=exchange.size)
         batch = job.training.micro_batch or job.training.batch
         tally = measure(self._soft, mine, metric=job.until.metric, tokenizer=self._tokenizer, batch=batch)
         sums = torch.tensor(tally.numbers(), dtype=torch.float64, device=self._soft.device)
-        return Tally.from_numbers(exchange.sum(sums).tolist())
+        return MetricSums.from_numbers(exchange.sum(sums).tolist())
 
     def _due(self) -> bool:
         wanted = self._folder is not None or self._report is not None
@@ -316,7 +318,7 @@ class _Run:
     def _checkpoint(self, *, write: bool = True) -> bytes:
         with self._clock.time(Part.CHECKPOINTS):
             header = msgspec.structs.replace(self._header, spent_s=self._clock.spent_s())
-            data = pack(State(header, self._soft.vectors, self._best, tensors_of(self._optimizer)))
+            data = pack(TuningState(header, self._soft.vectors, self._best, tensors_of(self._optimizer)))
             if write and self._folder is not None:
                 write_file(self._folder, data)
         self._saved_at = time.monotonic()
@@ -326,11 +328,11 @@ class _Run:
         if self._report is None:
             return
         done, most = self._header.iteration, self._job.until.iterations
-        left = self._pace.left(most - done, devices=self._exchange.size)
+        left = self._pace.time_left(most - done, devices=self._exchange.size)
         left_s = 0.0 if self._ended else None if left is None else left.seconds
         metric = self._header.points[-1].metric
         try:
-            self._report(Progress(done, most, loss, metric, iteration_s, left_s, checkpoint))
+            self._report(TuningProgress(done, most, loss, metric, iteration_s, left_s, checkpoint))
         except Evicted:
             # The others must hear of it: this rank leaves with them, after the next exchange.
             self._leaving = True

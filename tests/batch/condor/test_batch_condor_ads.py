@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
-from stoker.manager.factory.commands import Said
+from stoker.manager.factory.commands import CommandResult
 from stoker.manager.factory.condor import failure, in_short, warnings
 from stoker.manager.factory.condor_ads import (
     Ad,
@@ -36,7 +36,7 @@ def ad(status: int, *, for_s: int = 5, **more: Any) -> Ad:
 
 
 def told(verdict: Verdict) -> tuple[BlockPhase, str]:
-    return verdict.look.phase, verdict.look.reason
+    return verdict.status.phase, verdict.status.reason
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_an_evicted_job_is_over_for_its_reason(code: int, subcode: int, loss: Lo
     )  # fmt: skip
     verdict = judge(job)
     assert told(verdict) == (BlockPhase.ENDED, reason)
-    assert (verdict.look.loss, verdict.remove, verdict.force) == (loss, True, False)
+    assert (verdict.status.loss, verdict.remove, verdict.force) == (loss, True, False)
 
 
 def test_a_condor_that_gives_no_code_has_vacated_the_job() -> None:
     verdict = judge(ad(1, LastJobStatus=2, NumJobStarts=1, LastRemoteHost="slot1@n1"))
     assert told(verdict) == (BlockPhase.ENDED, "evicted from slot1@n1")
-    assert verdict.look.loss is LossReason.VACATED
+    assert verdict.status.loss is LossReason.VACATED
 
 
 _OVER = "Error from slot1@n1: Job has gone over memory limit of 3072 megabytes. Last measured usage: 3400 megabytes."
@@ -114,12 +114,12 @@ def test_a_hold_says_what_it_is_for_and_what_to_do(
         5, HoldReason=why, HoldReasonCode=code, HoldReasonSubCode=subcode, NumJobStarts=1,
         RequestMemory=3072, ResidentSetSize_RAW=3400 * 1024,
     )  # fmt: skip
-    look = judge(job).look
+    look = judge(job).status
     assert (look.reason, look.loss, look.cause, look.advice) == (f"held: {why}", loss, cause, advice)
 
 
 def test_a_job_that_never_ran_loses_no_pilot_by_a_hold() -> None:
-    assert judge(ad(5, HoldReason="no such file", HoldReasonCode=13)).look.loss is None
+    assert judge(ad(5, HoldReason="no such file", HoldReasonCode=13)).status.loss is None
 
 
 def test_a_hold_that_lasts_is_an_end() -> None:
@@ -339,7 +339,7 @@ CEDAR:6001:Failed to connect to <127.0.0.1:38977?addrs=127.0.0.1-38977&alias=sub
     ],
 )
 def test_what_condor_q_says_of_a_schedd_that_is_away(err: str, told: str) -> None:
-    assert in_short(Said(1, "", err)) == told
+    assert in_short(CommandResult(1, "", err)) == told
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from faults.world import until
 
 from stoker.config import parse_site
 from stoker.manager.factory import condor_description
-from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused
 from stoker.manager.factory.condor import CondorBatch
 from stoker.manager.protocol.blocks import BlockPhase, LossReason
 from stoker.manager.protocol.ids import BlockId
@@ -59,15 +59,15 @@ def own_pool(make_pool: Callable[..., Pool]) -> Pool:
     return make_pool(machine("n1"))
 
 
-def look(batch: CondorBatch, job: str) -> JobLook:
-    return batch.look([job])[job]
+def look(batch: CondorBatch, job: str) -> BatchJobStatus:
+    return batch.query([job])[job]
 
 
 def seen(batch: CondorBatch, job: str, phase: BlockPhase, *, seconds: float = 20.0) -> str:
     """Wait until a job is seen in a phase; the reason that it gives."""
     deadline = time.monotonic() + seconds
     while True:
-        last = batch.look([job]).get(job)
+        last = batch.query([job]).get(job)
         if last is not None and last.phase is phase:
             return last.reason
         assert time.monotonic() < deadline, f"{job} is {last}, not {phase}"
@@ -303,9 +303,9 @@ def test_cancel_takes_what_is_over_and_what_never_was(pool: Pool, submit: Callab
 
 def test_an_unknown_job_is_left_out_at_first_and_then_over(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit()
-    looks = [batch.look(["999.0"]) for _ in range(5)]
+    looks = [batch.query(["999.0"]) for _ in range(5)]
     assert looks[0] == {}
-    assert looks[-1] == {"999.0": JobLook(ENDED, "gone from the queue, and condor_history does not know it")}
+    assert looks[-1] == {"999.0": BatchJobStatus(ENDED, "gone from the queue, and condor_history does not know it")}
 
 
 def test_a_machine_that_is_gone_does_not_keep_a_job_for_ever(
@@ -316,7 +316,7 @@ def test_a_machine_that_is_gone_does_not_keep_a_job_for_ever(
     seen(batch, job, RUNNING)
     pool.lose("n1")
     batch.cancel([job])
-    assert look(batch, job) == JobLook(RUNNING, "is being removed", leaving=True)
+    assert look(batch, job) == BatchJobStatus(RUNNING, "is being removed", leaving=True)
     assert batch.find() == {job: B7}, "it is not gone yet"
     pool.change(job, EnteredCurrentStatus=pool.ad(job)["EnteredCurrentStatus"] - 200)
     assert "does not answer" in look(batch, job).reason
@@ -329,7 +329,7 @@ def test_the_schedd_is_gone_and_comes_back(own_pool: Pool, submit: Callable[...,
     seen(batch, job, RUNNING)
     pool.stop_schedd()
     with pytest.raises(BatchTrouble, match=r"condor_q: .*Failed to connect to"):
-        batch.look([job])
+        batch.query([job])
     with pytest.raises(BatchTrouble, match="Failed to connect to local queue manager"):
         batch.submit(BlockId("b8"))
     with pytest.raises(BatchTrouble, match=r"condor_rm: .*Failed to connect to schedd"):
@@ -388,7 +388,7 @@ def test_a_second_factory_finds_the_jobs_of_its_session_and_site(
     jobs = {submit().submit(BlockId(block)): block for block in ("b1", "b2")}
     submit(session="zzzz").submit(B7)
     assert submit().find() == jobs
-    other = submit().look(list(jobs))
+    other = submit().query(list(jobs))
     assert set(other) == set(jobs)
 
 
@@ -415,6 +415,6 @@ def test_a_history_that_takes_too_long_is_asked_once(
 ) -> None:
     (own_pool.bin / "condor_history").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nexec sleep 300\n")
     batch = submit("command_limit = '6 s'")
-    looks = [batch.look(["999.0"]) for _ in range(5)]
+    looks = [batch.query(["999.0"]) for _ in range(5)]
     assert [set(look) for look in looks] == [set(), set(), set(), set(), {"999.0"}]
     assert (tmp_path / "asked").read_text() == "asked\n"

@@ -25,7 +25,7 @@ from stoker.errors import StokerError
 _HEAD = Struct("<III")
 
 
-class Read(msgspec.Struct, frozen=True):
+class RecordsRead(msgspec.Struct, frozen=True):
     """Records from the byte `start` on; `end` is where the last whole one ends; `damaged`: whether what follows is more
     than a torn write."""
 
@@ -41,7 +41,7 @@ def frame(payload: bytes) -> bytes:
     return start + zlib.crc32(start).to_bytes(4, "little") + payload
 
 
-def read(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bool = False) -> Read:
+def read(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bool = False) -> RecordsRead:
     """The whole records from the byte `start` on, which is where a frame begins.
 
     From the first byte, if the file does not begin with `beginning` any more, or does not reach `start`: another file
@@ -58,15 +58,15 @@ def read(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bool = Fal
     while True:
         rest = len(data) - at
         if rest < _HEAD.size or not any(data[at : at + _HEAD.size]):
-            return Read(payloads, start, start + at, damaged=skipped or (rest >= _HEAD.size and any(data[at:])))
+            return RecordsRead(payloads, start, start + at, damaged=skipped or (rest >= _HEAD.size and any(data[at:])))
         length, check, check_of_head = _HEAD.unpack_from(data, at)
         if zlib.crc32(data[at : at + 8]) != check_of_head:
-            return Read(payloads, start, start + at, damaged=True)
+            return RecordsRead(payloads, start, start + at, damaged=True)
         payload = data[at + _HEAD.size : at + _HEAD.size + length]
         if len(payload) < length or zlib.crc32(payload) != check:
             is_last = rest <= _HEAD.size + length
             if is_last or not skip:
-                return Read(payloads, start, start + at, damaged=skipped or not is_last)
+                return RecordsRead(payloads, start, start + at, damaged=skipped or not is_last)
             skipped = True
         else:
             payloads.append(payload)

@@ -41,7 +41,7 @@ LARGEST_GROUP = 32
 """Members that are scored one by one; of more, representatives of groups come first."""
 
 
-class Group(msgspec.Struct, frozen=True):
+class CandidateGroup(msgspec.Struct, frozen=True):
     """Candidates and the one that stands for them, which is the first; then by their distance to it."""
 
     members: tuple[Key, ...]
@@ -52,7 +52,7 @@ class Group(msgspec.Struct, frozen=True):
         return self.members[0]
 
 
-class Did(enum.Enum):
+class InsertionOutcome(enum.Enum):
     """What came of an insertion."""
 
     ADDED = "added"
@@ -66,7 +66,7 @@ class Did(enum.Enum):
 class Insertion(msgspec.Struct, frozen=True):
     """What an insertion does: where the prompt belongs, and who goes."""
 
-    did: Did
+    did: InsertionOutcome
     cluster: int
     removed: Key | None = None
 
@@ -92,7 +92,7 @@ class Layers:
         self.largest_group = largest_group
         self._home = {key: number for number, members in enumerate(self.clusters) for key in members}
         self._tops = np.stack([self.vectors[members[0]] for members in self.clusters])
-        self._parts: dict[tuple[int, Group], tuple[Group, ...]] = {}
+        self._parts: dict[tuple[int, CandidateGroup], tuple[CandidateGroup, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -113,28 +113,28 @@ class Layers:
         """What inserting it would do; `vector` is its unit feature. Nothing changes."""
         key = candidate.key
         if key in self.candidates:
-            return Insertion(did=Did.UPDATED, cluster=self._home[key])
+            return Insertion(did=InsertionOutcome.UPDATED, cluster=self._home[key])
         cluster = int(np.argmin(cosine_distances(vector[None], self._tops)[0]))
         if len(self) < self.capacity:
-            return Insertion(did=Did.ADDED, cluster=cluster)
+            return Insertion(did=InsertionOutcome.ADDED, cluster=cluster)
         others = self.clusters[cluster][1:]
         if others:
             nearest, at = self._nearest(cluster)
             if float(cosine_distances(vector[None], self._tops[cluster][None])[0, 0]) < at:
-                return Insertion(did=Did.REFUSED, cluster=cluster)
-            return Insertion(did=Did.ADDED, cluster=cluster, removed=nearest)
+                return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
+            return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=nearest)
         largest = self._largest()
         if len(self.clusters[largest]) == 1:  # as many clusters as there may be candidates
-            return Insertion(did=Did.REFUSED, cluster=cluster)
-        return Insertion(did=Did.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
+            return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
+        return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
 
     def apply(self, candidate: Candidate, vector: Array, insertion: Insertion) -> None:
         """Do what was planned, here or by another process that wrote it down."""
         key = candidate.key
-        if insertion.did is Did.REFUSED:
+        if insertion.did is InsertionOutcome.REFUSED:
             return
         self.candidates[key] = candidate
-        if insertion.did is Did.UPDATED:
+        if insertion.did is InsertionOutcome.UPDATED:
             return
         self.vectors[key] = vector
         self.clusters[insertion.cluster].append(key)
@@ -172,11 +172,11 @@ class Layers:
 
     # ---- groups
 
-    def tops(self) -> list[tuple[int, Group]]:
+    def tops(self) -> list[tuple[int, CandidateGroup]]:
         """Every cluster as a group, with its number."""
         return [(number, self._sorted(members[0], members[1:])) for number, members in enumerate(self.clusters)]
 
-    def parts(self, cluster: int, group: Group) -> tuple[Group, ...]:
+    def parts(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:
         """The groups that a large group of this cluster is divided into; of a small one none."""
         if len(group.members) <= self.largest_group:
             return ()
@@ -184,7 +184,7 @@ class Layers:
             self._parts[cluster, group] = self._divide(group.members)
         return self._parts[cluster, group]
 
-    def _divide(self, members: tuple[Key, ...]) -> tuple[Group, ...]:
+    def _divide(self, members: tuple[Key, ...]) -> tuple[CandidateGroup, ...]:
         vectors = np.stack([self.vectors[key] for key in members])
         distances = cosine_distances(vectors, vectors)
         np.fill_diagonal(distances, 0.0)
@@ -194,11 +194,11 @@ class Layers:
             for number, medoid in enumerate(medoids)
         )
 
-    def _sorted(self, first: Key, others: Sequence[Key]) -> Group:
+    def _sorted(self, first: Key, others: Sequence[Key]) -> CandidateGroup:
         if not others:
-            return Group((first,))
+            return CandidateGroup((first,))
         order = np.argsort(self._distances(others, first), kind="stable")
-        return Group((first, *(others[at] for at in order)))
+        return CandidateGroup((first, *(others[at] for at in order)))
 
     def _forget(self, cluster: int) -> None:
         self._parts = {place: parts for place, parts in self._parts.items() if place[0] != cluster}

@@ -25,7 +25,7 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.tuning.bank.candidate import Candidate, Key
-from stoker.tuning.bank.layers import Group, Layers
+from stoker.tuning.bank.layers import CandidateGroup, Layers
 
 Score = Callable[[Sequence[str]], Sequence[float]]
 """The loss of each prompt for the task at hand; lower is better. One that cannot be scored may be `nan`."""
@@ -34,7 +34,7 @@ SAVING = 12
 """A lookup's default limit is the bank's size over this, and never less than what one way down takes."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class LookupResult(msgspec.Struct, frozen=True):
     """What a lookup found, and what it took."""
 
     candidate: Candidate
@@ -60,14 +60,14 @@ def default_limit(layers: Layers) -> int:
     return min(len(layers), max(least, len(layers) // SAVING))
 
 
-def look_up(layers: Layers, score: Score, *, limit: int = 0) -> Found:
+def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
     """The candidate of lowest loss among at most `limit` that are scored (0: `default_limit`), but all representatives.
 
     Raises StokerError when the scorer gives another number of losses than it was given prompts, or no loss at all.
     """
     search = _Search(layers, score, limit=max(limit or default_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
-    while search.waiting and search.left:
+    while search.waiting and search.remaining:
         cluster, group = search.next()
         parts = layers.parts(cluster, group)
         if parts:
@@ -77,7 +77,7 @@ def look_up(layers: Layers, score: Score, *, limit: int = 0) -> Found:
     return search.found()
 
 
-def two_layers(layers: Layers, score: Score) -> Found:
+def two_layers(layers: Layers, score: Score) -> LookupResult:
     """The paper's own lookup: every representative, then all of the best one's cluster."""
     search = _Search(layers, score, limit=len(layers))
     search.wait(layers.tops())
@@ -85,7 +85,7 @@ def two_layers(layers: Layers, score: Score) -> Found:
     return search.found()
 
 
-def brute_force(layers: Layers, score: Score) -> Found:
+def brute_force(layers: Layers, score: Score) -> LookupResult:
     """Every candidate: what the others are measured by."""
     search = _Search(layers, score, limit=len(layers))
     search.ask(list(layers.candidates))
@@ -100,15 +100,15 @@ class _Search:
         self._score = score
         self._limit = limit
         self.losses: dict[Key, float] = {}
-        self.waiting: list[tuple[float, int, int, Group]] = []
+        self.waiting: list[tuple[float, int, int, CandidateGroup]] = []
         self._steps: list[int] = []
         self._turns = itertools.count()
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return self._limit - len(self.losses)
 
-    def wait(self, groups: Sequence[tuple[int, Group]]) -> None:
+    def wait(self, groups: Sequence[tuple[int, CandidateGroup]]) -> None:
         """Groups join the queue by the loss of their representative, as far as the limit goes; of equals, the first."""
         self.ask([group.representative for _, group in groups])
         for cluster, group in groups:
@@ -116,14 +116,14 @@ class _Search:
                 place = (self.losses[group.representative], next(self._turns), cluster, group)
                 heapq.heappush(self.waiting, place)
 
-    def next(self) -> tuple[int, Group]:
+    def next(self) -> tuple[int, CandidateGroup]:
         """The group whose representative has the lowest loss, and the number of its cluster."""
         _, _, cluster, group = heapq.heappop(self.waiting)
         return cluster, group
 
     def ask(self, keys: Sequence[Key]) -> None:
         """Scores those that have not been, as many as the limit leaves."""
-        fresh = [key for key in keys if key not in self.losses][: self.left]
+        fresh = [key for key in keys if key not in self.losses][: self.remaining]
         if not fresh:
             return
         losses = self._score([self._layers.candidates[key].text for key in fresh])
@@ -133,13 +133,13 @@ class _Search:
         for key, loss in zip(fresh, losses, strict=True):
             self.losses[key] = math.inf if math.isnan(loss) else float(loss)
 
-    def found(self) -> Found:
+    def found(self) -> LookupResult:
         best = min(self.losses, key=self.losses.__getitem__)
         if self.losses[best] == math.inf:
             raise StokerError(
                 f"none of {len(self.losses)} prompts has a loss that is a number; check the task's samples"
             )
-        return Found(
+        return LookupResult(
             candidate=self._layers.candidates[best],
             loss=self.losses[best],
             losses=self.losses,

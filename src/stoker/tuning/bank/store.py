@@ -36,7 +36,7 @@ from stoker.errors import StokerError
 from stoker.tuning.bank import frames
 from stoker.tuning.bank.candidate import Candidate, Key
 from stoker.tuning.bank.features import Scale
-from stoker.tuning.bank.layers import Did, Insertion, Layers
+from stoker.tuning.bank.layers import Insertion, InsertionOutcome, Layers
 from stoker.tuning.bank.medoids import Array
 
 FORMAT = 1
@@ -59,7 +59,7 @@ class Head(msgspec.Struct, frozen=True, tag="head"):
     spread: bytes
 
 
-class Member(msgspec.Struct, frozen=True, tag="member"):
+class BankMember(msgspec.Struct, frozen=True, tag="member"):
     """A candidate and its cluster; the first of a cluster represents it. Vectors are float32, little-endian."""
 
     candidate: Candidate
@@ -76,9 +76,9 @@ class Inserted(msgspec.Struct, frozen=True, tag="inserted"):
 
 
 _head = msgspec.msgpack.Decoder(Head)
-_member = msgspec.msgpack.Decoder(Member)
+_member = msgspec.msgpack.Decoder(BankMember)
 _inserted = msgspec.msgpack.Decoder(Inserted)
-_of_any = msgspec.msgpack.Decoder(Member | Inserted)
+_of_any = msgspec.msgpack.Decoder(BankMember | Inserted)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -156,7 +156,7 @@ class BankStore:
             self.refresh()
             vector = self.layers.scale.unit(feature[None].astype(np.float32))[0]
             insertion = self.layers.plan(candidate, vector)
-            if insertion.did is Did.REFUSED:
+            if insertion.did is InsertionOutcome.REFUSED:
                 return insertion
             record = Inserted(candidate=candidate, insertion=insertion, vector=_bytes(vector))
             self._end = frames.append(self.path, [_encode(record)], at=self._end)
@@ -237,10 +237,10 @@ def _payloads(layers: Layers, *, model: str, reading: str) -> Iterator[bytes]:
     )
     for number, members in enumerate(layers.clusters):
         for key in members:
-            yield _encode(Member(layers.candidates[key], number, _bytes(layers.vectors[key])))
+            yield _encode(BankMember(layers.candidates[key], number, _bytes(layers.vectors[key])))
 
 
-def _layers(head: Head, members: list[Member]) -> Layers:
+def _layers(head: Head, members: list[BankMember]) -> Layers:
     clusters: list[list[Key]] = [[] for _ in range(head.clusters)]
     for member in members:
         clusters[member.cluster].append(member.candidate.key)

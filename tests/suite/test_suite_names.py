@@ -1,0 +1,107 @@
+"""One word, one class: a class name is defined once in the product, and a function's name says what it does."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("manager", "pilot", "contexts", "apps", "src/stoker")
+
+_ACTION = "a policy's action, and the message that carries it out"
+_BOTH_CORES = "the same event or command of two cores that never import each other"
+_OWN_BASE = "a private base class of the messages of its own file"
+ALLOWED = {
+    "Ack": ({"manager/protocol/to_client.py", "manager/protocol/to_pilot.py"}, "one message, in both directions"),
+    "Evict": ({"manager/core/seams.py", "manager/protocol/to_library.py"}, _ACTION),
+    "Gang": ({"manager/core/nouns.py", "contexts/ranks.py"}, "a gang, and a rank's public view of it"),
+    "Load": ({"manager/core/seams.py", "manager/protocol/to_library.py"}, _ACTION),
+    "Pilot": ({"manager/core/nouns.py", "src/stoker/site.py"}, "a pilot, and the site file's public [pilot] table"),
+    "ReleaseBlock": ({"manager/core/seams.py", "manager/protocol/to_manager.py"}, _ACTION),
+    "Resize": ({"manager/core/seams.py", "manager/protocol/to_library.py"}, _ACTION),
+    "Session": ({"manager/executor/loading.py", "src/stoker/site.py"}, "public: a session, and its [session] table"),
+    "SetTimer": ({"manager/core/commands.py", "pilot/core/commands.py"}, _BOTH_CORES),
+    "TakeBack": ({"manager/core/seams.py", "manager/protocol/to_pilot.py"}, _ACTION),
+    "TimerFired": ({"manager/core/events.py", "pilot/core/events.py"}, _BOTH_CORES),
+    "_Event": ({"manager/core/events.py", "pilot/core/events.py"}, _OWN_BASE),
+    "_Message": (
+        {f"manager/protocol/to_{who}.py" for who in ("agent", "client", "library", "manager", "pilot")}
+        | {"pilot/zygote/messages.py"},
+        _OWN_BASE,
+    ),
+}
+"""Class names that two files define on purpose: the files, and why."""
+
+VAGUE = {"look", "_look", "news", "ours", "shelf"}
+"""Names of functions that say neither an effect nor an answer."""
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def definitions(root: Path) -> Iterator[tuple[str, Definition]]:
+    """Each class and function of the product, with its file."""
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, Definition):
+                    yield str(path.relative_to(root)), node
+
+
+def homonyms(root: Path) -> dict[str, set[str]]:
+    """The class names that more than one file defines, or one file twice; without the pairs that are allowed."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, node in definitions(root):
+        if isinstance(node, ast.ClassDef):
+            found[node.name].append(path)
+    several = {name: paths for name, paths in found.items() if len(paths) > 1}
+    return {
+        name: set(paths)
+        for name, paths in several.items()
+        if name not in ALLOWED or ALLOWED[name][0] != set(paths) or len(paths) != len(set(paths))
+    }
+
+
+def vague(root: Path) -> list[str]:
+    """Where a function has a name that says nothing."""
+    return [
+        f"{path}:{node.lineno} {node.name}"
+        for path, node in definitions(root)
+        if not isinstance(node, ast.ClassDef) and node.name in VAGUE
+    ]
+
+
+def test_a_class_name_means_one_thing():
+    assert homonyms(ROOT) == {}, "rename one of them, or say in ALLOWED why both are called so"
+
+
+def test_what_is_allowed_is_there():
+    defined: dict[str, set[str]] = defaultdict(set)
+    for path, node in definitions(ROOT):
+        if isinstance(node, ast.ClassDef):
+            defined[node.name].add(path)
+    assert {name: defined[name] for name in ALLOWED} == {name: files for name, (files, _) in ALLOWED.items()}
+
+
+def test_a_functions_name_says_its_effect_or_its_answer():
+    assert vague(ROOT) == [], "name the effect (`refresh_devices`) or the answer (`job_status`)"
+
+
+@pytest.mark.parametrize("where", ["manager/a.py", "src/stoker/deep/a.py"])
+def test_names_that_are_bad_are_found(tmp_path: Path, where: str):
+    for path, text in {
+        where: "class Row: ...\nclass Ack: ...\n",
+        "pilot/b.py": "class Outer:\n    class Row: ...\n    def look(self): ...\nclass Alone: ...\n",
+        "manager/protocol/to_pilot.py": "class Ack: ...\n",
+        "tests/c.py": "class Alone: ...\ndef look(): ...\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert homonyms(tmp_path) == {
+        "Row": {where, "pilot/b.py"},
+        "Ack": {where, "manager/protocol/to_pilot.py"},
+    }, "an allowed name does not allow a third file"
+    assert vague(tmp_path) == ["pilot/b.py:3 look"]
