@@ -20,6 +20,7 @@ import msgspec
 
 from benchmarks import (
     awareness,
+    concurrent_requests,
     fact_batches,
     fidelity,
     journal,
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     fact_batches.NAME: (fact_batches.TITLE, fact_batches.measure),
     awareness.NAME: (awareness.TITLE, awareness.measure),
     zygote.NAME: (zygote.TITLE, zygote.measure),
+    concurrent_requests.NAME: (concurrent_requests.TITLE, concurrent_requests.measure),
     transfers.NAME: (transfers.TITLE, transfers.measure),
     preemption.NAME: (preemption.TITLE, preemption.measure),
     manager_core.EVENTS: (manager_core.EVENTS_TITLE, manager_core.events),

@@ -92,7 +92,7 @@ def context(
     disk: Size = None,
     devices: int = 1,
     kinds: Iterable[str] = (),
-    slots: int = 1,
+    slots: int | str = 1,
     load_limit: str | float = "30 min",
     files: Iterable[str | os.PathLike[str]] = (),
     preload: Iterable[str] | None = None,
@@ -105,7 +105,8 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
     - `memory`, `device_memory` (of each of its `devices`): limits, as `"4 GB"`; not declared means measured. `disk`: a
       pilot with less free scratch space does not load it.
     - `kinds`: the device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
-    - `slots`: calls that run at once in one library. `load_limit`: a loader that runs longer has failed.
+    - `slots`: calls that run at once in one library; `"auto"`: as many as the loaded context says, by its method
+      `slots(device_memory_bytes)` (without it: one). `load_limit`: a loader that runs longer has failed.
     - `files`: names of the loader's parameters that are paths, or paths: these files and folders travel to the pilot,
       and the loader gets the local path.
     - `preload`: modules that a pilot imports before it forks libraries; by default those that the loader imports.

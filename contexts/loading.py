@@ -10,6 +10,7 @@ from typing import Any
 from stoker.contexts.code_payloads import loads_code
 from stoker.contexts.recipe import Recipe
 from stoker.errors import RecipeError
+from stoker.largest import MOST_AT_ONCE
 
 
 class ObjectPath:
@@ -52,6 +53,27 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
         context.close()
         raise RecipeError(f"the loader of {recipe.name} returned a coroutine: run it there, with asyncio.run(...)")
     return context
+
+
+def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
+    """How many calls a library runs at once: the recipe's number, or with `slots="auto"` what the loaded context says.
+
+    A context says it by a method `slots(device_memory_bytes)`: what the library may hold of each of its devices, 0 if
+    the recipe does not declare it. Without that method it is 1. It is asked once: a reservation that is resized later
+    does not change the number. Raises RecipeError for an answer that is no whole number from 1 on.
+    """
+    if recipe.slots:
+        return recipe.slots
+    method = getattr(context, "slots", None)
+    if not callable(method):
+        return 1
+    answer = method(device_memory_bytes)
+    if type(answer) is not int or not 1 <= answer <= MOST_AT_ONCE:
+        raise RecipeError(
+            f"slots({device_memory_bytes}) of the context {recipe.name} returned {answer!r}: it has to be a whole"
+            f" number of calls that the library runs at once, 1 to {MOST_AT_ONCE:,}"
+        )
+    return answer
 
 
 def is_loaded(context: Any) -> bool:  # noqa: ARG001

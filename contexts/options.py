@@ -27,7 +27,7 @@ class ContextOptions:
         disk: Size = None,
         devices: int = 1,
         kinds: Iterable[str] = (),
-        slots: int = 1,
+        slots: int | str = 1,
         load_limit: str | float = "30 min",
         files: Iterable[str | os.PathLike[str]] = (),
         preload: Iterable[str] | None = None,
@@ -42,7 +42,7 @@ class ContextOptions:
             kinds=_names("kinds", kinds),
             load_limit_s=_seconds("load_limit", load_limit),
         )
-        self.slots = _count("slots", slots, least=1)
+        self.slots = _slots(slots)
         self.calls_per_library = _count("calls_per_library", calls_per_library, least=0, most=MOST_NUMBER)
         self.files = _paths("files", files)
         self.preload = None if preload is None else _names("preload", preload)
@@ -94,6 +94,15 @@ def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE) -> 
     if value > most:
         raise _wrong(option, value, f"it may be {most:,} at most")
     return value
+
+
+def _slots(value: Any) -> int:
+    """A library's calls at once; 0 stands for `"auto"`: as many as the loaded context allows."""
+    if value == "auto":
+        return 0
+    if type(value) is not int or value < 1:
+        raise _wrong("slots", value, 'write a whole number, 1 or more, or "auto"')
+    return _count("slots", value, least=1)
 
 
 def _names(option: str, value: Any) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class Estimate(msgspec.Struct, frozen=True):
     Memory is the most that was seen, times are means with their standard deviations. `run_s` is a call's time over all
     functions, `functions` by function (key or name); what is counted there are records, each the mean of some calls,
     and `calls` has how many calls of a function those were. `paces`: seconds for a unit of a call's work, by the size
-    of its gang.
+    of its gang. `slots`: the mean number of calls that its libraries run at once.
     """
 
     load_s: float = 0.0
@@ -64,6 +64,7 @@ class Estimate(msgspec.Struct, frozen=True):
     functions: dict[str, Measured] = {}
     calls: dict[str, int] = {}
     paces: dict[int, Measured] = {}
+    slots: int = 0
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -90,10 +91,11 @@ class PerformanceStore:
         resident_bytes: int = 0,
         peak_bytes: int = 0,
         device_bytes: int = 0,
+        slots: int = 0,
     ) -> None:
         """One load of a recipe on a device of this kind. What is 0, the load itself apart, was not measured."""
         sizes = {"resident_bytes": resident_bytes, "peak_bytes": peak_bytes, "device_bytes": device_bytes}
-        known = {name: fact for name, fact in {**sizes, "start_s": start_s}.items() if fact > 0}
+        known = {name: fact for name, fact in {**sizes, "start_s": start_s, "slots": slots}.items() if fact > 0}
         facts = {"load_s": load_s, **known}
         self._add((recipe_key, kind, what, "", value) for what, value in facts.items())
 
@@ -188,6 +190,7 @@ def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> 
         resident_bytes=most("resident_bytes"),
         peak_bytes=most("peak_bytes"),
         device_bytes=most("device_bytes"),
+        slots=round(_measured(facts.get(("slots", ""), (0, 0.0, 0.0, 0.0))).mean),
         run_s=run.mean,
         run_sd=run.sd,
         runs=run.count,

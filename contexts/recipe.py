@@ -61,6 +61,7 @@ class Recipe(msgspec.Struct, frozen=True):
     `key` identifies the content; `name` is for people (`llm-7f3a`: the loader's name and the first digits of the key).
     `loader` is the cloudpickle of `(function, args, kwargs)`, or empty for the bare context that loads nothing and
     serves calls that want no context. `preload` names modules that the zygote imports before it forks.
+    A library runs `slots` calls at once; 0: as many as its context allows once it is loaded (see `slots_of`).
     A library that serves `calls_per_library` calls retires (0 = never). `arguments` are the loader's, in short: they
     tell people which of two recipes of one loader this is.
     """

@@ -37,7 +37,8 @@ class AskAdvice(msgspec.Struct, frozen=True):
 
 
 class RecordLoad(msgspec.Struct, frozen=True):
-    """Remember what a load cost on a device kind. Seconds and bytes."""
+    """Remember what a load cost on a device kind. Seconds and bytes. `slots`: calls that the library runs at once; 0:
+    it did not say."""
 
     recipe: RecipeKey
     name: str
@@ -47,6 +48,7 @@ class RecordLoad(msgspec.Struct, frozen=True):
     resident_bytes: int
     peak_bytes: int
     device_bytes: int
+    slots: int = 0
 
 
 class RecordRuns(msgspec.Struct, frozen=True):

@@ -58,7 +58,7 @@ class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     """What is believed of a context on a device kind. Seconds and bytes; 0 = not known. `sd` fields: uncertainty.
     `paces`: seconds for a unit of a call's work by the size of its gang (see `paces`); `meet_s`: what meeting takes,
-    0 = not known."""
+    0 = not known. `slots`: calls that a library runs at once."""
 
     load_s: float = 0.0
     load_sd_s: float = 0.0
@@ -68,6 +68,7 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     run_sd_s: float = 0.0
     paces: dict[int, float] = {}
     meet_s: float = 0.0
+    slots: int = 0
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):

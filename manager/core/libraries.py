@@ -244,6 +244,13 @@ def uses(library: Library, *, memory_bytes: int, device_bytes: int) -> None:
     library.memory_bytes, library.device_bytes = memory_bytes, device_bytes
 
 
+def said_slots(library: Library, slots: int) -> None:
+    """A library says how many calls it runs at once (0: it does not say). It has to be listed anew after that."""
+    if slots:
+        library.slots = slots
+        loads.said_slots(library.context, slots)
+
+
 def run_again(manager: Manager, count: int) -> None:
     """Count calls that were running in a library that is gone, and run again."""
     manager.state.rerun_calls += count

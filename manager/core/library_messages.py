@@ -40,13 +40,15 @@ def ready(manager: Manager, library: Library, message: LibraryReady) -> None:
             state.refuse("library ready twice")
         return
     libraries.uses(library, memory_bytes=message.resident_bytes, device_bytes=message.device_bytes)
-    library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load")
+    libraries.said_slots(library, message.slots)
+    at_once = f", runs {message.slots} calls at once" if message.slots else ""
+    library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load{at_once}")
     kind = library.devices[0].facts.kind
     loads.measured(library, message)
     manager.out.append(
         RecordLoad(
             RecipeKey(context.recipe.key), context.recipe.name, kind, message.start_s, message.load_s,
-            message.resident_bytes, message.peak_bytes, message.device_bytes,
+            message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots,
         )
     )  # fmt: skip
     hot(manager, library)

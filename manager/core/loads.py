@@ -24,6 +24,9 @@ LOADS = 4
 
 def advise(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
     """Take advice where nothing was measured yet."""
+    slots = [advice.slots for advice in by_kind.values() if advice.slots]
+    if slots and not context.recipe.slots and not context.loads:
+        context.slots = min(slots)  # it is not known on which kind of device it will be loaded
     for kind, advice in by_kind.items():
         context.advice.setdefault(kind, advice)
         if not context.load_s:
@@ -40,7 +43,14 @@ def measured(library: Library, message: LibraryReady) -> None:
     # Of a GPU's library only device memory counts: host memory is none of the GPU's.
     context.resident_bytes = message.resident_bytes if facts.on_host else message.device_bytes
     peak_bytes = message.peak_bytes if facts.on_host else message.device_bytes
-    context.advice[facts.kind] = ContextAdvice(seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0)
+    context.advice[facts.kind] = ContextAdvice(
+        seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0, slots=library.slots
+    )
+
+
+def said_slots(context: Context, slots: int) -> None:
+    """A library of a context has said how many calls it runs at once: others will run as many."""
+    context.slots = slots
 
 
 def worked(library: Library) -> None:

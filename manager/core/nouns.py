@@ -131,7 +131,7 @@ class Context:
         "advice", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
         "index", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads",
         "lost_loads", "paces", "queue", "rate", "recipe", "resident_bytes", "run_s", "run_total_s", "runs",
-        "served", "starved_since",
+        "served", "slots", "starved_since",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, *, by_deadline: bool = False) -> None:
@@ -162,6 +162,9 @@ class Context:
         """The longest that such a load had lasted."""
         self.starved_since: float | None = None
         """Since when calls wait and no library of a connected pilot holds the context or loads it."""
+        self.slots = recipe.slots or 1
+        """How many calls one of its libraries runs at once: as its recipe says, else as the last one that was loaded
+        has said; 1 while none has."""
         self.loads = 0
         self.load_s = 0.0
         self.load_total_s = 0.0
@@ -243,7 +246,8 @@ class Library:
         self.pilot = pilot
         self.devices = devices
         self.promised_bytes = promised
-        self.slots = context.recipe.slots
+        self.slots = context.slots
+        """How many calls it runs at once: what it has said, or until then what is known of its context."""
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
         self.line = ""

@@ -104,7 +104,7 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
         return 0.0, count
     if not slots:
         count = max(1, (_devices_here(state) or _devices_expected(state)) // max(1, context.recipe.needs.devices))
-        slots = [context.recipe.slots] * count
+        slots = [context.slots] * count
     if ready and recent.total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
         return recent.per_second(context.rate, now=state.now), count
     run_s = max(context.run_s, _runs_for_s(state, context)) if context.run_s else 0.0

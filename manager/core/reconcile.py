@@ -70,6 +70,7 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     holding.now_occupies(library, listed)
     sending.lost_functions(library)
+    libraries.said_slots(library, facts.slots)
     for running in (False, True):
         orphans = manager.state.orphans
         again = tuple(CallId(id) for id, flag in library.zombies.items() if flag is running and id not in orphans)

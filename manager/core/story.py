@@ -285,9 +285,10 @@ def _of_pilot(state: State, pilot: Pilot) -> tuple[str, list[Note]]:
 
 def _of_library(library: Library) -> tuple[str, list[Note]]:
     devices = ", ".join(d.id for d in library.devices)
+    busy = f", {min(len(library.held), library.slots)} of {library.slots} slots taken" if library.slots > 1 else ""
     head = (
         f"{library.context.recipe.title} on {devices} of {library.pilot.id}: {library.state.value}, "
-        f"{_calls(library.served)} served, {len(library.held)} held, {show_bytes(library.memory_bytes)} in use"
+        f"{_calls(library.served)} served, {len(library.held)} held{busy}, {show_bytes(library.memory_bytes)} in use"
     )
     return head, list(library.notes)
 

@@ -51,6 +51,7 @@ class History:
                     resident_bytes=command.resident_bytes,
                     peak_bytes=command.peak_bytes,
                     device_bytes=command.device_bytes,
+                    slots=command.slots,
                 )
             case RecordRuns(recipe=recipe, kind=kind, function=function, calls=calls, run_s=run_s):
                 if calls:
@@ -84,6 +85,7 @@ class History:
                 run_s=e.run_s,
                 run_sd_s=e.run_sd,
                 paces={size: measured.mean for size, measured in e.paces.items()},
+                slots=e.slots,
             )
             for kind, e in known.items()
         }

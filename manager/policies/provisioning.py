@@ -291,7 +291,7 @@ def _unserved(context: Context) -> int:
         return 0
     options = head.group.options
     members = options.gang[1] if options.objective.deadline_at else options.gang[0]
-    coming = sum(x.slots for x in context.libraries.values() if x.state is LibraryState.LOADING)
+    coming = context.slots * sum(x.state is LibraryState.LOADING for x in context.libraries.values())
     free = len(context.idle) if members > 1 else 0
     return max(0, context.queue.count * members - coming - free)
 

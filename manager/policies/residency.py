@@ -104,7 +104,7 @@ class LoadWhereWanted(Quiet):
 
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
         """How many more libraries pay, beside those that are hot or on their way."""
-        slots, waiting = context.recipe.slots, context.queue.count
+        slots, waiting = context.slots, context.queue.count
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
         # A library that is still loading has room for `slots` of the waiting calls; a gang takes one library a member.

@@ -1,6 +1,6 @@
 """What a message's numbers may be: everything that arithmetic rests on is checked where the message comes in.
 
-The decoder sees to types; this sees to values. A number that no honest peer says (a slot count of zero, a time that is
+The decoder sees to types; this sees to values. A number that no honest peer says (a negative slot count, a time that is
 no number, a size below zero) would get into the manager's records, and would break them much later, far from its
 cause. `wrong_with` says what is wrong in words that its sender can use.
 """
@@ -56,7 +56,7 @@ def wrong_with_recipe(recipe: Recipe) -> str:
     needs = recipe.needs
     wrong = _first((
         "" if recipe.key else "it has no key",
-        _count("slots", recipe.slots, least=1, most=MOST_AT_ONCE),
+        _count("slots", recipe.slots, most=MOST_AT_ONCE),
         _count("calls_per_library", recipe.calls_per_library),
         _count("needs.devices", needs.devices, least=1, most=MOST_AT_ONCE),
         _size("needs.memory_bytes", needs.memory_bytes),
@@ -148,7 +148,7 @@ def _library(facts: say.LibraryFacts) -> str:
     return _first((
         _count("the number of a library", facts.library),
         _size("reserved_bytes", facts.reserved_bytes), _size("memory_bytes", facts.memory_bytes),
-        _size("device_bytes", facts.device_bytes),
+        _size("device_bytes", facts.device_bytes), _count("slots", facts.slots, most=MOST_AT_ONCE),
         "" if all(0 <= call < 1 << 62 for call in facts.calls) else "a call's id is out of range",
         "" if len(set(facts.calls)) == len(facts.calls) else f"library {facts.library} names a call twice",
     ))  # fmt: skip
@@ -158,7 +158,7 @@ def _ready(m: say.LibraryReady) -> str:
     return _first((
         _time("start_s", m.start_s), _time("load_s", m.load_s), _time("fetch_s", m.fetch_s),
         _size("resident_bytes", m.resident_bytes), _size("peak_bytes", m.peak_bytes),
-        _size("device_bytes", m.device_bytes),
+        _size("device_bytes", m.device_bytes), _count("slots", m.slots, most=MOST_AT_ONCE),
     ))  # fmt: skip
 
 

@@ -228,7 +228,9 @@ def _device(device: DeviceStatus, libraries: Mapping[int, LibraryStatus], *, ove
 
 def _library(library: LibraryStatus) -> str:
     name = library.recipe if library.recipe != BARE.name else "no context"
-    return name if library.state == "ready" else f"{name} ({library.phase or library.state})"
+    if library.state != "ready":
+        return f"{name} ({library.phase or library.state})"
+    return f"{name} ({library.running} of {library.slots} slots)" if library.slots > 1 else name
 
 
 def _memory(device: DeviceStatus) -> str:

@@ -10,7 +10,7 @@ from stoker.manager.protocol.blocks import BlockStatus
 
 class LibraryStatus(msgspec.Struct, frozen=True):
     """One library in `stoker status`. `state` is a LibraryState's value; memory is measured, in bytes. Of one that
-    loads: since how many seconds, and what it printed last."""
+    loads: since how many seconds, and what it printed last. `running` of its `slots` run a call."""
 
     library: int
     recipe: str
@@ -24,6 +24,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
     device_bytes: int
     loading_s: float = 0.0
     line: str = ""
+    slots: int = 1
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):

@@ -21,13 +21,14 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 class Loaded(_Message, frozen=True, tag="loaded"):
     """The context is loaded. Seconds and bytes (0 = not measured). `start_s`: what passed before the load, where its
-    pilot cannot count that by itself."""
+    pilot cannot count that by itself. `slots`: calls that it runs at once; 0: as many as its recipe says."""
 
     load_s: float
     resident_bytes: int
     peak_bytes: int
     device_bytes: int = 0
     start_s: float | None = None
+    slots: int = 0
 
 
 class LoadFailed(_Message, frozen=True, tag="load-failed"):

@@ -15,11 +15,13 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Load(_Message, frozen=True, tag="load"):
-    """Load the context. `objects` maps each object's cache name to the local path where it lies."""
+    """Load the context. `objects` maps each object's cache name to the local path where it lies.
+    `device_memory_bytes`: what the library may hold of each device; 0: its recipe does not say."""
 
     recipe: Recipe
     devices: tuple[str, ...]
     objects: dict[str, str]
+    device_memory_bytes: int = 0
 
 
 class Run(_Message, frozen=True, tag="run"):

@@ -190,7 +190,8 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 class LibraryFacts(msgspec.Struct, frozen=True):
     """A library that a pilot holds when it says hello again, with the calls in it, in order. Memory in bytes:
-    `reserved_bytes` on each of its devices; `memory_bytes` and `device_bytes` are measured on host and device."""
+    `reserved_bytes` on each of its devices; `memory_bytes` and `device_bytes` are measured on host and device.
+    `slots`: calls that it runs at once; 0: as its recipe says, or not known yet."""
 
     library: LibraryId
     recipe: RecipeKey
@@ -200,6 +201,7 @@ class LibraryFacts(msgspec.Struct, frozen=True):
     reserved_bytes: int = 0
     memory_bytes: int = 0
     device_bytes: int = 0
+    slots: int = 0
 
 
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
@@ -258,7 +260,8 @@ class LibraryUpdate(_Message, frozen=True, tag="library-news"):
 
 
 class LibraryReady(_Message, frozen=True, tag="library-ready"):
-    """A library holds its context and serves calls. Times in seconds, memory in bytes (device and host)."""
+    """A library holds its context and serves calls. Times in seconds, memory in bytes (device and host). `slots`: calls
+    that it runs at once; 0: as its recipe says."""
 
     library: LibraryId
     start_s: float
@@ -267,6 +270,7 @@ class LibraryReady(_Message, frozen=True, tag="library-ready"):
     peak_bytes: int = 0
     device_bytes: int = 0
     fetch_s: float = 0.0
+    slots: int = 0
 
 
 class LibraryGone(_Message, frozen=True, tag="library-gone"):

@@ -190,7 +190,7 @@ def _context(
         awareness=recipe.awareness,
         device_memory_bytes=Size(_memory_bytes(recipe, loads)),
         kinds=recipe.needs.kinds,
-        slots=recipe.slots,
+        slots=recipe.slots or max((load.slots for load in loads), default=1),
         start_s=Duration(start_s),
         load_s=_for_others(load_s),
         load_cv=_cv([load.whole_s / means[load.kind] for load in loads if means[load.kind]]),

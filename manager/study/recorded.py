@@ -23,7 +23,8 @@ from stoker.manager.protocol.to_manager import DeviceFacts
 
 
 class RecordedLoad(msgspec.Struct, frozen=True):
-    """A load that ended well. `whole_s`: from the order until the manager heard of its end."""
+    """A load that ended well. `whole_s`: from the order until the manager heard of its end. `slots`: calls that the
+    library runs at once."""
 
     recipe: str
     kind: str
@@ -32,6 +33,7 @@ class RecordedLoad(msgspec.Struct, frozen=True):
     fetch_s: float
     whole_s: float
     memory_bytes: int
+    slots: int = 1
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
@@ -78,6 +80,7 @@ class _Held(msgspec.Struct):
     free_since: float = 0.0
     served: int = 0
     sent: dict[int, float] = {}
+    slots: int = 1
 
 
 class RecordedSession:
@@ -126,13 +129,15 @@ class RecordedSession:
         for key, context in state.contexts.items():
             if context.loads:  # what its loads took on the average; their kind of device is that of its libraries
                 kind = next((x.devices[0].facts.kind for x in context.libraries.values()), kinds[0] if kinds else "cpu")
-                load = RecordedLoad(key, kind, 0.0, context.load_s, 0.0, context.load_s, context.resident_bytes)
+                load = RecordedLoad(
+                    key, kind, 0.0, context.load_s, 0.0, context.load_s, context.resident_bytes, context.slots
+                )
                 self.loads.append(load)
         for library in state.libraries.values():
             sent = {id: call.sent_at for id, call in library.held.items()}
             kind = library.devices[0].facts.kind
             self._libraries[library.id] = _Held(
-                library.context.recipe, kind, library.started_at, library.used_at, library.served, sent
+                library.context.recipe, kind, library.started_at, library.used_at, library.served, sent, library.slots
             )
 
     def happened(self, now: float, event: Event) -> None:
@@ -199,10 +204,18 @@ class RecordedSession:
         if library is None:
             return
         library.free_since = now
+        library.slots = message.slots or library.recipe.slots or 1
         memory = message.device_bytes or message.resident_bytes
         whole_s = now - library.ordered_at
         load = RecordedLoad(
-            library.recipe.key, library.kind, message.start_s, message.load_s, message.fetch_s, whole_s, memory
+            library.recipe.key,
+            library.kind,
+            message.start_s,
+            message.load_s,
+            message.fetch_s,
+            whole_s,
+            memory,
+            library.slots,
         )
         self.loads.append(load)
 
@@ -214,7 +227,7 @@ class RecordedSession:
         sent_at = min(library.sent.pop(end.call) for end in known)
         waiting = sent_at < library.free_since
         between_s = (now - max(sent_at, library.free_since) - busy_s) / len(known)
-        if library.recipe.slots > 1:
+        if library.slots > 1:
             between_s = -1.0
         for end in known:
             if end.failure is not None or end.call not in self.asked:
@@ -224,7 +237,7 @@ class RecordedSession:
             items = self.asked[end.call].items
             self.runs.append(
                 RecordedRun(
-                    library.recipe.key, library.kind, items, end.run_s, library.served <= library.recipe.slots,
+                    library.recipe.key, library.kind, items, end.run_s, library.served <= library.slots,
                     between_s, waiting,
                 )
             )  # fmt: skip

@@ -224,8 +224,8 @@ def carry_out(agent: Agent, command: Command) -> None:
             processes.prepare(agent, ordered)
         case PinObjects(library=number, objects=refs):
             objects.pin(agent, number, refs)
-        case StartProcess(ordered=ordered, objects=paths):
-            processes.start(agent, ordered, dict(paths))
+        case StartProcess(ordered=ordered, objects=paths, device_memory_bytes=budget_bytes):
+            processes.start(agent, ordered, dict(paths), device_memory_bytes=budget_bytes)
         case KillProcess(library=number):
             processes.kill(agent, number)
         case KillZygote(library=number):

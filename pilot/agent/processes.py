@@ -55,7 +55,7 @@ def prepare(agent: Agent, ordered: StartLibrary) -> None:
     )
 
 
-def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str]) -> None:
+def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, device_memory_bytes: int) -> None:
     """Have the zygote make a library's process."""
     number, recipe = ordered.library, ordered.recipe
     process = agent.processes[number]
@@ -93,7 +93,8 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str]) -> None:
         return
     process.zygote = zygote
     process.send_bytes(frames.pack_raw(library_settings.encode(settings)))
-    process.send([Load(recipe=recipe, devices=tuple(ordered.devices), objects=objects)])
+    load = Load(recipe=recipe, devices=tuple(ordered.devices), objects=objects, device_memory_bytes=device_memory_bytes)
+    process.send([load])
     agent.wires.watch(process)
 
 

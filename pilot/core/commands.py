@@ -64,10 +64,12 @@ class Prepare(_Command, frozen=True):
 
 
 class StartProcess(_Command, frozen=True):
-    """Make a library's process, and have it load its context from these paths (by cache name, or form)."""
+    """Make a library's process, and have it load its context from these paths (by cache name, or form).
+    `device_memory_bytes`: what it may hold of each device; 0: its recipe does not say."""
 
     ordered: StartLibrary
     objects: Mapping[str, str]
+    device_memory_bytes: int = 0
 
 
 class KillProcess(_Command, frozen=True):

@@ -30,7 +30,7 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     LibraryUpdate,
 )
-from stoker.pilot.core import holding, lifecycle, resizing, running
+from stoker.pilot.core import holding, lifecycle, resizing, running, station
 from stoker.pilot.core.commands import OfferSnapshot, Severity
 from stoker.pilot.core.events import FromLibrary
 from stoker.pilot.core.failures import failure_of
@@ -103,6 +103,7 @@ def _loaded(state: CoreState, library: PilotLibrary, message: Loaded) -> None:
         return
     lifecycle.move(library, Stage.READY)
     library.resident_bytes, library.ready_at = message.resident_bytes, state.now
+    library.slots = message.slots
     own = state.devices_of(library)[0].process_bytes
     if message.device_bytes:  # what torch holds; CUDA has taken more for the process
         library.device_bytes = max(library.device_bytes, message.device_bytes + own)
@@ -114,6 +115,7 @@ def _loaded(state: CoreState, library: PilotLibrary, message: Loaded) -> None:
         peak_bytes=message.peak_bytes,
         device_bytes=library.device_bytes,
         fetch_s=library.fetched_at - library.ordered_at if library.has_pins else 0.0,
+        slots=library.slots,
     )
     state.log(
         f"lib-{library.number} ({library.recipe.name}) ready: {ready.start_s:.3f} s to start,"
@@ -128,12 +130,10 @@ def _loaded(state: CoreState, library: PilotLibrary, message: Loaded) -> None:
 def _settle_reservation(state: CoreState, library: PilotLibrary) -> None:
     """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room. What
     nobody has measured yet on a GPU stays a guess until its monitor has (see `device_memory`)."""
-    needs = library.recipe.needs
-    devices = state.devices_of(library)
-    on_host = devices[0].on_host
-    if needs.device_memory_bytes or (on_host and needs.memory_bytes):
+    if station.is_declared(state, library):
         return
-    number = library.number
+    number, devices = library.number, state.devices_of(library)
+    on_host = devices[0].on_host
     took = library.resident_bytes // len(devices) if on_host else library.device_bytes
     if not took or (not on_host and devices[0].processes == 1):
         return

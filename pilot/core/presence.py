@@ -107,6 +107,7 @@ def library_facts(state: CoreState, before: UnacknowledgedFacts) -> tuple[Librar
             reserved_bytes=station.budget_bytes(state, library),
             memory_bytes=library.resident_bytes,
             device_bytes=library.device_bytes,
+            slots=library.slots,
         )
         for number, library in state.libraries.items()
     ]

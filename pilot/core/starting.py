@@ -190,7 +190,8 @@ def admitted(state: CoreState, library: PilotLibrary) -> None:
     library.started_at = state.now
     state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.STARTING))
     paths = {library.forms.get(name, name): path for name, path in library.paths.items()}
-    state.out.append(StartProcess(library.ordered, paths))
+    budget_bytes = library.ordered.device_memory_bytes if station.is_declared(state, library) else 0
+    state.out.append(StartProcess(library.ordered, paths, device_memory_bytes=budget_bytes))
 
 
 def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:

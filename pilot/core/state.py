@@ -133,6 +133,8 @@ class PilotLibrary:
         self.resizes: list[int] = []
         """Resizes that it was told of and has not answered: what each leaves it of each device, in bytes."""
 
+        self.slots = 0
+        """How many calls it runs at once, as it has said; 0: as its recipe says, or it is not ready."""
         self.resident_bytes = 0
         self.device_bytes = 0
         """What it uses of the fullest of its GPUs, measured; 0 = not known."""

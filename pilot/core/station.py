@@ -28,6 +28,13 @@ def why_never(state: CoreState, devices: tuple[DeviceId, ...], memory_bytes: int
     return state.ledger.why_never(devices, memory_bytes)
 
 
+def is_declared(state: CoreState, library: PilotLibrary) -> bool:
+    """True if a library's recipe says what it takes of its devices. Else its reservation is a guess until that was
+    measured."""
+    needs = library.recipe.needs
+    return bool(needs.device_memory_bytes or (needs.memory_bytes and state.devices_of(library)[0].on_host))
+
+
 def claim(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
     """Hold `memory_bytes` on each of a library's devices, now (True) or when `met` finds room for it."""
     withdraw(state, library)

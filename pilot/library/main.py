@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker.contexts import ambient, carried_modules
 from stoker.contexts.hub import HubWatch
-from stoker.contexts.loading import load_context
+from stoker.contexts.loading import load_context, slots_of
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.manager.protocol import wire
@@ -58,25 +58,23 @@ def serve(number: int) -> None:
     order = messages[0]
     if not isinstance(order, Load):
         raise SystemExit(f"the agent's first order is {type(order).__name__}, not Load")
-    slots = max(1, order.recipe.slots)
     try:
         tail = LogTail(settings.log)
-        marker = Marker(os.path.join(settings.folder, "running"), slots=slots)
+        marker = Marker(os.path.join(settings.folder, "running"), slots=max(1, order.recipe.slots))
         sandbox = Sandbox(os.path.join(settings.folder, "slot-0"))
     except OSError as error:
-        failure = Failure(
-            kind=FailureKind.PILOT,
-            message=clean(_no_room(error, settings)),
-            pilot=settings.pilot,
-            library=settings.library,
-            log=settings.log,
-        )
-        sock.sendall(frames.pack([LoadFailed(failure=failure)]))
+        _cannot_begin(error, settings, sock)
         return
     loaded = _load(order, settings, sock)
     if loaded is None:
         return
-    context = loaded[0]
+    context, slots = loaded[0], order.recipe.slots or loaded[1].slots
+    if slots > 1 and not order.recipe.slots:
+        try:
+            marker = Marker(os.path.join(settings.folder, "running"), slots=slots)
+        except OSError as error:
+            _cannot_begin(error, settings, sock)
+            return
     tail.take()
     sandbox.restore()
     gc.collect()
@@ -124,6 +122,18 @@ def serve(number: int) -> None:
         server.serve_threads(make_runner, slots, idle=marker.idle)
 
 
+def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> None:
+    """Say that this library's folder or disk cannot be used."""
+    failure = Failure(
+        kind=FailureKind.PILOT,
+        message=clean(_no_room(error, settings)),
+        pilot=settings.pilot,
+        library=settings.library,
+        log=settings.log,
+    )
+    sock.sendall(frames.pack([LoadFailed(failure=failure)]))
+
+
 def _make_way(server: LibraryServer, began: float) -> None:
     """End a library that holds no context, so that a fresh one imports modules that were edited. Where functions of two
     programs take turns, which would end it at every call, the modules are imported anew here."""
@@ -157,6 +167,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
     try:
         with hub:
             context = load_context(order.recipe, order.objects)
+            slots = slots_of(order.recipe, context, device_memory_bytes=order.device_memory_bytes)
             os.close(os.dup(2))  # OSError if the loader has left no descriptor free
         if os.getpid() != pid:
             leave_child(None)
@@ -185,7 +196,11 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
     seconds = time.monotonic() - started
     resident, peak = _memory()
     return context, Loaded(
-        load_s=seconds, resident_bytes=resident, peak_bytes=peak, device_bytes=_device_memory(order.devices)
+        load_s=seconds,
+        resident_bytes=resident,
+        peak_bytes=peak,
+        device_bytes=_device_memory(order.devices),
+        slots=0 if order.recipe.slots else slots,
     )
 
 

@@ -183,7 +183,7 @@ class LibraryServer:
         while not self._over():
             self._receive(block=True, over=self._over)
             with work_came:
-                work_came.notify(slots)
+                work_came.notify(len(self._queue))
         with work_came:
             work_came.notify_all()
         for thread in threads:

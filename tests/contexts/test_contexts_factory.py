@@ -41,6 +41,14 @@ def test_a_recipe_says_what_it_needs() -> None:
     assert recipe.name == f"full-{recipe.key[:4]}"
 
 
+def test_a_context_may_leave_its_number_of_calls_at_once_to_what_is_loaded() -> None:
+    def load() -> int:
+        return 1
+
+    assert context(slots="auto")(load)().slots == 0
+    assert context(load)().key == context(slots=1)(load)().key != context(slots="auto")(load)().key
+
+
 def test_nothing_is_loaded_until_it_is() -> None:
     ran = []
 
@@ -110,6 +118,7 @@ def test_a_factory_travels() -> None:
         (lambda: context(memory="four GB"), r"memory='four GB'.*is not a size"),
         (lambda: context(load_limit="0 s"), "leaves no time"),
         (lambda: context(slots=0), "whole number, 1 or more"),
+        (lambda: context(slots="many"), r"slots='many'.*1 or more, or \"auto\""),
         (lambda: context(devices=True), "whole number"),
         (lambda: context(awareness="half"), "one of none, disk, full"),
         (lambda: context("4 GB"), r"by name, as in @context\(memory="),

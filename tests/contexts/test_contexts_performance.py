@@ -22,7 +22,7 @@ def test_loads_are_remembered(tmp_path: Path) -> None:
     store = PerformanceStore(path)
     assert store.estimates("r") == {}
     store.record_load("r", kind="cpu", load_s=10, start_s=1, resident_bytes=5, peak_bytes=9)
-    store.record_load("r", kind="cpu", load_s=14, start_s=3, resident_bytes=7, peak_bytes=8)
+    store.record_load("r", kind="cpu", load_s=14, start_s=3, resident_bytes=7, peak_bytes=8, slots=6)
     store.record_load("r", kind="a10", load_s=2, device_bytes=100)
     store.record_load("other", kind="cpu", load_s=99)
     store.close()
@@ -33,6 +33,7 @@ def test_loads_are_remembered(tmp_path: Path) -> None:
     cpu = found["cpu"]
     assert (cpu.load_s, cpu.loads, cpu.start_s, cpu.resident_bytes, cpu.peak_bytes) == (12, 2, 2, 7, 9)
     assert cpu.load_sd == pytest.approx(statistics.stdev([10, 14]))
+    assert cpu.slots == 6
     assert (found["a10"].device_bytes, found["a10"].resident_bytes, found["a10"].load_sd) == (100, 0, 0)
 
 

@@ -52,13 +52,13 @@ WRITERS: dict[type, dict[str, str]] = {
         "libraries": "libraries", "load_failures": "loads", "load_s": "loads", "load_total_s": "loads",
         "loads": "loads", "lost_loads": "loads", "paces": "accounting", "queue": "queues", "rate": "call_ends",
         "resident_bytes": "loads", "run_s": "accounting", "run_total_s": "accounting", "runs": "accounting",
-        "served": "call_ends", "starved_since": "queues",
+        "served": "call_ends", "slots": "loads", "starved_since": "queues",
     },
     Library: {
         "device_bytes": "libraries", "ended_at": "holding", "functions": "sending", "held": "holding",
         "line": "pilots", "memory_bytes": "libraries", "phase": "pilots", "promised_bytes": "libraries",
-        "ready_at": "libraries", "resizing": "libraries", "served": "call_ends", "state": "libraries",
-        "stuck": "indexing", "taking": "holding", "used_at": "libraries", "zombies": "holding",
+        "ready_at": "libraries", "resizing": "libraries", "served": "call_ends", "slots": "libraries",
+        "state": "libraries", "stuck": "indexing", "taking": "holding", "used_at": "libraries", "zombies": "holding",
     },
     Call: {
         "by_itself": "poison", "holder": "holding", "late": "queue", "offered": "holding", "sent_at": "holding",

@@ -50,6 +50,7 @@ WRITERS: dict[str, dict[str, str]] = {
         "resident_bytes": "library_messages presence",
         "resizes": "resizing",
         "served": "holding",
+        "slots": "library_messages",
         "stage": "lifecycle",
         "started_at": "starting",
         "times_idle": "library_messages limits",

@@ -1,0 +1,101 @@
+"""A library asks its context how many calls it runs at once (`slots="auto"`)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from core.pilot_shell import GIB, CoreShell
+from fake_manager import FakeManager, recipe
+
+from stoker.contexts.recipe import Needs, Recipe
+from stoker.manager.protocol import to_agent
+from stoker.manager.protocol import to_manager as told
+from stoker.manager.protocol.calls import FailureKind
+from stoker.manager.protocol.to_manager import LibraryGone
+from stoker.pilot.core import commands
+from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
+
+
+class Roomy:
+    """A context with a slot for each 100 MB that its library may hold."""
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        self.asked: list[int] = []
+
+    def slots(self, device_memory_bytes: int) -> int:
+        self.asked.append(device_memory_bytes)
+        return max(self.least, device_memory_bytes // 100_000_000)
+
+
+class Wrong:
+    def slots(self, device_memory_bytes: int) -> Any:
+        return "many" if not device_memory_bytes else 0
+
+
+def _load(context: Any) -> Any:
+    return context
+
+
+def _where(context: Any, number: int) -> tuple[int, str]:
+    time.sleep(0.2)
+    return number, threading.current_thread().name
+
+
+def test_a_context_that_says_so_runs_its_calls_side_by_side(served: FakeManager) -> None:
+    assert served.ready(recipe(_load, Roomy(8), slots=0)).slots == 8
+    began = time.monotonic()
+    found = served.results(served.run(_where, [(n,) for n in range(8)], takes_context=True))
+    assert [number for number, _ in found] == list(range(8))
+    assert len({thread for _, thread in found}) == 8
+    assert time.monotonic() - began < 8 * 0.2
+
+
+def test_it_is_asked_once_with_what_its_recipe_declares(served: FakeManager) -> None:
+    needs = Needs(memory_bytes=500_000_000)
+    assert served.ready(recipe(_load, Roomy(1), slots=0, needs=needs), device_memory_bytes=500_000_000).slots == 5
+    (asked,) = served.results(served.run(lambda context: context.asked, [()], takes_context=True))
+    assert asked == [500_000_000]
+
+
+@pytest.mark.parametrize("context", [Roomy(1), {"slots": 9}, None], ids=["one", "no method", "none"])
+def test_a_context_for_one_call_at_a_time_is_served_by_the_main_thread(served: FakeManager, context: Any) -> None:
+    assert served.ready(recipe(_load, context, slots=0)).slots == 1
+    assert served.results(served.run(_where, [(1,)], takes_context=True)) == [(1, "MainThread")]
+
+
+def test_a_number_in_the_recipe_is_not_asked_for(served: FakeManager) -> None:
+    assert served.ready(recipe(_load, Roomy(8), slots=1)).slots == 0
+    (asked,) = served.results(served.run(lambda context: context.asked, [()], takes_context=True))
+    assert asked == []
+
+
+def test_an_answer_that_is_no_number_of_calls_is_a_failed_load(served: FakeManager) -> None:
+    served.start(recipe(_load, Wrong(), slots=0))
+    failure = served.wait_for(LibraryGone).failure
+    assert failure.kind is FailureKind.CONTEXT
+    assert "slots(0) of the context test-" in failure.message
+    assert "returned 'many': it has to be a whole number of calls" in failure.message
+
+
+# ---- the pilot's core
+
+
+def test_a_pilot_tells_the_slots_of_a_library_when_it_is_ready_and_with_each_hello() -> None:
+    pilot = CoreShell().join().forget()
+    pilot.start(1, Recipe(key="k", name="model", slots=0, needs=Needs(device_memory_bytes=8 * GIB)),
+                device_memory_bytes=9 * GIB)  # fmt: skip
+    assert pilot.take(commands.StartProcess).device_memory_bytes == 9 * GIB
+    pilot.say(1, to_agent.Hello(1, 1001), to_agent.Loaded(1.0, GIB, GIB, slots=12))
+    assert pilot.take(told.LibraryReady).slots == 12
+    pilot.give(HelloDue(UnacknowledgedFacts(), 0, ()))
+    assert [library.slots for library in pilot.take(commands.Greet).hello.libraries] == [12]
+
+
+def test_a_reservation_that_no_recipe_declares_is_no_budget() -> None:
+    pilot = CoreShell().join().forget()
+    pilot.start(1, Recipe(key="k", name="model", slots=0), device_memory_bytes=20 * GIB)
+    assert pilot.take(commands.StartProcess).device_memory_bytes == 0
