@@ -53,7 +53,8 @@ class LongestFirst:
         over = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if not over or hasattr(self._config, "workerinput") or self._config.getoption("collectonly"):
             return
-        chosen = any(self._config.getoption(name) for name in ("keyword", "markexpr", "lf", "stepwise", "maxfail"))
+        names = ("keyword", "markexpr", "lf", "stepwise", "maxfail")
+        chosen = any(self._config.getoption(name, None) for name in names)  # without a cache there is no "lf"
         whole = {name for name in self._measured if not any(f"{name}::" in arg for arg in self._config.args)}
         if chosen or session.shouldstop or session.shouldfail:
             return
