@@ -19,7 +19,11 @@ _FOLDER = click.Path(path_type=Path)
     APP, short_help="Models x prompts x parameters over a data file.", context_settings={"max_content_width": 120}
 )
 @click.option("--sweep", metavar="FILE", help="What to sweep: a TOML file. [a small example, shipped]")
-@click.option("--data", metavar="FILE", help="Rows to take instead of the sweep file's: .jsonl, .csv or .parquet.")
+@click.option(
+    "--data",
+    metavar="FILE",
+    help="Rows instead of the sweep file's: .jsonl, .csv, .parquet, .arrow or a saved data set.",
+)
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
 @click.option("--batch-size", type=WholeNumber(), help=f"Rows a call. [{_DEFAULT.batch_size}]")
 @click.option("--tensor-batch", type=WholeNumber(), help=f"Rows in one tensor inside a call. [{_DEFAULT.tensor_batch}]")

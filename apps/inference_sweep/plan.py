@@ -1,6 +1,6 @@
 """A sweep file, checked, and the combinations that it comes to.
 
-    data = "questions.jsonl"            rows: .jsonl, .csv or .parquet; the path is from this file's folder
+    data = "questions.jsonl"            rows: .jsonl, .csv, .parquet, .arrow, or a saved data set; from this folder
     id = "id"                           the column that names a row; without one it is the row's number
 
     [[models]]

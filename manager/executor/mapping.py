@@ -4,8 +4,8 @@ Two questions that the name does not answer:
 
 - What does the function get? With `batch_size=None` each item as it is; with `batch_size=n` (any n, 1 too) a list of up
   to n items, so that what it gets does not depend on the number. The default is what `@stoker.app(batch_size=...)`
-  says. One result comes back for each call: for each item, or for each batch. A data frame or an Arrow table is a
-  sequence of rows, each a dict by column name (`rows`).
+  says. One result comes back for each call: for each item, or for each batch. A table or a data file is a sequence of
+  rows, each a dict by column name (`rows`).
 - When is an error raised? Where its result would have come: in order with `ordered`, else when it arrives. The calls
   that are left are cancelled then, as they are when the loop ends early or Ctrl-C stops it. With `return_exceptions`
   the exception stands in the place of the result, and the loop goes on.
@@ -54,12 +54,12 @@ def map(
     endless: they are taken ahead, at most `window` calls (default 2,000) are in flight, and fewer while large results
     (256 MB) wait for the loop; futures among them are waited for. An input that takes long for an item is read on a
     thread of its own, and one that waits for results of this very map needs `window=1`. The items of a data frame
-    (pandas, polars) or an Arrow table are its rows, each a dict by column name. `progress=True` shows a
-    bar; a callable gets `(done, total)` in items, total None if `items` has no length. To leave the loop cancels what
-    is left. Raises SessionError before a site is loaded, ConfigError for an option that cannot be meant, and what a
-    call raised in place of its result; with `return_exceptions=True` that exception is the result instead. Calls are
-    not tried again (`load(retries=...)` is for calls of apps), and an app with `cache=True` or Parsl's `walltime` is
-    refused.
+    (pandas, polars), an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set) are its
+    rows, each a dict by column name; a file is read as calls are sent. `progress=True` shows a bar; a callable gets
+    `(done, total)` in items, total None if `items` has no length. To leave the loop cancels what is left. Raises
+    SessionError before a site is loaded, ConfigError for an option that cannot be meant, and what a call raised in
+    place of its result; with `return_exceptions=True` that exception is the result instead. Calls are not tried again
+    (`load(retries=...)` is for calls of apps), and an app with `cache=True` or Parsl's `walltime` is refused.
     """
     size = batch_size if batch_size is not None else getattr(app_in(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):

@@ -6,7 +6,7 @@ What most programs need is here: `app`, `context`, `load`, `map`, `causal_lm`, a
 config      site files: `load_site`, `Site`
 console     a terminal or a pipe to write on: `Screen` with its progress line, option types
 contexts    recipes, awareness, ready-made contexts, checkpoints: `Recipe`, `Awareness`, `saved_state`, `Evicted`
-datafile    rows of CSV, JSONL and Parquet files, each with its place
+datafile    rows of CSV, JSONL, Parquet and Arrow files, each with its place
 decoding    what decoders raise for damaged bytes
 errors      every error that a user can meet
 planning    how much work a run is, for `stoker plan`

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -428,6 +429,38 @@ def test_map_over_a_table_gives_its_rows(session, kind):
     assert list(stoker.map(show, table, progress=lambda *pair: said.append(pair))) == ["a1", "b2", "c3"]
     assert said[-1] == (3, 3)
     assert list(stoker.map(len, table, batch_size=2)) == [2, 1]
+
+
+def as_reader(table):
+    return pytest.importorskip("pyarrow").RecordBatchReader.from_batches(table.schema, table.to_batches())
+
+
+def as_data_set(table):
+    return pytest.importorskip("pyarrow.dataset").dataset(table)
+
+
+def as_file(table):
+    pytest.importorskip("pyarrow.feather").write_feather(table, "rows.feather")
+    return Path("rows.feather")
+
+
+@pytest.mark.parametrize("made", [as_reader, as_data_set, as_file])
+def test_map_reads_rows_from_what_holds_batches_or_lies_in_a_file(session, tmp_path, monkeypatch, made):
+    monkeypatch.chdir(tmp_path)
+    table = pytest.importorskip("pyarrow").table({"n": range(3000)})
+    assert list(stoker.map(lambda row: row["n"], made(table))) == list(range(3000))
+
+
+def test_map_over_a_file_says_which_row_it_cannot_read_and_keeps_those_before(session, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": \n')
+    taken = []
+    with pytest.raises(errors.ConfigError, match=r"rows\.jsonl: line 3: is not JSON"):
+        taken.extend(stoker.map(lambda row: row["n"], tmp_path / "rows.jsonl"))
+    assert taken == [1, 2]
+    with pytest.raises(errors.ConfigError, match="no such file"):
+        stoker.map(len, tmp_path / "none.csv")
+    with pytest.raises(errors.ConfigError, match=r"write Path\('rows\.jsonl'\)"):
+        stoker.map(len, "rows.jsonl")
 
 
 @pytest.mark.parametrize("kind", ["Table", "RecordBatch", "DataFrame"])

@@ -30,7 +30,7 @@ NAMES = {
         "load_variable_from_serverless",
         "local_path", "model_recipe", "progress", "recipe_of", "saved_state", "scratch", "state_folder",
     },
-    "datafile": {"Row", "digest_file", "read_rows", "text_field", "write_rows"},
+    "datafile": {"Line", "Row", "digest_file", "read_lines", "read_rows", "text_field", "write_rows"},
     "decoding": {"UNREADABLE"},
     "planning": {"Work"},
     "run_folder": {"Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_options", "write_whole"},

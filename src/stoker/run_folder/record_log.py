@@ -5,7 +5,7 @@ only the last line can be torn (a full disk, a crashed host), and a torn line is
 Nothing is fsynced: after a crash of the host some of the last records may be missing, and their inferences run again.
 
 A record whose key is already in the log is not written again, so whatever is interrupted and repeated, each key is
-there once.
+there once. Memory holds where each record lies, not the record: results may be larger than memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from stoker.errors import ConfigError, StokerError
 from stoker.whole_files import append_whole
@@ -32,32 +32,35 @@ class RecordLog:
     def __init__(self, path: Path, *, key: tuple[str, ...]) -> None:
         self.path = path
         self._fields = key
-        self._records: dict[tuple[Any, ...], Record] = {}
+        self._places: dict[tuple[Any, ...], int] = {}
+        """The byte at which each record begins."""
         self.dropped_bytes = 0
+        self._reader: BinaryIO | None = None
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             self._read()
         except BaseException:
-            os.close(self._file)
+            self.close()
             raise
 
     def _read(self) -> None:
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        for number, line in enumerate(data[:whole].splitlines(), start=1):
-            try:
-                record = json.loads(line)
-                self._records.setdefault(self.key_of(record), record)
-            except (ValueError, RecursionError, KeyError, TypeError):
-                raise ConfigError(
-                    f"{self.path}: line {number}: is not a result of this run; remove the line, and its result is"
-                    " made again",
-                    file=str(self.path),
-                    line=number,
-                ) from None
-        if whole < len(data):
-            os.ftruncate(self._file, whole)
-            self.dropped_bytes = len(data) - whole
+        at = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    os.ftruncate(self._file, at)
+                    self.dropped_bytes = len(line)
+                    return
+                try:
+                    self._places.setdefault(self.key_of(json.loads(line)), at)
+                except (ValueError, RecursionError, KeyError, TypeError):
+                    raise ConfigError(
+                        f"{self.path}: line {number}: is not a result of this run; remove the line, and its result is"
+                        " made again",
+                        file=str(self.path),
+                        line=number,
+                    ) from None
+                at += len(line)
 
     def key_of(self, record: Record) -> tuple[Any, ...]:
         """What identifies the record. Raises KeyError when a field of the key is missing."""
@@ -68,44 +71,55 @@ class RecordLog:
 
         Raises StokerError when the disk refuses, and then none of them is in the log.
         """
-        fresh: dict[tuple[Any, ...], Record] = {}
+        fresh: dict[tuple[Any, ...], bytes] = {}
         for record in records:
             key = self.key_of(record)
-            if key not in self._records:
-                fresh.setdefault(key, record)
-        data = b"".join(
-            json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n" for record in fresh.values()
-        )
+            if key not in self._places and key not in fresh:
+                text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+                fresh[key] = text.encode() + b"\n"
         before = os.fstat(self._file).st_size
         try:
-            append_whole(self._file, data, at=before)
+            append_whole(self._file, b"".join(fresh.values()), at=before)
         except OSError as error:
             raise StokerError(
-                f"{self.path}: cannot be written: {error.strerror}; the {len(self._records)} results before are kept",
+                f"{self.path}: cannot be written: {error.strerror}; the {len(self._places)} results before are kept",
                 file=str(self.path),
             ) from error
-        self._records.update(fresh)
+        for key, line in fresh.items():
+            self._places[key] = before
+            before += len(line)
         return len(fresh)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._records
+        return key in self._places
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._places)
 
     def __iter__(self) -> Iterator[Record]:
         """The records, in the order in which they were written."""
-        return iter(self._records.values())
+        return (self._record_at(place) for place in list(self._places.values()))
 
     def get(self, key: tuple[Any, ...]) -> Record | None:
         """The record of this key, if it is there."""
-        return self._records.get(key)
+        place = self._places.get(key)
+        return None if place is None else self._record_at(place)
+
+    def _record_at(self, place: int) -> Record:
+        if self._reader is None:
+            self._reader = self.path.open("rb")
+        self._reader.seek(place)
+        record: Record = json.loads(self._reader.readline())
+        return record
 
     def close(self) -> None:
         """Closes the file; twice is fine."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     def __enter__(self) -> Self:
         return self
