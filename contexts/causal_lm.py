@@ -13,16 +13,15 @@ neither, so that a login node can write recipes without a GPU library.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
-import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.contexts import ambient
 from stoker.contexts.factory import RecipeFactory, context
+from stoker.contexts.model_source import CallableModule, architectures, model_source, shown_name
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import RecipeError
 
@@ -112,9 +111,9 @@ def model_recipe(
     """
     if dtype not in DTYPES:
         raise RecipeError(f"causal_lm(dtype={dtype!r}): one of {', '.join(DTYPES)}", option="dtype")
-    source, is_local = _source(os.fspath(path) or default_model())
+    source, is_local = model_source(os.fspath(path) or default_model())
     needs = {"files": ("path",) if is_local else (), "preload": tuple(dict.fromkeys([*_preload(source), *preload]))}
-    factory = loader.with_options(**needs, **options).named(_shown(os.fspath(path) or source))
+    factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
     return factory(source, dtype=dtype, snapshot=snapshot, threads=threads)
 
 
@@ -135,53 +134,10 @@ def default_model() -> str:
     return str(found[0])
 
 
-def _source(path: str) -> tuple[str, bool]:
-    """What to load, and whether it lies here. A checkpoint file stands for the folder that it is in."""
-    local = Path(path)
-    if local.suffix == ".safetensors" and local.is_file():
-        if not (local.parent / "config.json").is_file():
-            raise RecipeError(
-                f"{local} has no config.json beside it, which says what model it is; copy the model's config.json and"
-                " tokenizer files there",
-                path=path,
-            )
-        local = local.parent
-    if local.is_dir() and not (local / "config.json").is_file():
-        gguf = sorted(local.glob("*.gguf"))
-        if len(gguf) != 1:
-            what = f"{len(gguf)} GGUF files (name one)" if gguf else "neither config.json nor a GGUF file"
-            raise RecipeError(f"{local} holds {what}, so it is no model folder", path=path)
-        local = gguf[0]
-    if local.is_file() and local.suffix != ".gguf":
-        raise RecipeError(f"{local} is neither .gguf nor .safetensors; name such a file, or a folder", path=path)
-    if local.exists():
-        return str(local), True
-    if local.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1 or local.suffix == ".gguf":
-        raise RecipeError(f"there is no model at {path}; check the path", path=path)
-    return path, False
-
-
 def _preload(source: str) -> tuple[str, ...]:
     """What a pilot imports ahead: the model's architecture too, if it is told cheaply (not so in a GGUF file)."""
-    try:
-        named = json.loads((Path(source) / "config.json").read_text()).get("architectures")
-    except (OSError, ValueError, RecursionError, AttributeError):
-        named = None
-    names = [name for name in named or () if isinstance(name, str) and name.isidentifier()] or [_USUAL_ARCHITECTURE]
+    names = architectures(source) or (_USUAL_ARCHITECTURE,)
     return (*_PRELOAD, *(f"transformers:{name}" for name in names))
 
 
-def _shown(path: str) -> str:
-    """A short name for people: `SmolLM2-135M` of `models/SmolLM2-135M.Q4_K_M.gguf`."""
-    name = Path(path).name or Path(path).parent.name
-    return name.removesuffix(".gguf").removesuffix(".safetensors")[:40] or "llm"
-
-
-class _Callable(types.ModuleType):
-    """This module has the name of its function, and Python puts whichever was imported last into the package."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Recipe:
-        return causal_lm(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = CallableModule
