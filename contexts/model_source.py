@@ -15,6 +15,7 @@ class CallableModule(types.ModuleType):
     Python puts whichever was imported last into the package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function of its name answers."""
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
 
 
