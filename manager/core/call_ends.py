@@ -11,6 +11,7 @@ from stoker.manager.core import (
     accounting,
     call_records,
     ending,
+    faults,
     feeding,
     gangs,
     holding,
@@ -46,6 +47,9 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
         outcome, place = ends[place], place + 1
         if call is None or call.holder is not library:
             total += _odd_end(manager, library, call, outcome)
+            continue
+        if faults.is_fault(outcome):
+            faults.failed(manager, library, call, outcome)
             continue
         if call.group is not group:
             if group is not None:
@@ -96,6 +100,9 @@ def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: Cal
         manager.state.refuse("late or repeated end of a call")
         return 0
     still_open = manager.state.calls.get(outcome.call)
+    if faults.is_fault(outcome):
+        repair.orphan_failed(manager.state, outcome.call)
+        return 1
     if still_open is not None and _may_count(still_open, library):
         ending.finished_elsewhere(manager, still_open, library, outcome)
         return 1

@@ -26,6 +26,7 @@ from stoker.manager.core import (
     deadlines,
     departures,
     draining,
+    faults,
     feeding,
     forecasts,
     holes,
@@ -243,6 +244,8 @@ class Core:
                 losses.due(manager, rest)
             case "deadline":
                 deadlines.due(manager, rest)
+            case faults.TIMER:
+                faults.due(manager)
             case "emptied":
                 block_orders.emptied(manager, rest)
             case stuck.TIMER:

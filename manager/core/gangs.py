@@ -21,6 +21,8 @@ from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, Failur
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_pilot import MeetGang, RunCalls
 
+_BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)
+"""How the end of a member's part breaks its gang, and the call goes on."""
 MOST_BREAKS = 10
 """A call whose ranks lose each other so often, although their libraries live, is given up."""
 
@@ -79,7 +81,7 @@ def ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> N
         return
     gang.ends[library.id] = outcome
     if not outcome.ok:
-        if outcome.failure is not None and outcome.failure.kind is FailureKind.GANG:
+        if outcome.failure is not None and outcome.failure.kind in _BREAKS:
             _broke(manager, call, library, outcome)
         else:
             ending.end(manager, call, outcome)
@@ -89,15 +91,17 @@ def ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> N
 
 
 def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """A rank has lost the others: start again, on whatever is left."""
-    said = outcome.failure.message if outcome.failure is not None else ""
+    """A rank has lost the others, or was failed by a device, a disk or a network: start again, on whatever is left."""
+    assert outcome.failure is not None
+    said, kind = outcome.failure.message, outcome.failure.kind
     breaks = call_records.broke(manager.state, call)
     if breaks >= MOST_BREAKS:
         text = f"its ranks lost each other {breaks} times; the last time on {library.pilot.id}: {said}"
-        failure = Failure(FailureKind.GANG, text, library.pilot.id, library.id)
-        ending.end(manager, call, CallEnd(call.id, False, b"", outcome.run_s, failure))
+        failure = Failure(kind, text, library.pilot.id, library.id, device=outcome.failure.device)
+        ending.end(manager, call, CallEnd(call.id, False, outcome.payload, outcome.run_s, failure))
         return
-    holding.requeue(manager, (call,), why=f"lib-{library.id} on {library.pilot.id} lost the other ranks: {said}")
+    what = "lost the other ranks" if kind is FailureKind.GANG else "failed its rank"
+    holding.requeue(manager, (call,), why=f"lib-{library.id} on {library.pilot.id} {what}: {said}")
 
 
 def _account(manager: Manager, call: Call, gang: Gang) -> None:

@@ -25,6 +25,11 @@ def why_apart(state: State, call: Call) -> str:
     trial = state.trials.get(call.id)
     if trial is None or call.id not in call.group.context.queue.apart:
         return ""
+    if not is_suspect(trial) and trial.faults:
+        last = trial.faults[-1]
+        pause_s = last.pauses_until - state.now
+        when = f"in {show_seconds(pause_s)}" if pause_s > 0 else "on another pilot, or there later"
+        return f"{last.pilot} failed it ({last.failure.message}); is to run again {when}"
     if not is_suspect(trial):
         return f"waits for a pilot with more than {show_seconds(trial.longest_s)} left of its walltime"
     count = len(trial.counted)
@@ -92,10 +97,11 @@ def is_suspect(trial: Trial) -> bool:
 
 
 def is_apart(manager: Manager, call: Call, trial: Trial) -> bool:
-    """True if a call waits apart: it is to run alone, or on a pilot with more time left, or its end is to be told."""
+    """True if a call waits apart: it is to run alone, or on another pilot or one with more time left, or its end is to
+    be told."""
     if call.group.options.gang[1] > 1 or manager.policies.dispatch.period_s:
         return verdict(manager.state, call, trial) is not None
-    return is_suspect(trial) or bool(trial.cuts)
+    return is_suspect(trial) or bool(trial.cuts) or bool(trial.faults)
 
 
 def awaits_word(trial: Trial) -> bool:

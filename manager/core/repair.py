@@ -139,6 +139,11 @@ def end_orphan(state: State, outcome: CallEnd) -> bool:
     return orphan is not None
 
 
+def orphan_failed(state: State, id: CallId) -> None:
+    """The infrastructure failed a call, which is no end: if it is an orphan, it runs when its client submits it."""
+    state.orphans.pop(id, None)
+
+
 def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> None:
     if manager.state.libraries.get(library.id) is library and id in library.zombies:
         holding.drop(manager, library, id, running=running, of_gang=running)

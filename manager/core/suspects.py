@@ -11,7 +11,8 @@ A death of the library alone is better evidence (`poison.killed_its_library`), u
 outside while others ran on the node: then the system may have chosen it although another one took the memory.
 
 A call that is cut off by the end of the walltime is tried on a pilot that has more time left than it ran
-(`walltime.trial_fits`). It fails when it was cut off twice although it had most of a walltime each time.
+(`walltime.trial_fits`). It fails when it was cut off twice although it had most of a walltime each time. One that the
+infrastructure failed (`faults`) is tried on another pilot.
 
 What a call has saved in between (`stoker.progress(state=...)`) wipes out what was counted: it gets on.
 
@@ -23,7 +24,7 @@ A context whose load takes the pilot along `loads.LOADS` times in a row, with no
 
 from __future__ import annotations
 
-from stoker.manager.core import ending, holding, judging, libraries, loads, queues, reservations, walltime
+from stoker.manager.core import ending, faults, holding, judging, libraries, loads, queues, reservations, walltime
 from stoker.manager.core.judging import ALONE_AFTER, MOST_LOSSES
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library, Pilot
@@ -95,17 +96,18 @@ def may_begin(state: State) -> bool:
 
 
 def offer(manager: Manager, library: Library) -> None:
-    """A library has a free slot: a call that was cut off before goes first, if there is time enough for it."""
+    """A library has a free slot: a call that was cut off before goes first, if there is time enough for it, and one
+    that other pilots have failed."""
     for call in library.context.queue.apart.values():
         trial = manager.state.trials[call.id]
         if (
             judging.is_suspect(trial)
-            or not trial.cuts
+            or not (trial.cuts or trial.faults)
             or not library.admits(call)
             or judging.verdict(manager.state, call, trial)
         ):
             continue
-        if walltime.trial_fits(manager.state, library, call, trial):
+        if _fits(manager, library, call, trial):
             _give(manager, library, call)
             return
 
@@ -131,7 +133,7 @@ def settle(manager: Manager) -> None:
                 if not judging.awaits_word(trial):
                     _send_alone(manager, call, trial)
             else:
-                _send_in_time(manager, call, trial)
+                _send_where_it_fits(manager, call, trial)
 
 
 # ---- records
@@ -150,9 +152,7 @@ def _trial(manager: Manager, call: Call) -> Trial:
     """The record of a call's trials; empty again if it has saved something since they were written."""
     trial = reservations.trial_of(manager, call)
     if call.spec.progress != trial.saved:
-        trial.saved = call.spec.progress
-        trial.losses.clear()
-        trial.cuts.clear()
+        trial.gets_on(call.spec.progress)
     return trial
 
 
@@ -205,7 +205,7 @@ def _send_alone(manager: Manager, call: Call, trial: Trial) -> None:
         here = [each for each in manager.state.pilots.values() if each.state is PilotState.HERE]
         if sum(each.reserved is not None for each in here) >= max(1, len(here) // 2):
             return
-        free = [x for x in able if x.pilot.reserved is None and walltime.trial_fits(manager.state, x, call, trial)]
+        free = [x for x in able if x.pilot.reserved is None and _fits(manager, x, call, trial)]
         if not free:
             return
         pilot = min(free, key=lambda x: (_load(x.pilot), x.id)).pilot
@@ -218,14 +218,22 @@ def _load(pilot: Pilot) -> int:
     return sum(library.load for library in pilot.libraries.values())
 
 
-def _send_in_time(manager: Manager, call: Call, trial: Trial) -> None:
-    """Send a call that was cut off to a library with a free slot, on a pilot that has more time left than it had."""
-    able = [x for x in _candidates(call) if walltime.trial_fits(manager.state, x, call, trial)]
+def _fits(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
+    """True if a call may run on a pilot now: there is time enough, and the pilot has not failed it just now."""
+    return not faults.avoided(trial, library, manager.state.now) and walltime.trial_fits(
+        manager.state, library, call, trial
+    )
+
+
+def _send_where_it_fits(manager: Manager, call: Call, trial: Trial) -> None:
+    """Send a call to a library with a free slot: one that was cut off to a pilot that has more time left than it had,
+    one that was failed to another pilot, or after a while."""
+    able = [x for x in _candidates(call) if _fits(manager, x, call, trial)]
     free = [library for library in able if library.load < library.slots and library.admits(call)]
     if free:
-        _give(manager, free[0], call)
+        _give(manager, min(free, key=lambda x: faults.count(trial, x)), call)
     elif not able:
-        call.group.context.apart_lacks = True
+        call.group.context.apart_lacks = faults.has_elsewhere(manager, trial)
 
 
 def _give(manager: Manager, library: Library, call: Call) -> None:

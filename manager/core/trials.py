@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from stoker.manager.core.nouns import Pilot
 from stoker.manager.protocol.calls import Failure
-from stoker.manager.protocol.ids import LibraryId, PilotId
+from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 
 
 class Loss:
@@ -67,18 +69,38 @@ class Cut:
         self.log = log
 
 
-class Trial:
-    """What a call has lost that is not done yet (see `suspects`)."""
+class Fault(msgspec.Struct, frozen=True):
+    """That a pilot's infrastructure failed a call (see `faults`). `devices`: which devices did; empty: the node did.
+    `avoided_until`: the call is not sent there before; `pauses_until`: nor anywhere."""
 
-    __slots__ = ("cuts", "losses", "pilot", "saved")
+    at: float
+    pilot: PilotId
+    devices: frozenset[DeviceId]
+    avoided_until: float
+    pauses_until: float
+    failure: Failure
+
+
+class Trial:
+    """What a call has lost that is not done yet (see `suspects`, `faults`)."""
+
+    __slots__ = ("cuts", "faults", "losses", "pilot", "saved")
 
     def __init__(self) -> None:
         self.losses: list[Loss] = []
         self.cuts: list[Cut] = []
+        self.faults: list[Fault] = []
         self.saved = b""
         """What it had saved of its progress when the last of these happened."""
         self.pilot: Pilot | None = None
         """The pilot that is reserved for it."""
+
+    def gets_on(self, saved: bytes) -> None:
+        """The call has saved something since this was written: it is written anew."""
+        self.saved = saved
+        self.losses.clear()
+        self.cuts.clear()
+        self.faults.clear()
 
     @property
     def counted(self) -> list[Loss]:

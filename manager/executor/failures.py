@@ -14,6 +14,7 @@ from stoker.errors import (
     CallTimeoutError,
     ContextError,
     GangBroken,
+    InfrastructureError,
     NoDeviceError,
     PoisonCallError,
     RemoteCallError,
@@ -37,6 +38,7 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
     FailureKind.CANCELLED: CallCancelledError,
     FailureKind.DIED: CallError,
     FailureKind.GANG: GangBroken,
+    FailureKind.INFRASTRUCTURE: InfrastructureError,
 }
 
 
@@ -46,9 +48,9 @@ _NAMES_SOMETHING = b"\x93"
 
 def opens_at_once(end: CallEnd) -> bool:
     """True if to open this end runs no code but Stoker's, and reads no file."""
-    if end.failure is not None:
-        return True
     payload = end.payload
+    if end.failure is not None:
+        return not payload
     return end.ok and type(payload) is bytes and payload[:2] == b"\x80\x05" and _NAMES_SOMETHING not in payload
 
 
@@ -57,7 +59,8 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
     if end.ok:
         return _open(end.payload, end)
     if end.failure is not None:
-        raise failure_error(end.failure, call=end.call, session=session)
+        cause = payloads.load_exception(_bytes(end.payload, end)) if end.payload else None
+        raise failure_error(end.failure, call=end.call, session=session) from cause
     error = payloads.load_exception(_bytes(end.payload, end))
     if isinstance(error, Exception):
         error.add_note(_where(end, session))
@@ -89,7 +92,7 @@ def _command(name: str, call: str, session: str) -> str:
 def failure_error(failure: Failure, *, call: int, session: str = "") -> StokerError:
     """The error of a failure, with its evidence as facts."""
     facts: dict[str, Any] = {"call": show_call(call)}
-    for name in ("pilot", "signal", "exit_code", "tail", "log"):
+    for name in ("pilot", "device", "signal", "exit_code", "tail", "log"):
         if getattr(failure, name):
             facts[name] = getattr(failure, name)
     if failure.library:

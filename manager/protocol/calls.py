@@ -96,10 +96,14 @@ class FailureKind(enum.Enum):
     """Its library process ended: by a signal, or because something called exit."""
     GANG = "gang"
     """Other ranks of its gang were lost, or did not come. It is started again, and ends so only after many tries."""
+    INFRASTRUCTURE = "infrastructure"
+    """It raised what a device, a disk or a network did to it. It runs again elsewhere, and ends so only after that has
+    happened several times."""
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Evidence of a failure. `signal` is 0 unless a signal ended the process; `tail` holds its last log lines."""
+    """Evidence of a failure. `signal` is 0 unless a signal ended the process; `tail` holds its last log lines. `device`
+    names the devices that failed, where devices did."""
 
     kind: FailureKind
     message: str
@@ -109,6 +113,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
     exit_code: int = 0
     tail: str = ""
     log: str = ""
+    device: str = ""
 
 
 class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -123,7 +128,8 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a call ended: exactly one of these reaches the client for each call that was accepted.
 
     `ok`: payload is the pickled result. Not `ok` and no `failure`: payload is the pickled exception that the user's
-    function raised, with its traceback. Otherwise `failure` says what happened. `run_s` is the time in the function.
+    function raised, with its traceback. Otherwise `failure` says what happened; where that is of the infrastructure,
+    payload may be the pickled exception. `run_s` is the time in the function.
     """
 
     call: CallId

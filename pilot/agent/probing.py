@@ -42,6 +42,13 @@ def probed_devices(options: PilotOptions, devices: Iterable[PilotDevice]) -> fro
     )
 
 
+def command_beside(options: PilotOptions, devices: Iterable[PilotDevice]) -> tuple[str, ...]:
+    """The command by which a library on these devices may have one probed beside itself; empty: it may not."""
+    devices = tuple(devices)
+    may = len(probed_devices(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
+    return command_of(options) if may else ()
+
+
 def begin(agent: Agent, name: DeviceId) -> None:
     """Probe a device, in a thread."""
     device = agent.devices[name]

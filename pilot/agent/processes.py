@@ -11,7 +11,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.manager.protocol.to_library import Load
 from stoker.manager.protocol.to_pilot import StartLibrary
-from stoker.pilot.agent import snapshots, standing
+from stoker.pilot.agent import probing, snapshots, standing
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.errors import is_pilots_fault, lacks_processes, no_process
 from stoker.pilot.agent.process import LibraryProcess
@@ -70,6 +70,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
         search_path=agent.search_path,
         host=agent.peers.host,
         gang_key=agent.peers.gang_key,
+        probe=probing.command_beside(agent.options, devices),
     )
     fork = Fork(
         library=number,

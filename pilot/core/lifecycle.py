@@ -9,10 +9,10 @@ import msgspec
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_manager import LibraryFacts, LibraryGone
-from stoker.pilot.core import holding, station, wants
+from stoker.pilot.core import holding, probes, station, wants
 from stoker.pilot.core.commands import Forget, KillProcess, Severity
 from stoker.pilot.core.events import ProcessEnded
-from stoker.pilot.core.exits import FOLDER_GONE, NOT_SETTLED, SAID_BY_CODE
+from stoker.pilot.core.exits import DEVICE_FAILED, OF_ITS_PILOT, OF_THE_INFRASTRUCTURE, SAID_BY_CODE
 from stoker.pilot.core.stages import NEXT, Stage
 from stoker.pilot.core.state import Cause, CoreState, PilotLibrary
 
@@ -68,6 +68,8 @@ def finish(state: CoreState, library: PilotLibrary, ending: ProcessEnded) -> Non
     state.out.append(Forget(number, left.running))
     station.release(state, library)
     state.libraries.pop(number, None)
+    if ending.exit_code == DEVICE_FAILED:
+        probes.suspect(state, library.devices)
     state.gone[number] = LibraryFacts(
         library=number, recipe=library.recipe.key, devices=library.devices, ready=is_ready  # type: ignore[arg-type]
     )  # fmt: skip
@@ -95,9 +97,12 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
         doing = f"while it loaded {name}"
     else:
         doing = f"in a call on {name}" if running else f"while it held {name} idle"
-    kind = FailureKind.PILOT if code in (NOT_SETTLED, FOLDER_GONE) else FailureKind.CONTEXT
+    if library.serves:
+        kind = FailureKind.PILOT if code in OF_THE_INFRASTRUCTURE and not how else FailureKind.DIED
+    else:
+        kind = FailureKind.PILOT if code in OF_ITS_PILOT else FailureKind.CONTEXT
     return Failure(
-        kind=FailureKind.DIED if library.serves else kind,
+        kind=kind,
         message=f"lib-{library.number} on {state.facts.pilot} {what}, {doing}",
         pilot=state.facts.pilot,
         library=library.number,

@@ -1,5 +1,5 @@
-"""When devices are probed, and what becomes of the answers: when the pilot starts, and every few minutes those on which
-nothing is loaded.
+"""When devices are probed, and what becomes of the answers: when the pilot starts, every few minutes those on which
+nothing is loaded, and at once one that failed in a call.
 
 A pilot says hello when it knows of each of its devices. What the driver reports by itself (memory errors, Xid events,
 that the GPU is lost) needs no second probe, and a driver that does not answer is a fault while that lasts. A GPU that
@@ -7,6 +7,8 @@ takes one process at a time is probed at the start alone: a later probe could be
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFault
@@ -24,9 +26,18 @@ def due(state: CoreState) -> None:
         return
     busy = {device for library in state.libraries.values() for device in library.devices}
     for device, turn in state.turns.items():
-        if state.now >= turn.due_at and not turn.is_under_way and device not in busy:
+        is_free = device not in busy or (turn.is_urgent and state.devices[device].processes != 1)
+        if state.now >= turn.due_at and not turn.is_under_way and is_free:
             turn.is_under_way = True
             state.out.append(Probe(device))
+
+
+def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
+    """Devices have failed in a call: probe them at once, beside other libraries too."""
+    for device in devices:
+        turn = state.turns.get(device)
+        if turn is not None and device in state.facts.probed:
+            turn.is_urgent, turn.due_at = True, state.now
 
 
 def are_known(state: CoreState) -> bool:
@@ -42,6 +53,7 @@ def probed(state: CoreState, event: Probed) -> None:
     if turn.health.heard(event.answer, event.said):
         _tell(state, device, turn.health.fault)
     turn.is_under_way = False
+    turn.is_urgent = turn.health.suspected
     pause_s = state.facts.probe_every_s or NEVER
     if turn.health.suspected:
         pause_s = AGAIN_S

@@ -177,6 +177,8 @@ class DeviceTurn:
         self.health = DeviceHealth()
         self.due_at = 0.0
         self.is_under_way = False
+        self.is_urgent = False
+        """Whether it has failed in a call, and is probed even beside libraries."""
 
 
 class CoreState:

@@ -28,6 +28,7 @@ from stoker.pilot.core import exits
 from stoker.pilot.core.disk import takes_no_writes
 from stoker.pilot.library import attaching, frames
 from stoker.pilot.library import settings as settings_module
+from stoker.pilot.library.evidence import Place
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.runner import Runner, clean, leave_child
@@ -82,6 +83,7 @@ def serve(number: int) -> None:
     if slots > 1:
         ThreadTail(settings.log)  # from now on Python's streams are those that calls print to
     soundness = Soundness()
+    place = Place(settings.folder, order.devices, order.recipe.needs.device_memory_bytes, settings.probe)
     server = LibraryServer(
         sock,
         context=context,
@@ -109,6 +111,7 @@ def serve(number: int) -> None:
             meetings=server.meetings,
             soundness=soundness,
             leave=server.leave,
+            place=place,
         )
         os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
         return runner

@@ -37,6 +37,7 @@ from stoker.manager.protocol.calls import (
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_library import Run
 from stoker.pilot.core import exits
+from stoker.pilot.library import evidence
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.meetings import GangMeetings
@@ -63,7 +64,7 @@ class RunnableCall(msgspec.Struct, frozen=True):
 
 class Runner:
     """One slot. `context` is the first argument of functions that take one; `report` sends a call's progress; `leave`
-    ends the library for a fault that `soundness` finds."""
+    ends the library for a fault that `soundness` finds; `place` is what exceptions are judged by."""
 
     def __init__(
         self,
@@ -78,8 +79,10 @@ class Runner:
         meetings: GangMeetings | None = None,
         soundness: Soundness | None = None,
         leave: Callable[[LibraryFault], NoReturn] | None = None,
+        place: evidence.Place | None = None,
     ) -> None:
         self._settings = settings
+        self._place = place or evidence.Place(settings.folder)
         self._slot = slot
         self._marker = marker
         self._sandbox = sandbox
@@ -148,7 +151,7 @@ class Runner:
             del result, args, kwargs
         except _TransferError as error:
             self.ended_at = ended = _now()
-            failure, lacked_descriptors = error.failure, out_of_descriptors(error)
+            failure, lacked_descriptors = self._infrastructure(error) or error.failure, out_of_descriptors(error)
         except ambient.Evicted as evicted:
             self.ended_at = _now()
             self._finish()
@@ -161,7 +164,11 @@ class Runner:
                 failure = self._failure(str(error), kind=FailureKind.GANG)
             else:
                 lacked_descriptors = out_of_descriptors(error)
+                failure = self._infrastructure(error)
                 payload = self._pack_error(call, error)
+                if failure is not None and isinstance(payload, ObjectRef):  # nobody would fetch it
+                    os.unlink(payload.source)
+                    payload = b""
         if self.forked:
             _leave_fork()
         if not ok:
@@ -261,6 +268,15 @@ class Runner:
             return self._store(call, [data])
         except _TransferError:
             return payloads.dump_exception(SerializationError(f"{type(error).__name__} of {len(data)} bytes was lost"))
+
+    def _infrastructure(self, error: BaseException) -> Failure | None:
+        """What the infrastructure did to a call that raised this; None if the exception is the user's own."""
+        found = evidence.find(error, self._place)
+        if found is None:
+            return None
+        failure = self._failure(found.text, kind=FailureKind.INFRASTRUCTURE)
+        failed = ", ".join(self._place.devices) if found.row.probed else ""
+        return msgspec.structs.replace(failure, device=failed) if failed else failure
 
     def _store(self, call: int, parts: list[Any]) -> ObjectRef:
         size = sum(map(len, parts))

@@ -32,7 +32,7 @@ import msgspec
 
 from stoker.contexts import carried_modules
 from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallEnd, CallProgress
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.manager.protocol.to_agent import GivenBack, Reports, Resized, RunEvicted, RunsEnded
 from stoker.manager.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Stop
 from stoker.pilot.core import exits
@@ -51,6 +51,8 @@ _SLOW_S = 0.0005
 _TICK_S = 0.02
 _REPORT_S = 0.05
 """Progress is reported at most this often."""
+_FAULTS = 3
+"""A library in which so many calls in a row failed of their node ends: another one may do better."""
 NOT_RESIZED = -1
 """Answers a resize that the context refused."""
 _now = time.perf_counter
@@ -92,6 +94,8 @@ class LibraryServer:
         self._parked = True
         self._resizer = _resizer(context)
         self._resizes: deque[int] = deque()
+        self._faults = 0
+        """Calls in a row that failed of the infrastructure."""
 
     def report(self, progress: CallProgress) -> None:
         """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago. A
@@ -204,6 +208,20 @@ class LibraryServer:
         if not self._ends:
             self._oldest_end = runner.ended_at
         self._ends.append(outcome)
+        if self._faults or outcome.failure is not None:
+            self._leave_if_failing(outcome.failure)
+
+    def _leave_if_failing(self, failure: Failure | None) -> None:
+        """End the library if its device has failed, or if call after call fails of its node. Those that run elsewhere
+        then have not failed: they count as not begun."""
+        if failure is None or failure.kind is not FailureKind.INFRASTRUCTURE:
+            self._faults = 0
+            return
+        self._faults += 1
+        if failure.device:
+            self.leave(LibraryFault(exits.DEVICE_FAILED, failure.message))
+        if self._faults >= _FAULTS and all(each.call == NO_CALL for each in self._runners):
+            self.leave(LibraryFault(exits.NODE_FAILED, f"{self._faults} calls in a row failed: {failure.message}"))
 
     def _leave_if_unfit(self) -> None:
         """End the library if calls have left it unfit for more. Between calls: then none that it holds has begun."""

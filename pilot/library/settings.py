@@ -11,6 +11,7 @@ class Settings(msgspec.Struct, frozen=True):
     `folder` is its own on local disk, `log` the file that its output goes to, `objects` the session's folder for
     large results, `search_path` is appended to `sys.path`. `host` is what other pilots reach this machine at.
     `gang_key` is the session's secret for gangs: what the ranks of one call prove to each other is made from it.
+    `probe` is the command that probes a device, without the device's name; empty where none is to be probed.
     """
 
     pilot: str
@@ -21,6 +22,7 @@ class Settings(msgspec.Struct, frozen=True):
     search_path: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     gang_key: bytes = b""
+    probe: tuple[str, ...] = ()
 
 
 decode = msgspec.msgpack.Decoder(Settings).decode

@@ -29,6 +29,7 @@ from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKin
 from stoker.manager.protocol.to_library import Run
 from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.agent.usage import resident_bytes
+from stoker.pilot.library.evidence import Place
 from stoker.pilot.library.functions import Function, Functions
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.printing import LogTail
@@ -89,9 +90,7 @@ class VineLibrary:
         """Run the calls of an order, one after the other."""
         if self._held.failure is not None:
             # TaskVine would keep this process, which is of no use; the next one may do better.
-            leave = threading.Timer(_LEAVE_S, os._exit, (1,))
-            leave.daemon = True
-            leave.start()
+            self._leave_soon()
             return messages.PoolAnswer(order.ticket, self._held)
         before = self._held
         self._held = msgspec.structs.replace(before, orders=before.orders + 1)
@@ -102,7 +101,15 @@ class VineLibrary:
                 ends = self._run(order, Path(folder))
             finally:
                 os.chdir(folder)
+        if any(end.failure is not None and end.failure.device for end in ends):
+            self._leave_soon()  # what is left of this process can use no device any more
         return messages.PoolAnswer(order.ticket, before, ends)
+
+    def _leave_soon(self) -> None:
+        """End this process once its answer has gone out."""
+        leave = threading.Timer(_LEAVE_S, os._exit, (1,))
+        leave.daemon = True
+        leave.start()
 
     # ---- loading
 
@@ -156,6 +163,7 @@ class VineLibrary:
             tail=self._tail,
             context=context,
             report=lambda _report: None,
+            place=Place(self._home, self._setup.devices, self._setup.recipe.needs.device_memory_bytes),
         )
         os.chdir(self._home)
         os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))

@@ -15,6 +15,7 @@
         ├── CallDroppedError    a policy dropped it, with a reason
         ├── CallCancelledError  somebody cancelled it, or the session ended before it ran
         ├── GangBroken          ranks of its gang were lost, again and again
+        ├── InfrastructureError devices, disks or networks failed it, on one pilot after the other
         └── RemoteCallError     it raised something that cannot be brought back as itself
 
 A message says what happened, where, and what to do. Facts are attributes, and every error survives pickling.
@@ -103,6 +104,11 @@ class CallCancelledError(CallError):
 class GangBroken(CallError):
     """Other ranks of a gang were lost, or did not come. Raised inside a call, it has the call started again, with the
     checkpoint that rank 0 left; the client sees it only when that has happened again and again."""
+
+
+class InfrastructureError(CallError):
+    """Devices, disks or networks failed the call, on one pilot after the other. The exception that the function raised
+    last is its cause. Facts: `device`, where devices failed."""
 
 
 class RemoteCallError(CallError):

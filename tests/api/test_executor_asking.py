@@ -414,6 +414,18 @@ def test_every_kind_of_failure_has_an_error_with_its_evidence(kind):
     assert (type(again), str(again), again.facts) == (type(error), str(error), error.facts)
 
 
+def test_what_the_infrastructure_did_comes_with_the_last_exception_as_its_cause():
+    data = payloads.dump_exception(OSError(5, "Input/output error"))
+    failure = Failure(FailureKind.INFRASTRUCTURE, "failed it 3 times", pilot="n014-0a1b", device="cuda:1")
+    end = CallEnd(7, False, data, 0.0, failure)
+    assert not failures.opens_at_once(end), "the exception is the user's"
+    with pytest.raises(errors.InfrastructureError, match="failed it 3 times") as caught:
+        failures.outcome(end)
+    assert caught.value.device == "cuda:1"
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == 5
+
+
 def test_an_exception_comes_back_as_itself_with_the_remote_traceback():
     try:
         double(None)

@@ -13,7 +13,7 @@ from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallProgress, Failure, FailureKind
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
-from stoker.pilot.core import commands, limits, presence
+from stoker.pilot.core import commands, exits, limits, presence
 from stoker.pilot.core.events import (
     ArgumentsBrought,
     CacheListed,
@@ -28,6 +28,7 @@ from stoker.pilot.core.events import (
     ObjectLost,
     Pinned,
     Probed,
+    ProcessEnded,
     Signalled,
     SourceFailed,
     Tick,
@@ -527,6 +528,29 @@ def test_a_device_is_faulty_after_two_bad_probes_and_is_not_probed_while_it_is_u
     assert pilot.take(commands.Probe).device == "gpu:0"
     pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.WRONG, "wrong product"))
     assert "wrong product, twice" in pilot.take(told.DeviceFault).reason
+
+
+def test_a_device_that_failed_in_a_call_is_probed_at_once_beside_others_and_its_library_is_not_to_blame() -> None:
+    both = frozenset({DeviceId("gpu:0"), DeviceId("gpu:1")})
+    pilot = CoreShell(probed=both).join().ready(1).start(2)
+    pilot.forget().give(ProcessEnded(LibraryId(1), exit_code=exits.DEVICE_FAILED)).give(Tick())
+    gone = pilot.take(told.LibraryGone)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.loading, gone.running) == (FailureKind.PILOT, False, ())
+    assert [probe.device for probe in pilot.all(commands.Probe)].count(DeviceId("gpu:0")) == 1
+    for _ in range(2):
+        pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.FAILED, "gpu:0 failed: it fell off the bus"))
+        pilot.wait(3).give(Tick())
+    assert "fell off the bus, twice" in pilot.take(told.DeviceFault).reason
+
+
+def test_a_sound_probe_ends_the_suspicion() -> None:
+    pilot = CoreShell(probed=frozenset({DeviceId("gpu:0")})).join().ready(1).start(2).forget()
+    pilot.give(ProcessEnded(LibraryId(1), exit_code=exits.DEVICE_FAILED)).give(Tick())
+    assert pilot.take(commands.Probe).device == "gpu:0"
+    pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.SOUND, "")).wait(1000).give(Tick())
+    assert not pilot.all(commands.Probe), "another library is at work there"
+    assert not pilot.all(told.DeviceFault)
 
 
 def test_large_arguments_come_first_where_the_session_is_not_seen() -> None:

@@ -1,0 +1,124 @@
+"""Which exceptions of a user's function are the infrastructure's: the one table of them.
+
+A row has the types of an exception, with the text or the error number that it must have, what that means, what must
+be true besides (`Proof`), and where the text comes from. What is in no row is the user's own and comes back as itself.
+The first row that matches counts. Texts that a mistake in the user's code causes as well as a sick device (a launch
+failure) count only where a probe of the device fails; those that only code causes (an assertion in a kernel, an illegal
+address, a collective that the ranks call in different order, a timeout) have no row.
+
+Types are names, `module.Class`, so that nothing is imported for them; a subclass counts as its bases do. Whether an
+exception was really raised by the kernel or by a compiled library, and not by a `raise` of the user's, is looked up by
+who asks (`stoker.pilot.library.evidence`).
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import re
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+
+class Proof(enum.Enum):
+    """What must be true besides, so that an exception is no fault of the user's."""
+
+    NONE = "none"
+    """Nothing: the text says it."""
+    DISK_IS_FULL = "disk is full"
+    """A disk of this node really is full."""
+    WITHIN_BUDGET = "within budget"
+    """The library has less of its device than its recipe declares, and would have had with what it asked for."""
+    DEVICE_FAILS = "device fails"
+    """A probe of the device fails."""
+
+
+class Sign(msgspec.Struct, frozen=True):
+    """A kind of exception that the infrastructure causes. `number`: its errno; 0 = any. `text`: a pattern that is found
+    in its text, whatever the case; empty = any. `probed`: whether its device is probed, which ends the library."""
+
+    types: tuple[str, ...]
+    means: str
+    source: str
+    number: int = 0
+    text: str = ""
+    proof: Proof = Proof.NONE
+    probed: bool = False
+    names_file: bool = False
+    """Whether it counts only where the exception names a file."""
+
+
+_OS = ("builtins.OSError",)
+_ANY = ("builtins.Exception",)
+"""For texts that libraries in Rust or C++ put into exceptions of their own."""
+_RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")
+"""PyTorch's errors are all RuntimeErrors: `torch.AcceleratorError`, `torch.OutOfMemoryError`, `DistBackendError`."""
+_DEVICE_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch.AcceleratorError")
+_CUDA = "NVIDIA's CUDA runtime API, cudaError_t; PyTorch writes `CUDA error: ` before it"
+_LINUX = "errno(3), strerror"
+_RUST = "std::io::Error's Display: safetensors, tokenizers"
+_HDF5 = "HDF5, H5FDsec2.c, `errno = %d, error message = `: h5py"
+
+ROWS: tuple[Sign, ...] = (
+    # ---- devices, whose errors say so themselves
+    Sign(_RUNTIME, "the device met a memory error that it cannot correct", _CUDA + ", 214",
+         text=r"uncorrectable ECC error|ECC_UNCORRECTABLE", probed=True),
+    Sign(_RUNTIME, "a link between devices failed", _CUDA + ", 220", text=r"uncorrectable NVLink error", probed=True),
+    Sign(_RUNTIME, "the device is lost", "NVML, nvmlErrorString(NVML_ERROR_GPU_IS_LOST); Xid 79",
+         text=r"GPU is lost|fallen off the bus", probed=True),
+    Sign(_RUNTIME, "the node's fabric of devices is not up", _CUDA + ", 802",
+         text=r"CUDA.*system not yet initialized", probed=True),
+    # ---- devices, whose errors a mistake in a kernel may cause as well
+    Sign(_RUNTIME, "the device failed while a kernel ran", _CUDA + ", 719 (Xid 13, 48, 79)",
+         text=r"(CUDA|HIP) error: unspecified launch failure", proof=Proof.DEVICE_FAILS, probed=True),
+    Sign(_RUNTIME, "the device failed in hardware", _CUDA + ", 714, 715, 721",
+         text=r"CUDA error: (hardware stack error|an illegal instruction was encountered|Invalid access of peer GPU"
+              r" memory over nvlink or a hardware error)", proof=Proof.DEVICE_FAILS, probed=True),
+    Sign(_RUNTIME, "the device cannot be reached", _CUDA + ", 46, 100, 999",
+         text=r"CUDA(-capable device\(s\) is/are busy or unavailable| error: unknown error"
+              r"| error: no CUDA-capable device is detected)|CUDA unknown error", proof=Proof.DEVICE_FAILS,
+              probed=True),
+    # ---- device memory
+    Sign(_DEVICE_MEMORY, "another process holds the device's memory", "PyTorch, c10/cuda/CUDACachingAllocator.cpp;"
+         " CUDA, 2", text=r"out of memory", proof=Proof.WITHIN_BUDGET),
+    # ---- connections of ranks
+    Sign(_RUNTIME, "NCCL lost a connection", "NCCL, ncclGetErrorString(ncclRemoteError), in PyTorch's DistBackendError",
+         text=r"NCCL error.*(ncclRemoteError|remote process exited or there was a network error)"),
+    Sign(_RUNTIME, "NCCL was refused by the system", "NCCL, ncclGetErrorString(ncclSystemError)",
+         text=r"NCCL error.*(ncclSystemError|unhandled system error)"),
+    Sign(_RUNTIME, "Gloo lost a connection", "Gloo, gloo/transport/tcp/pair.cc",
+         text=r"gloo/transport/.*(Connection closed by peer|Connection reset by peer|Broken pipe|No route to host"
+              r"|Network is (unreachable|down))"),
+    # ---- files
+    Sign(_OS, "a disk or file server failed (EIO)", _LINUX, number=errno.EIO),
+    Sign(_OS, "a file server lost a file that was open (ESTALE)", _LINUX, number=errno.ESTALE),
+    Sign(_OS, "a file server failed (EREMOTEIO)", _LINUX, number=errno.EREMOTEIO),
+    Sign(_OS, "a file system is damaged (EUCLEAN)", _LINUX, number=errno.EUCLEAN),
+    Sign(_OS, "a file server has dropped this node (ESHUTDOWN)", _LINUX + "; Lustre, evicted clients",
+         number=errno.ESHUTDOWN, names_file=True),
+    Sign(_OS, "a file system's server has ended (ENOTCONN)", _LINUX + "; FUSE", number=errno.ENOTCONN,
+         names_file=True),
+    Sign(_OS, "a disk of the node is full (ENOSPC)", _LINUX, number=errno.ENOSPC, proof=Proof.DISK_IS_FULL),
+    Sign(_ANY, "a disk or file server failed (EIO, ESTALE)", _RUST, text=r"\(os error (5|116)\)"),
+    Sign(_ANY, "a disk of the node is full (ENOSPC)", _RUST, text=r"\(os error 28\)", proof=Proof.DISK_IS_FULL),
+    Sign(_OS, "a disk or file server failed (EIO, ESTALE)", _HDF5, text=r"\berrno = (5|116), error message"),
+    Sign(_OS, "a disk of the node is full (ENOSPC)", _HDF5, text=r"\berrno = 28, error message",
+         proof=Proof.DISK_IS_FULL),
+    Sign(_RUNTIME, "a disk of the node is full", "PyTorch, caffe2/serialize/inline_container.cc",
+         text=r"PytorchStreamWriter failed writing file", proof=Proof.DISK_IS_FULL),
+)  # fmt: skip
+
+_TEXTS = {row.text: re.compile(row.text, re.IGNORECASE | re.DOTALL) for row in ROWS if row.text}
+
+
+def matching(types: Collection[str], *, number: int, text: str, names_file: bool) -> Iterator[Sign]:
+    """The rows that an exception matches, by the names of its type and its bases, its errno (0: none) and its text."""
+    for row in ROWS:
+        if (
+            any(each in types for each in row.types)
+            and row.number in (0, number)
+            and (names_file or not row.names_file)
+            and (not row.text or _TEXTS[row.text].search(text))
+        ):
+            yield row

@@ -1,0 +1,191 @@
+"""Calls that the infrastructure failed: they run elsewhere at no cost, and end after so many tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core.builders import Cluster, recipe
+
+from stoker.manager.core import faults
+from stoker.manager.core.phases import CallState
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
+from stoker.manager.protocol.ids import show_call
+
+Make = Callable[..., Cluster]
+EIO = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error"
+
+
+def fault(c: Cluster, name: str, *, device: str = "", text: str = EIO) -> str:
+    """The library that holds a call says that the infrastructure failed it; returns its pilot."""
+    library = c.holders(name)[0]
+    failure = Failure(FailureKind.INFRASTRUCTURE, text, library.pilot.id, library.id, device=device)
+    c.report(
+        library.pilot.id, say.CallsEnded(library.id, [CallEnd(c.ids[name], False, b"the exception", 1.0, failure)])
+    )
+    return str(library.pilot.id)
+
+
+def pilot_of(c: Cluster, name: str) -> str:
+    return str(c.holders(name)[0].pilot.id)
+
+
+def test_a_call_that_a_pilot_failed_runs_on_another_and_its_budget_is_as_it_was(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).ready().end("2")
+    first = fault(c, "1")
+    assert pilot_of(c, "1") != first
+    call = c.the_call("1")
+    assert (call.kills, call.by_itself, c.core.state.trials[call.id].counted) == (0, False, [])
+    assert c.core.state.rerun_calls == 1
+    c.end("1")
+    assert c.ended["1"].ok
+    assert c.core.state.failures == 0
+    assert c.core.state.trials == {}
+
+
+def test_it_is_told_what_happened_and_what_the_call_waits_for(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    fault(c, "1")
+    subject = show_call(c.the_call("1").id)
+    told = c.story(subject)
+    assert f"lib-1 (cpu:0 of p1) failed it: {EIO}" in told
+    assert "runs again, for 15 s not on p1" in told
+    assert f"p1 failed it ({EIO}); is to run again on another pilot, or there later" in told
+    assert f"failed {subject}: {EIO}" in c.story("p1")
+
+
+def test_the_same_pilot_gets_it_again_after_a_while_if_there_is_no_other(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    fault(c, "1")
+    c.call("2")
+    assert c.held() == ["2"], "others run there meanwhile"
+    c.end("2").wait(14)
+    assert c.the_call("1").state is CallState.WAITING
+    c.wait(2)
+    assert c.held() == ["1"]
+    c.end("1")
+    assert c.ended["1"].ok
+
+
+def test_a_pilot_that_joins_gets_it_at_once(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready()
+    fault(c, "1")
+    c.join("p2").ready()
+    assert pilot_of(c, "1") == "p2"
+
+
+def test_it_ends_after_three_pilots_with_the_evidence_and_its_last_exception(cluster: Make) -> None:
+    c = cluster(pilots=5).calls(5).ready().end(*"2345")
+    met = [fault(c, "1")]
+    for _ in range(2):
+        c.wait(11)
+        met.append(fault(c, "1"))
+    assert len(set(met)) == 3
+    end = c.ended["1"]
+    assert end.failure is not None
+    assert (end.failure.kind, end.failure.pilot, end.payload) == (
+        FailureKind.INFRASTRUCTURE, met[-1], b"the exception"
+    )  # fmt: skip
+    assert "failed it 3 times, on 3 pilots:" in end.failure.message
+    assert [f"{pilot}, " in end.failure.message for pilot in met] == [True] * 3
+    assert end.failure.message.count(EIO) == 3
+
+
+def test_it_ends_after_three_tries_on_the_only_pilot(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    for _ in range(faults.MOST_THERE):
+        assert "1" not in c.ended
+        fault(c, "1")
+        c.wait(60)
+    assert c.ended["1"].failure is not None
+    assert "3 times, on 1 pilot:" in c.ended["1"].failure.message
+    assert c.core.state.trials == {}
+
+
+def test_two_pilots_bound_it_too(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).ready().end("2")
+    tries = 0
+    while "1" not in c.ended:
+        fault(c, "1")
+        tries += 1
+        c.wait(60)
+    assert tries <= 5, "three on one of them, two on the other"
+
+
+def test_from_the_second_fault_on_it_pauses_before_it_runs_anywhere(cluster: Make) -> None:
+    c = cluster(pilots=3).calls(3).ready().end("2", "3")
+    fault(c, "1")
+    fault(c, "1")
+    assert c.the_call("1").state is CallState.WAITING, "one pilot has not had it, and waits too"
+    assert "is to run again in 10 s" in c.story(show_call(c.the_call("1").id))
+    c.wait(11)
+    assert c.the_call("1").state is CallState.HELD
+
+
+def test_a_device_that_failed_it_is_left_alone_and_its_neighbours_are_not(cluster: Make) -> None:
+    c = cluster(pilots=1, devices_each=2).calls(2).ready().end("2")
+    (sick,) = c.holders("1")
+    fault(c, "1", device=sick.devices[0].id, text="the device met a memory error that it cannot correct")
+    (well,) = c.holders("1")
+    assert well.devices != sick.devices
+    assert f"for 15 s not on {sick.devices[0].id} of p1" in c.story(show_call(c.the_call("1").id))
+
+
+def test_what_it_saved_wipes_out_what_was_counted(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    for n in range(6):
+        c.report("p1", say.CallsProgress(c.library().id, [CallProgress(c.ids["1"], state=b"%d" % n)]))  # type: ignore[arg-type]
+        fault(c, "1")
+        c.wait(16)
+    assert pilot_of(c, "1") == "p1"
+
+
+def test_an_exception_of_its_own_ends_it_at_once(cluster: Make) -> None:
+    c = cluster(pilots=2).call("1").ready().end("1", ok=False)
+    assert c.ended["1"].failure is None
+    assert c.core.state.rerun_calls == 0
+
+
+def test_a_late_fault_on_a_pilot_that_had_been_given_up_is_no_end(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).ready().end("2")
+    lost, library = pilot_of(c, "1"), c.holders("1")[0]
+    c.cut(lost).wait(3)
+    c.lose(lost)
+    c.come_back(lost, lib1=("1",)) if library.id == 1 else c.come_back(lost, lib2=("1",))
+    failure = Failure(FailureKind.INFRASTRUCTURE, EIO)
+    c.report(lost, say.CallsEnded(library.id, [CallEnd(c.ids["1"], False, b"", 1.0, failure)]))
+    assert "1" not in c.ended
+    c.wait(30)
+    c.end("1")
+    assert c.ended["1"].ok
+
+
+def test_a_gang_begins_again_and_is_bounded(cluster: Make) -> None:
+    c = cluster(pilots=2).call("g", gang=(2, 2)).ready()
+    for n in range(10):
+        library = c.holders("g")[n % 2]
+        failure = Failure(FailureKind.INFRASTRUCTURE, "NCCL lost a connection: DistBackendError: NCCL error")
+        c.report(library.pilot.id, say.CallsEnded(library.id, [CallEnd(c.ids["g"], False, b"", 1.0, failure)]))
+        if n < 9:
+            other = next(x for x in c.core.state.libraries.values() if c.ids["g"] in x.zombies)
+            c.report(other.pilot.id, say.CallsReturned(other.id, (c.ids["g"],)))  # type: ignore[arg-type]
+    assert c.ended["g"].failure is not None
+    assert c.ended["g"].failure.kind is FailureKind.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize("count", [200])
+def test_a_file_server_that_is_down_ends_every_call_and_leaves_no_timer(cluster: Make, count: int) -> None:
+    c = cluster(pilots=4).calls(count).ready()
+    for _ in range(20 * count):
+        held = [c.names[id] for library in c.core.state.libraries.values() for id in library.held]
+        if not held:
+            if not c.core.state.calls:
+                break
+            c.wait(1)
+        for name in held:
+            fault(c, name)
+    assert len(c.ended) == count
+    assert all(end.failure is not None for end in c.ended.values())
+    c.wait(60)
+    assert [key for key in c.core.state.timers if key.startswith(faults.TIMER)] == []

@@ -1,0 +1,361 @@
+"""Which exceptions are the infrastructure's: real ones where they can be had, else exact texts that C raises."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_manager import FakeManager, recipe
+
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.pilot.core.infrastructure import ROWS, Proof
+from stoker.pilot.library import evidence
+from stoker.pilot.library.evidence import Place
+
+HERE = Place("/tmp")
+GIB = 1 << 30
+
+
+def by_c(kind: type[BaseException], text: str) -> None:
+    """Have compiled code raise an exception, as PyTorch's does."""
+    set_error = ctypes.pythonapi.PyErr_SetObject
+    set_error.argtypes, set_error.restype = (ctypes.py_object, ctypes.py_object), None
+    set_error(kind, text)
+
+
+def caught(act: Callable[[], Any]) -> BaseException:
+    with pytest.raises(BaseException) as info:
+        act()
+    return info.value
+
+
+def find(act: Callable[[], Any], place: Place = HERE) -> str:
+    """What is found of the exception that this raises; empty: it is the user's own."""
+    found = evidence.find(caught(act), place)
+    return found.row.means if found is not None else ""
+
+
+def read_nothing_mapped() -> bytes:
+    """The kernel says EIO: nothing is mapped at address 0."""
+    with open("/proc/self/mem", "rb") as file:
+        return file.read(1)
+
+
+# ---- what the kernel raises
+
+
+def test_what_the_kernel_raises_counts_and_what_the_users_code_raises_does_not() -> None:
+    def raised() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def asserts() -> None:
+        raise ValueError("NCCL error: remote process exited or there was a network error")
+
+    assert find(read_nothing_mapped) == "a disk or file server failed (EIO)"
+    assert find(raised) == ""
+    assert find(asserts) == ""
+    assert find(lambda: open("/nowhere/at/all")) == ""  # noqa: SIM115
+    assert find(lambda: 1 / 0) == ""
+
+
+def test_chains() -> None:
+    """A cause counts, for the user names it. What was handled when another exception came up does not."""
+
+    def again() -> None:
+        try:
+            read_nothing_mapped()
+        except OSError as error:
+            raise error
+
+    def because() -> None:
+        try:
+            read_nothing_mapped()
+        except OSError as error:
+            raise LookupError("no such weights") from error
+
+    def meanwhile() -> None:
+        try:
+            read_nothing_mapped()
+        except OSError:
+            raise LookupError("the fallback has no weights either")  # noqa: B904
+
+    def dropped() -> None:
+        try:
+            read_nothing_mapped()
+        except OSError:
+            raise LookupError("no such weights") from None
+
+    def alike() -> None:
+        try:
+            read_nothing_mapped()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror)  # noqa: B904
+
+    assert [bool(find(each)) for each in (again, because, meanwhile, dropped, alike)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_threads_groups_and_event_loops() -> None:
+    def in_a_thread() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(read_nothing_mapped).result()
+
+    async def read_in_a_thread() -> None:
+        await asyncio.to_thread(read_nothing_mapped)
+
+    async def tasks(*acts: Callable[[], Any]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for act in acts:
+                group.create_task(asyncio.to_thread(act))
+
+    assert find(in_a_thread)
+    assert find(lambda: asyncio.run(read_in_a_thread()))
+    assert find(lambda: asyncio.run(tasks(read_nothing_mapped)))
+    both = ExceptionGroup("both", [caught(read_nothing_mapped), caught(lambda: 1 / 0)])
+    assert evidence.find(both, HERE) is None, "one of them is the user's"
+
+
+def test_an_exception_that_refuses_to_be_looked_at_is_the_users() -> None:
+    class Odd(Exception):
+        errno = "5"
+
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def raises() -> None:
+        raise Odd
+
+    assert find(raises) == ""
+    assert evidence.find(OSError(errno.EIO, "never raised"), HERE) is None
+    loop = caught(read_nothing_mapped)
+    loop.__cause__ = loop
+    assert evidence.find(loop, HERE) is not None
+    own = caught(raises)
+    own.__cause__ = own
+    assert evidence.find(own, HERE) is None
+
+
+# ---- full disks
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB for ten files, where this user may mount one."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=10", "none", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("this user may mount nothing")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_counts_if_it_is_this_nodes_and_full(tiny: Path, tmp_path: Path) -> None:
+    def fill() -> None:
+        with open(tiny / "file", "wb") as file:
+            file.write(bytes(2_000_000))
+
+    def make_files() -> None:
+        for number in range(20):
+            (tiny / str(number)).touch()
+
+    here, elsewhere = Place(str(tiny)), Place(str(tmp_path))
+    assert find(fill, here) == "a disk of the node is full (ENOSPC)"
+    assert find(fill, elsewhere) == "", "its scratch disk has room, and the error names no file"
+    full = caught(fill)
+    (tiny / "file").unlink()
+    assert evidence.find(full, here) is None, "there is room: the user asked for more than a disk has"
+    full = caught(make_files)
+    assert str(tiny) in str(full)
+    assert evidence.find(full, here) is not None, "no file can be made on it"
+    assert evidence.find(full, elsewhere) is None, "the file is on no disk of this node: it is full everywhere"
+
+
+def test_a_quota_is_the_users() -> None:
+    rows = [row for row in ROWS if row.number == errno.EDQUOT]
+    assert rows == []
+
+
+# ---- devices: the exact texts
+
+
+ECC = """CUDA error: uncorrectable ECC error encountered
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+"""pytorch/c10/cuda/CUDAException.cpp; huggingface/accelerate#1192, vllm-project/vllm#5222."""
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, {said}, NCCL version 2.21.5\n{name}: {more}"
+)
+"""NVIDIA/nccl#2076, #1928, #1241."""
+REMOTE = NCCL.format(
+    said="remote process exited or there was a network error",
+    name="ncclRemoteError",
+    more="A call failed possibly due to a network error or a remote process exiting prematurely.",
+)
+INVALID = NCCL.format(
+    said="invalid usage", name="ncclInvalidUsage", more="This usually reflects invalid usage of NCCL library."
+)
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:26518"
+"""What two ranks of PyTorch 2.13 say when one of them ends."""
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        (ECC, "the device met a memory error that it cannot correct"),
+        ("CUDA error: uncorrectable NVLink error detected during the execution", "a link between devices failed"),
+        ("Unable to determine the device handle: GPU is lost", "the device is lost"),
+        (
+            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+            "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized",
+            "the node's fabric of devices is not up",
+        ),
+        (REMOTE, "NCCL lost a connection"),
+        (GLOO, "Gloo lost a connection"),
+        (GLOO.replace("Connection closed by peer", "Read error: Connection reset by peer"), "Gloo lost a connection"),
+        ("I/O error: Input/output error (os error 5)", "a disk or file server failed (EIO, ESTALE)"),
+        # a mistake in a program's own code
+        ("CUDA error: device-side assert triggered", ""),
+        ("CUDA error: an illegal memory access was encountered", ""),
+        ("CUDA error: invalid device ordinal", ""),
+        ("CUDA error: unspecified launch failure", ""),
+        (INVALID, ""),
+        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE)", ""),
+        ("Expected all tensors to be on the same device", ""),
+        ("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete", ""),
+    ],
+)
+def test_texts_that_compiled_code_raises(text: str, means: str) -> None:
+    def raised() -> None:
+        raise RuntimeError(text)
+
+    assert find(lambda: by_c(RuntimeError, text)) == means
+    assert find(raised) == "", "the user's own"
+    assert find(lambda: by_c(ValueError, text)) in ("", "a disk or file server failed (EIO, ESTALE)")
+
+
+def test_pytorchs_own_types() -> None:
+    torch = pytest.importorskip("torch")
+    distributed = pytest.importorskip("torch.distributed")
+    assert find(lambda: by_c(torch.AcceleratorError, ECC)) == "the device met a memory error that it cannot correct"
+    assert find(lambda: by_c(distributed.DistBackendError, REMOTE)) == "NCCL lost a connection"
+    assert find(lambda: by_c(torch.AcceleratorError, "CUDA error: device-side assert triggered")) == ""
+    assert find(lambda: torch.zeros(2) @ torch.zeros(3)) == ""
+    assert find(lambda: torch.empty(10**15)) == "", "host memory that nobody has"
+    assert find(lambda: torch.load("/proc/self/mem")) == "a disk or file server failed (EIO)"
+
+
+@pytest.mark.parametrize(
+    ("probe", "counts"),
+    [
+        ("import sys; sys.exit(0)", False),
+        ("import sys; print('no driver'); sys.exit(3)", False),
+        ("import sys; print('cuda:0 failed: out of memory'); sys.exit(4)", False),
+        ("import sys; print(sys.argv[-1], 'fell off the bus'); sys.exit(4)", True),
+        ("import sys; sys.exit(5)", True),
+        ("import os; os.abort()", True),
+    ],
+)
+def test_a_launch_failure_counts_only_on_a_device_that_fails_its_probe(probe: str, counts: bool) -> None:
+    place = Place("/tmp", ("cuda:0",), probe=(sys.executable, "-c", probe))
+    assert bool(find(lambda: by_c(RuntimeError, "CUDA error: unspecified launch failure"), place)) is counts
+    assert find(lambda: by_c(RuntimeError, "CUDA error: device-side assert triggered"), place) == ""
+
+
+OOM = (
+    "CUDA out of memory. Tried to allocate {asked} GiB. GPU {gpu} has a total capacity of 79.15 GiB of which {free} "
+    "GiB is free. Process 4711 has 60.00 GiB memory in use. Of the allocated memory 8.00 GiB is allocated by PyTorch."
+)
+"""pytorch/c10/cuda/CUDACachingAllocator.cpp."""
+
+
+@pytest.mark.parametrize(
+    ("budget", "held", "free", "asked", "counts"),
+    [
+        (20, 8, 1, 4, True),  # it had been promised 20, and others have what it lacks
+        (10, 8, 1, 4, False),  # it asks for more than it declares
+        (0, 8, 1, 4, False),  # it declares nothing: nobody promised it anything
+        (20, 8, 30, 4, False),  # there is room: it was refused for a limit of its own
+        (20, 19, 1, 4, False),
+    ],
+)
+def test_out_of_device_memory_counts_within_the_budget_of_a_device_that_others_filled(
+    monkeypatch: pytest.MonkeyPatch, budget: int, held: int, free: int, asked: int, counts: bool
+) -> None:
+    class OutOfMemoryError(RuntimeError):
+        __module__, __qualname__ = "torch", "OutOfMemoryError"
+
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 2,
+        memory_reserved=lambda index: held * GIB if index == 1 else 0,
+        mem_get_info=lambda index: (free * GIB if index == 1 else 0, 80 * GIB),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    text = OOM.format(asked=f"{asked:.2f}", free=f"{free:.2f}", gpu=1)
+    place = Place("/tmp", ("cuda:0", "cuda:1"), budget_bytes=budget * GIB)
+    assert bool(find(lambda: by_c(OutOfMemoryError, text), place)) is counts
+
+
+def test_each_row_has_what_a_reader_needs() -> None:
+    for row in ROWS:
+        assert all((row.types, row.means, row.source, row.text or row.number))
+        re.compile(row.text)
+        assert row.proof is not Proof.DEVICE_FAILS or row.probed
+
+
+# ---- in a library
+
+
+def _ecc() -> None:
+    by_c(RuntimeError, "CUDA error: uncorrectable ECC error encountered")
+
+
+def _own() -> None:
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
+def test_a_library_whose_device_failed_ends_and_says_so(served: FakeManager) -> None:
+    served.ready(recipe())
+    own, call, after = (served.run(act, [()])[0] for act in (_own, _ecc, os.getpid))
+    left = served.gone()
+    error, failure = served.results([own, call])
+    assert isinstance(error, RuntimeError)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.device) == (FailureKind.INFRASTRUCTURE, "cpu:0")
+    assert "RuntimeError: CUDA error: uncorrectable ECC error encountered" in failure.message
+    assert left.failure is not None
+    assert (left.failure.kind, left.running, left.loading) == (FailureKind.PILOT, (), False)
+    assert "its device failed" in left.failure.message
+    assert left.unstarted == (after,)
+
+
+def test_a_library_goes_on_after_a_disk_failed_a_call_and_ends_after_three_in_a_row(served: FakeManager) -> None:
+    served.ready(recipe())
+    calls = [served.run(act, [()])[0] for act in (*[read_nothing_mapped, os.getpid] * 3, *[read_nothing_mapped] * 3)]
+    left = served.gone()
+    failures = served.results(calls)
+    assert [isinstance(each, Failure) for each in failures] == [True, False] * 3 + [True] * 3
+    assert left.failure is not None
+    assert (left.failure.kind, left.running, left.unstarted) == (FailureKind.PILOT, (), ())
+    assert "calls in it fail one after the other" in left.failure.message
