@@ -103,7 +103,9 @@ class _Life:
             case 6 | 7 | 8 | 9 | 10:
                 return events.FromLibrary(number, [self.said() for _ in range(chance.randrange(3))])
             case 11:
-                return events.ProcessEnded(number, chance.choice((0, 9)), chance.choice((0, 1, 116)), self.calls())
+                return events.ProcessEnded(
+                    number, chance.choice((0, 9)), chance.choice((0, 1, 116, 119, 120)), self.calls()
+                )
             case 12:
                 seen = [(call, chance.choice(_SECONDS)) for call in self.calls()]
                 return events.Observed([events.Observation(number, seen, chance.choice((0, _GB)))])

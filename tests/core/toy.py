@@ -124,9 +124,9 @@ class Toy(Desk):
     def call(
         self, *names: str, context: str = "bare", items: int = 1, run_s: float = 1.0, raises: bool = False,
         kills: bool = False, step_s: float = 0.0, shared: bool = False, meet_s: float = 0.0, fixed_s: float = 0.0,
-        **how: Any,
+        failed_by: str = "", **how: Any,
     ) -> Toy:  # fmt: skip
-        payload = msgspec.msgpack.encode(Work(run_s, raises, kills, step_s, shared, meet_s))
+        payload = msgspec.msgpack.encode(Work(run_s, raises, kills, step_s, shared, meet_s, failed_by))
         specs = []
         for name in names:
             id = len(self.ids) + 1

@@ -33,6 +33,8 @@ class Work(msgspec.Struct, frozen=True):
     step_s: float = 0.0
     shared: bool = False
     meet_s: float = 0.0
+    failed_by: str = ""
+    """`node` or `device`: what fails it each time."""
 
 
 class Running:
@@ -271,8 +273,15 @@ class ToyPilot:
         del library.running[run.spec.call]
         library.served += 1
         took_s = run.takes_s if run.work.shared else run.work.run_s
-        self.say(say.CallsEnded(library.id, [CallEnd(run.spec.call, not run.work.raises, b"", took_s)]))
-        if library.stopping and not library.running:
+        failure = None
+        if run.work.failed_by:
+            device = run.work.failed_by.removeprefix("node")
+            failure = Failure(FailureKind.INFRASTRUCTURE, "it failed the call", library=library.id, device=device)
+        ok = not run.work.raises and failure is None
+        self.say(say.CallsEnded(library.id, [CallEnd(run.spec.call, ok, b"", took_s, failure)]))
+        if failure is not None and failure.device:
+            self._gone(library, Failure(FailureKind.PILOT, "its device failed"))
+        elif library.stopping and not library.running:
             self._gone(library, None)
         elif 0 < library.recipe.calls_per_library <= library.served:
             self._stop(library)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from array import array
 from pathlib import Path
@@ -128,6 +129,22 @@ def test_one_failure_is_none(manager: FakeManager, tmp_path: Path) -> None:
     manager.until(lambda: (tmp_path / "asked").exists() and (tmp_path / "asked").read_text().count("cpu:0") == 2)
     manager.ready(recipe())
     assert not [message for message in manager.said if type(message) is DeviceFault]
+
+
+def _ecc() -> None:
+    set_error = ctypes.pythonapi.PyErr_SetObject
+    set_error.argtypes, set_error.restype = (ctypes.py_object, ctypes.py_object), None
+    set_error(RuntimeError, "CUDA error: uncorrectable ECC error encountered")
+
+
+def test_a_device_that_fails_a_call_is_probed_and_taken_out(manager: FakeManager, tmp_path: Path) -> None:
+    sick = f'[ ! -e {tmp_path / "sick"} ] || {{ echo "$1 failed: it fell off the bus"; exit 4; }}'
+    manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, sick), "--probe-every", "0")
+    manager.ready(recipe())
+    (tmp_path / "sick").touch()
+    manager.run(_ecc, [()])
+    fault = manager.wait_for(DeviceFault)
+    assert fault == DeviceFault(DeviceId("cpu:0"), "cpu:0 failed: it fell off the bus, twice")
 
 
 def test_how_often_a_device_is_probed(manager: FakeManager, tmp_path: Path) -> None:

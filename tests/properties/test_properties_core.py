@@ -70,6 +70,11 @@ class Manager(RuleBasedStateMachine):
         self.count += 1
         self.toy.call(f"c{self.count}", context=context, run_s=0.1, kills=True)
 
+    @rule(context=st.sampled_from(CONTEXTS), failed_by=st.sampled_from(("node", "device")), saves=st.booleans())
+    def submit_what_the_infrastructure_fails(self, context: str, failed_by: str, saves: bool) -> None:
+        self.count += 1
+        self.toy.call(f"c{self.count}", context=context, run_s=0.1, failed_by=failed_by, step_s=0.04 * saves)
+
     @rule(call=consumes(calls), running=st.booleans())
     def cancel(self, call: str, running: bool) -> None:
         self.toy.tell(say.Cancel([self.toy.ids[call]], running))  # type: ignore[list-item]
