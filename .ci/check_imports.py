@@ -19,6 +19,7 @@ SLOW_LIBRARIES = frozenset(
 """Libraries that only some processes have, or load."""
 
 DEFERRED = {
+    "stoker.apps.batch_inference.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.fact_verification.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.inference_sweep.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.prompt_tuning.banking": "loads Parsl, for which --help does not wait",

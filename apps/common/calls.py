@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 import stoker
 from stoker.apps.common.hints import count
 
@@ -62,27 +64,37 @@ def stop_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_calls(jobs: Sequence[tuple[StokerApp, Iterable[Any]]]) -> Iterator[Any]:
+class FailedCall(msgspec.Struct, frozen=True):
+    """A call that ended with an error: the place of its job among the jobs, and of its item among the job's items (-1:
+    not known)."""
+
+    job: int
+    item: int
+    error: Exception
+
+
+def run_calls(jobs: Sequence[tuple[StokerApp, Iterable[Any]]], *, keep_errors: bool = False) -> Iterator[Any]:
     """The results of every job's calls, as they come. A job is an app and what each of its calls is given.
 
-    The jobs run side by side, each through `stoker.map`, which bounds what is in flight. Raises what a call raised.
+    The jobs run side by side, each through `stoker.map`, which bounds what is in flight. Raises what a call raised;
+    with `keep_errors` a FailedCall stands in the place of its result.
     """
     if len(jobs) == 1:
-        yield from _results(*jobs[0])
+        yield from _results(0, *jobs[0], keep_errors=keep_errors)
         return
     # Each job is pulled by a thread of its own, so that one whose context still loads holds no other up.
     come: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
 
-    def pull(app: StokerApp, items: Iterable[Any]) -> None:
+    def pull(job: int, app: StokerApp, items: Iterable[Any]) -> None:
         try:
-            for result in _results(app, items):
+            for result in _results(job, app, items, keep_errors=keep_errors):
                 come.put(("result", result))
             come.put(("end", None))
         except BaseException as error:
             come.put(("error", error))
 
     for number, job in enumerate(jobs):
-        threading.Thread(target=pull, args=job, daemon=True, name=f"stoker-sweep-{number}").start()
+        threading.Thread(target=pull, args=(number, *job), daemon=True, name=f"stoker-sweep-{number}").start()
     left = len(jobs)
     while left:
         kind, value = come.get()
@@ -99,8 +111,11 @@ def in_batches(items: Sequence[T], size: int) -> Iterator[tuple[T, ...]]:
     return (tuple(items[start : start + size]) for start in range(0, len(items), size))
 
 
-def _results(app: StokerApp, items: Iterable[Any]) -> Iterator[Any]:
-    return iter(stoker.map(app, items, ordered=False))
+def _results(job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: bool) -> Iterator[Any]:
+    stream = stoker.map(app, items, ordered=False, return_exceptions=keep_errors)
+    for result in stream:
+        failed = keep_errors and isinstance(result, Exception)
+        yield FailedCall(job, stream.failed_item, result) if failed else result
 
 
 def session_line(session: Session) -> str:

@@ -79,15 +79,15 @@ def load_command(group: str, name: str) -> click.Command:
 
 
 def _points(group: str) -> Iterable[EntryPoint]:
-    """The entry points of a group, of every installed package; Stoker's own from its checkout, if need be."""
+    """The entry points of a group: of every installed package, and those that Stoker's checkout has since."""
     found = importlib.metadata.entry_points(group=group)
-    if any(point.value.startswith("stoker.") for point in found):
-        return found
     declared = configparser.ConfigParser()
     declared.read(CHECKOUT)
     lines = declared.get("options.entry_points", group, fallback="").split("\n")
     pairs = [line.split("=", 1) for line in lines if "=" in line]
-    return [*found, *(EntryPoint(name.strip(), value.strip(), group) for name, value in pairs)]
+    own = [EntryPoint(name.strip(), value.strip(), group) for name, value in pairs]
+    there = {(point.name, point.value) for point in found}
+    return [*found, *(point for point in own if (point.name, point.value) not in there)]
 
 
 def _broken(name: str, point: EntryPoint, error: Exception) -> StokerError:

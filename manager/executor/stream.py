@@ -47,11 +47,13 @@ class _NotSent:
     def __init__(self, error: Exception, *, items: int) -> None:
         self.error = error
         self.items = items
+        self.place = -1
 
 
 class ResultStream(Iterator[Any]):
-    """The results of a `map`. `taken` counts the results handed over, `items` the items that they belong to. `close()`
-    cancels the calls that are left."""
+    """The results of a `map`. `taken` counts the results handed over, `items` the items that they belong to;
+    `failed_item` is the place, from 0, of the item (or batch) that the error handed over last is of, and -1 if that is
+    a result that cannot be opened here. `close()` cancels the calls that are left."""
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class ResultStream(Iterator[Any]):
         self._closed = False
         self.taken = 0
         self.items = 0
+        self.failed_item = -1
         _open_streams.add(self)
 
     def __iter__(self) -> ResultStream:
@@ -197,10 +200,15 @@ class ResultStream(Iterator[Any]):
                 raise end.error
             value = outcome(end, session=self._link.session.session)
         except Exception as error:
-            if isinstance(end, CallEnd) and end.call in self._failed:
+            if isinstance(end, _NotSent):
+                self.failed_item = end.place
+            elif end.call in self._failed:
+                self.failed_item = self._failed.pop(end.call)
                 what = "item" if self._batch_size is None else "batch"
                 again = f"; it was not tried again: retries={self._retries} is for calls of apps" * bool(self._retries)
-                error.add_note(f"stoker.map: {what} {self._failed.pop(end.call):,}, counted from 0{again}")
+                error.add_note(f"stoker.map: {what} {self.failed_item:,}, counted from 0{again}")
+            else:
+                self.failed_item = -1
             if not self._return_exceptions:
                 raise
             value = error
@@ -299,6 +307,8 @@ class ResultStream(Iterator[Any]):
             self._send(packed, last=last)
             if failed is not None:
                 place = next(self._places)
+                if isinstance(failed, _NotSent):
+                    failed.place = place
                 self._ready[place if self._ordered else self._next + len(self._ready)] = failed
             if self._arrived or self._next in self._ready:
                 return

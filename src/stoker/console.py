@@ -74,10 +74,12 @@ class Screen:
 
     @contextlib.contextmanager
     def progress(
-        self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None]
+        self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = ""
     ) -> Iterator[Progress]:
-        """Shows how far `total` things are while the block runs. `facts` is asked from a thread of its own."""
-        progress = Progress(total=total, done=done, noun=noun, facts=facts)
+        """Shows how far `total` things are while the block runs. `facts` is asked from a thread of its own. `also`:
+        what
+        else is counted, and shown as a rate (tokens)."""
+        progress = Progress(total=total, done=done, noun=noun, facts=facts, also=also)
         stop = threading.Event()
         watch: Callable[[str], None] | None = None if self.is_terminal else self.line
         watcher = threading.Thread(target=progress.watch, args=(stop, watch), daemon=True, name="stoker-progress")
@@ -94,17 +96,21 @@ class Screen:
 class Progress:
     """How far a run is. `advance` may be called from one thread while another draws."""
 
-    def __init__(self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None]) -> None:
+    def __init__(
+        self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = ""
+    ) -> None:
         self.total, self.done, self.noun = total, done, noun
+        self._also, self._also_done = also, 0
         self._ask = facts
         self._facts: ContextFacts | None = None
-        self._recent: collections.deque[tuple[float, int]] = collections.deque()
+        self._recent: collections.deque[tuple[float, int, int]] = collections.deque()
         self._ended = False
 
-    def advance(self, count: int) -> None:
-        """`count` more are done."""
+    def advance(self, count: int, *, also: int = 0) -> None:
+        """`count` more are done, and `also` more of what is counted beside them."""
         self.done += count
-        self._recent.append((time.monotonic(), self.done))
+        self._also_done += also
+        self._recent.append((time.monotonic(), self.done, self._also_done))
 
     def end(self) -> None:
         """Nothing more will come: the last drawing says nothing of what is loading or left."""
@@ -114,19 +120,26 @@ class Progress:
     def rate(self) -> float:
         """Things a second over the last half minute; 0 while there is too little to say: the first results of several
         devices come close together, whatever they cost."""
+        return self._rates()[0]
+
+    def _rates(self) -> tuple[float, float]:
+        """Of the things, and of what is counted beside them."""
         now = time.monotonic()
         while len(self._recent) > 2 and self._recent[0][0] < now - _RATE_WINDOW_S:
             self._recent.popleft()
         if len(self._recent) < 2 or now < self._recent[0][0] + _RATE_FROM_S:
-            return 0.0
-        return (self._recent[-1][1] - self._recent[0][1]) / (now - self._recent[0][0])
+            return 0.0, 0.0
+        (began, done, also), (_, done_now, also_now) = self._recent[0], self._recent[-1]
+        return (done_now - done) / (now - began), (also_now - also) / (now - began)
 
     def numbers(self) -> str:
         """`412/600   7.6 claims/s   hot 2/2   left 0:25`."""
         parts = [f"{self.done}/{self.total}"]
-        rate = self.rate
+        rate, also_rate = self._rates()
         if rate and not self._ended:
             parts.append(f"{rate:.1f} {self.noun}/s" if rate < 100 else f"{rate:.0f} {self.noun}/s")
+            if self._also:
+                parts.append(f"{also_rate:,.0f} {self._also}/s")
         facts = self._facts
         if facts is not None and not self._ended:
             parts.append(f"hot {facts.hot}/{facts.hot + facts.loading}")

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 import stoker
+from stoker.apps.batch_inference import functions as batch
 from stoker.apps.fact_verification import functions as facts
 from stoker.apps.inference_sweep import functions as sweep
 from stoker.apps.prompt_tuning import functions as tuning
@@ -23,16 +24,16 @@ def model(tmp_path):
 
 
 def test_each_application_has_a_loader_under_context_and_functions_under_app():
-    for each in (facts, sweep, tuning):
+    for each in (batch, facts, sweep, tuning):
         assert isinstance(each.language_model, RecipeFactory)
-    for function in (facts.verify, sweep.generate, tuning.tune_prompt, tuning.build_bank):
+    for function in (batch.answer, facts.verify, sweep.generate, tuning.tune_prompt, tuning.build_bank):
         assert isinstance(function, StokerApp)
         assert function.__doc__
 
 
 def test_loaders_that_are_written_alike_make_one_context_of_one_model(model):
     """So a model is hot for every application of a session, and for programs that ask for `causal_lm`."""
-    recipes = [model_recipe(each.language_model, model) for each in (facts, sweep, tuning)]
+    recipes = [model_recipe(each.language_model, model) for each in (batch, facts, sweep, tuning)]
     assert {recipe.key for recipe in recipes} == {stoker.causal_lm(model).key}
     assert {recipe.title for recipe in recipes} == {stoker.causal_lm(model).title}
     assert model_recipe(facts.language_model, model, dtype="bfloat16").key != recipes[0].key

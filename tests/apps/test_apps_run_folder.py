@@ -10,7 +10,7 @@ import pytest
 
 from stoker.datafile import write_rows
 from stoker.errors import ConfigError, StokerError
-from stoker.run_folder.folder import FORMATS, PART, is_finished, open_run, read_options
+from stoker.run_folder.folder import PART, is_finished, open_run, read_options
 
 KEY = ("id",)
 
@@ -105,7 +105,7 @@ def test_a_full_disk_is_named_in_words_and_costs_no_result(tmp_path):
     run = opened(tmp_path)
     with run.log(key=KEY) as log:
         log.append(rows)
-    for kind in FORMATS:
+    for kind in ("parquet", "jsonl"):
         with full_disk(100), pytest.raises(StokerError, match=f"results.{kind}: cannot be written: .*; make room"):
             run.finish(name=f"results.{kind}", write=lambda path, kind=kind: write_rows(rows, path, kind=kind))
     with full_disk(100), pytest.raises(StokerError, match=r"summary\.json: cannot be written: .*; make room"):

@@ -205,7 +205,7 @@ def test_an_installation_without_entry_points_says_what_to_do(monkeypatch, tmp_p
 
 def test_the_command_line_names_no_application():
     names = {point.name for group in (declared.APPS, declared.COMMANDS) for point in entry_points(group=group)}
-    assert names >= {"fact_verification", "inference_sweep", "prompt_tuning", "tune"}
+    assert names >= {"fact_verification", "inference_sweep", "batch_inference", "prompt_tuning", "tune", "batch"}
     for path in (ROOT / "manager" / "cli").glob("*.py"):
         text = path.read_text()
         assert "stoker.apps." not in text, path

@@ -22,6 +22,7 @@ from stoker.manager.cli.main import cli
 RUN_ELSEWHERE = {
     "docs/policies.md": "tests/docs/test_docs_policies.py",
     "docs/apps.md": "tests/docs/test_docs_apps.py",
+    "docs/batch.md": "tests/docs/test_docs_batch.py",
 }
 """Pages whose blocks another file runs, which must name the page; they may use names that the reader makes."""
 

@@ -2,7 +2,8 @@
 
     run.json              application, options, parameters (what makes two runs the same), when it was made
     results.jsonl.part    results so far (`record_log.py`); gone once the final file stands
-    results.parquet       the final file, moved into place whole; a run that has one, and no .part, is finished
+    results.parquet       the final file, moved into place whole; a run that has one, and no .part, is finished (it may
+                          also be results.jsonl or responses.jsonl)
     summary.json          the facts of the last attempt
 
 Two runs with equal parameters are the same run: what one left unfinished the next goes on with. A folder is locked
@@ -27,7 +28,8 @@ from stoker.whole_files import draft_of
 PART = "results.jsonl.part"
 _RUN = "run.json"
 _LOCK = ".lock"
-FORMATS = ("parquet", "jsonl")
+FINALS = ("results.parquet", "results.jsonl", "responses.jsonl")
+"""What the final file of a run may be called."""
 
 
 class RunFolder:
@@ -44,12 +46,13 @@ class RunFolder:
         return RecordLog(self.path / PART, key=key)
 
     def finish(self, *, name: str, write: Callable[[Path], None], complete: bool = True) -> Path:
-        """Has `write` make the final file under a name of its own, then moves it into place and drops the log.
+        """Has `write` make the final file (one of FINALS) under a name of its own, then moves it into place and drops
+        the log.
 
         A run that is not `complete` keeps the log: it can be gone on with, and then makes the final file anew.
         """
         final = self.write(name, write)
-        for other in {f"results.{kind}" for kind in FORMATS} - {name}:  # of an attempt that was not complete
+        for other in set(FINALS) - {name}:  # of an attempt that was not complete
             (self.path / other).unlink(missing_ok=True)
         if complete:
             (self.path / PART).unlink(missing_ok=True)
@@ -131,7 +134,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def _final_file(folder: Path) -> Path | None:
-    finals = [folder / f"results.{kind}" for kind in FORMATS]
+    finals = (folder / name for name in FINALS)
     return None if (folder / PART).exists() else next((path for path in finals if path.exists()), None)
 
 

@@ -1,0 +1,59 @@
+"""`stoker batch`: the options, checked, and nothing else."""
+
+from __future__ import annotations
+
+import click
+
+from stoker.apps.batch_inference.options import BatchOptions
+from stoker.console import Screen, WholeNumber
+
+
+@click.command(
+    "batch",
+    short_help="Answer an OpenAI batch file with models of your own.",
+    context_settings={"max_content_width": 120},
+)
+@click.argument("file", required=False, default="", metavar="[FILE]")
+@click.option(
+    "--model", "models", multiple=True, metavar="PATH or NAME=PATH",
+    help="Who answers: one model for all, or one for the requests that ask for NAME; may be given several times.",
+)  # fmt: skip
+@click.option("--check", is_flag=True, help="Check every line, run nothing.")
+@click.option("--max-tokens", metavar="N", type=WholeNumber(), help="For requests that set no limit. [as OpenAI's]")
+@click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
+@click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
+@click.option("--out", metavar="DIR", default="", help="The run folder. [runs/batch-DATE-TIME]")
+@click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same is there.")
+@click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    *,
+    file: str,
+    models: tuple[str, ...],
+    check: bool,
+    max_tokens: int | None,
+    site: str,
+    session: str,
+    out: str,
+    fresh: bool,
+    json_: bool,
+) -> None:
+    """Answer FILE, an OpenAI batch file, with models of your own: one JSON object a line, with custom_id, method, url
+    (/v1/chat/completions or /v1/completions) and body. Without FILE: a small example.
+
+    The run folder gets responses.jsonl and errors.jsonl, in OpenAI's form and in the order of FILE: each custom_id is
+    in one of them, once. A batch that was stopped or killed is gone on with by the same command. The exit status is 1
+    if a request has no answer.
+    """
+    from stoker.apps.batch_inference.run import check as check_alone
+    from stoker.apps.batch_inference.run import run  # it imports Parsl, for which --help does not wait
+
+    if site and session:
+        raise click.UsageError("--session and --site say different things; give one")
+    options = BatchOptions(
+        file=file, models=models, max_tokens=max_tokens or 0, site=site, session=session, out=out, fresh=fresh
+    )
+    do = check_alone if check else run
+    context.exit(do(options, screen=Screen(json_only=json_), json=json_))

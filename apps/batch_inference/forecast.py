@@ -1,0 +1,8 @@
+"""What a batch comes to, for `stoker plan batch_inference`: an input is one request."""
+
+from __future__ import annotations
+
+from stoker.apps.batch_inference import APP
+from stoker.planning import Work
+
+WORK = Work(app=APP, function="answer", inputs=1000, inputs_per_call=1)

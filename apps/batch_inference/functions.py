@@ -1,0 +1,149 @@
+"""The functions of this application that run on a pilot: what stays hot there, and what is called.
+
+    recipe = model_recipe(language_model, "models/small")       a value: nothing is loaded yet
+    answered = answer.with_options(context=recipe)              the same function, on that model
+
+A batch makes a recipe of each of its models and maps `answer` over each model's requests: `run.py` does so. A call is
+one request. The loader under `@context` runs once in a process on a pilot; the function under `@app` gets what it
+returned as its first argument.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from stoker import app, context
+from stoker.apps.batch_inference.request import ApiError, BatchRequest, Endpoint, SamplingOptions
+from stoker.contexts import load_causal_lm
+
+if TYPE_CHECKING:
+    from stoker.contexts import CausalLM
+
+_UNKNOWN_LENGTH = 4096
+"""The length of a model that does not say how many tokens it reads."""
+
+
+class BatchModel(Protocol):
+    """What a causal LM context offers to this application."""
+
+    model: Any
+    tokenizer: Any
+
+    def chat(self, message: str, *, system: str = "") -> str:
+        """The prompt that puts a message in the model's own chat format."""
+
+    def count_tokens(self, text: str) -> int:
+        """The length of a prompt in tokens."""
+
+    def generate(
+        self, prompts: list[str], *, max_new_tokens: int, temperature: float, top_p: float, seed: int,
+        stop: tuple[str, ...],
+    ) -> list[str]:  # fmt: skip
+        """What the model writes after each prompt. Raises ValueError for a prompt that it cannot take."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What the model wrote after one prompt. `finish_reason`: `stop` or `length`."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class BatchAnswer(msgspec.Struct, frozen=True):
+    """What a call brings back: a choice a prompt, or why there is none; when it ended (epoch) and what it took."""
+
+    custom_id: str
+    line: int
+    endpoint: Endpoint
+    model: str
+    choices: list[Choice]
+    error: ApiError | None
+    ended_at: float
+    infer_s: float
+
+
+@context
+def language_model(path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0) -> CausalLM:
+    """Load the model once, into a process that then serves call after call."""
+    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads)
+
+
+@app
+def answer(model: BatchModel, request: BatchRequest) -> BatchAnswer:
+    """Has the model answer one request. What the model refuses is an answer too; nothing else is caught here."""
+    begun = time.perf_counter()
+    choices: list[Choice] = []
+    error: ApiError | None = None
+    try:
+        for place, prompt in enumerate(_prompts(model, request)):
+            choices.append(complete(model, prompt, request.sampling, place=place))
+    except ValueError as refusal:
+        choices, error = [], _as_api_error(refusal, request)
+    return BatchAnswer(
+        custom_id=request.custom_id,
+        line=request.line,
+        endpoint=request.endpoint,
+        model=request.model,
+        choices=choices,
+        error=error,
+        ended_at=time.time(),
+        infer_s=time.perf_counter() - begun,
+    )
+
+
+class ContextTooShort(ValueError):
+    """A prompt and what may follow it are longer than what the model reads."""
+
+
+class TemplateRefused(ValueError):
+    """The model's chat template cannot take a conversation."""
+
+
+def complete(model: BatchModel, prompt: str, sampling: SamplingOptions, *, place: int) -> Choice:
+    """What the model writes after one prompt; `place` is its place in the request.
+
+    Raises ValueError for a prompt that the model cannot take, as ContextTooShort where it is too long.
+    """
+    prompt_tokens = model.count_tokens(prompt)
+    longest = int(getattr(model.model.config, "max_position_embeddings", 0) or _UNKNOWN_LENGTH)
+    most = sampling.max_new_tokens or max(1, longest - prompt_tokens)
+    if prompt_tokens + most > longest:
+        raise ContextTooShort(
+            f"the model reads {longest} tokens, and the prompt has {prompt_tokens}; {most} more were asked for"
+        )
+    [text] = model.generate(
+        [prompt],
+        max_new_tokens=most,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed + place,
+        stop=sampling.stop,
+    )
+    written = min(most, len(model.tokenizer(text, add_special_tokens=False)["input_ids"]))
+    reason = "length" if written >= most else "stop"
+    return Choice(text=text, finish_reason=reason, prompt_tokens=prompt_tokens, completion_tokens=written)
+
+
+def _prompts(model: BatchModel, request: BatchRequest) -> tuple[str, ...]:
+    if request.endpoint is not Endpoint.CHAT:
+        return request.texts
+    if not getattr(model.tokenizer, "chat_template", None):
+        return ("\n\n".join(message.content for message in request.messages),)
+    messages = [{"role": message.role, "content": message.content} for message in request.messages]
+    try:
+        prompt = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program of the model's, and raises what it likes
+        raise TemplateRefused(f"the model's chat template refuses the messages: {error}") from error
+    return (str(prompt),)
+
+
+def _as_api_error(error: ValueError, request: BatchRequest) -> ApiError:
+    param = "messages" if request.endpoint is Endpoint.CHAT else "prompt"
+    code = "context_length_exceeded" if isinstance(error, ContextTooShort) else None
+    text = str(error).replace("prompt 0 ", "the prompt ", 1)
+    return ApiError(f"line {request.line}: {text}", param=param, code=code)

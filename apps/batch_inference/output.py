@@ -1,0 +1,80 @@
+"""OpenAI's forms: the lines of the output files, and the bodies of answers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from stoker.apps.batch_inference.functions import BatchAnswer, Choice
+from stoker.apps.batch_inference.request import ApiError, Endpoint
+
+_DIGITS = 24
+
+
+def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
+    """The line of a request that has come back, answered or refused by its model. `digest` is the request file's."""
+    key = f"{digest} {answer.line}"
+    if answer.error is not None:
+        return error_line(answer.custom_id, answer.error, key=key)
+    body = _chat_body if answer.endpoint is Endpoint.CHAT else _completion_body
+    name = _name(key)
+    facts = {"created": int(answer.ended_at), "model": answer.model}
+    return _line(answer.custom_id, name=name, status=200, body=body(name, facts, answer.choices))
+
+
+def error_line(custom_id: str | None, error: ApiError, *, key: str) -> dict[str, Any]:
+    """The line of a request that has no answer. `key` tells it from all others."""
+    return _line(custom_id, name=_name(key), status=error.status, body=error.body)
+
+
+def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"batch_req_{name}",
+        "custom_id": custom_id,
+        "response": {"status_code": status, "request_id": f"req_{name}", "body": body},
+        "error": None,
+    }
+
+
+def _chat_body(name: str, facts: dict[str, Any], choices: list[Choice]) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{name}",
+        "object": "chat.completion",
+        **facts,
+        "choices": [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(choices)
+        ],
+        "usage": _usage(choices),
+        "system_fingerprint": None,
+    }
+
+
+def _completion_body(name: str, facts: dict[str, Any], choices: list[Choice]) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{name}",
+        "object": "text_completion",
+        **facts,
+        "choices": [
+            {"index": index, "text": choice.text, "logprobs": None, "finish_reason": choice.finish_reason}
+            for index, choice in enumerate(choices)
+        ],
+        "usage": _usage(choices),
+        "system_fingerprint": None,
+    }
+
+
+def _usage(choices: list[Choice]) -> dict[str, int]:
+    read = sum(choice.prompt_tokens for choice in choices)
+    written = sum(choice.completion_tokens for choice in choices)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _name(key: str) -> str:
+    """The same for the same request of the same file: a batch that runs again names its answers alike."""
+    return hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]

@@ -1,0 +1,73 @@
+"""A request that can be answered, and an error as OpenAI words it."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Endpoint(enum.Enum):
+    """What a request asks for; the value is its `url`."""
+
+    CHAT = "/v1/chat/completions"
+    """The next message of a conversation."""
+    COMPLETIONS = "/v1/completions"
+    """What comes after a text."""
+    EMBEDDINGS = "/v1/embeddings"
+    """A vector for each text."""
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message of a conversation. `role`: system, user or assistant."""
+
+    role: str
+    content: str
+
+
+class SamplingOptions(msgspec.Struct, frozen=True):
+    """How the next token is chosen, and when the text ends. `max_new_tokens` 0: as many as the model has room for."""
+
+    max_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+
+class BatchRequest(msgspec.Struct, frozen=True):
+    """One request, checked: what travels to the model. `line` is where in the file it stands.
+
+    A conversation has `messages`; the other endpoints have `texts`, and an answer to each.
+    """
+
+    custom_id: str
+    line: int
+    endpoint: Endpoint
+    model: str
+    messages: tuple[ChatMessage, ...] = ()
+    texts: tuple[str, ...] = ()
+    sampling: SamplingOptions = SamplingOptions()
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """Why a request has no answer, in OpenAI's words. `param` names the field, from the body's beginning."""
+
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+
+    @property
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """As the body of a response."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class RequestRefused(Exception):
+    """A request cannot be answered. `error` says why, without the line."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.error = ApiError(message, param=param, code=code, status=status)

@@ -1,0 +1,155 @@
+"""The lines of a request file, checked before anything runs.
+
+The file is read twice: once to check every line, and once to send the requests, so that it may be larger than memory.
+What is kept of a line that can be answered is its `custom_id`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.apps.batch_inference.bodies import read_body
+from stoker.apps.batch_inference.request import ApiError, BatchRequest, Endpoint, RequestRefused
+from stoker.datafile import Line, read_lines
+from stoker.decoding import UNREADABLE
+from stoker.errors import ConfigError
+
+_FIELDS = ("custom_id", "method", "url", "body")
+Admit = Callable[[BatchRequest], None]
+"""Raises RequestRefused for a request that no model here can answer."""
+
+
+class RefusedLine(msgspec.Struct, frozen=True):
+    """A line that cannot be answered. `custom_id` is None where there is none, or where an earlier line has it."""
+
+    line: int
+    custom_id: str | None
+    error: ApiError
+
+
+class CheckedFile(msgspec.Struct, frozen=True):
+    """A request file, checked: `custom_ids` of the requests that can be answered, in their order, with their lines."""
+
+    path: Path
+    digest: str
+    custom_ids: dict[str, int]
+    refused: tuple[RefusedLine, ...]
+    endpoints: dict[Endpoint, int]
+    models: dict[str, int]
+    """The requests of each model's name."""
+
+    @property
+    def lines(self) -> int:
+        """The requests of the file, refused ones too."""
+        return len(self.custom_ids) + len(self.refused)
+
+
+def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
+    """Every line, checked. `max_tokens` as in `read_body`. Raises ConfigError for a file that cannot be read, or that
+    has no line."""
+    digest = hashlib.sha256()
+    custom_ids: dict[str, int] = {}
+    refused: list[RefusedLine] = []
+    endpoints: Counter[Endpoint] = Counter()
+    models: Counter[str] = Counter()
+    for line in read_lines(path):
+        digest.update(line.data + b"\n")
+        found = read_request(line, seen=custom_ids, admit=admit, max_tokens=max_tokens)
+        if isinstance(found, RefusedLine):
+            refused.append(found)
+            continue
+        custom_ids[found.custom_id] = line.number
+        endpoints[found.endpoint] += 1
+        models[found.model] += 1
+    if not custom_ids and not refused:
+        raise ConfigError(f"{path}: holds no requests", file=str(path))
+    return CheckedFile(
+        path=path,
+        digest=digest.hexdigest()[:16],
+        custom_ids=custom_ids,
+        refused=tuple(refused),
+        endpoints=dict(endpoints),
+        models=dict(models),
+    )
+
+
+def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[BatchRequest]:
+    """The requests that can be answered, read again. Raises ConfigError where the file has changed meanwhile."""
+    refused = {one.line for one in checked.refused}
+    left = iter(checked.custom_ids.items())
+    for line in read_lines(checked.path):
+        if line.number in refused:
+            continue
+        found = read_request(line, seen={}, admit=lambda _request: None, max_tokens=max_tokens)
+        custom_id, number = next(left, ("", 0))
+        if isinstance(found, RefusedLine) or (found.custom_id, line.number) != (custom_id, number):
+            raise ConfigError(
+                f"{checked.path}: line {line.number}: has changed since the file was checked; leave the file alone, and"
+                " run again",
+                file=str(checked.path),
+                line=line.number,
+            )
+        yield found
+
+
+def read_request(line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0) -> BatchRequest | RefusedLine:
+    """The request of a line. `seen`: the `custom_id`s of earlier lines, with their numbers."""
+    custom_id: str | None = None
+    try:
+        fields = _object(line.data)
+        custom_id = _custom_id(fields, seen)
+        endpoint = _endpoint(fields)
+        request = read_body(
+            fields["body"], endpoint=endpoint, custom_id=custom_id, line=line.number, max_tokens=max_tokens
+        )
+        admit(request)
+    except RequestRefused as refused:
+        error = msgspec.structs.replace(refused.error, message=f"line {line.number}: {refused.error.message}")
+        return RefusedLine(line=line.number, custom_id=custom_id, error=error)
+    return request
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(data)
+    except UNREADABLE as error:
+        raise RequestRefused(f"is not JSON: {error}", code="invalid_json_line") from None
+    if not isinstance(fields, dict):
+        raise RequestRefused("must be a JSON object", code="invalid_json_line")
+    return fields
+
+
+def _custom_id(fields: dict[str, Any], seen: dict[str, int]) -> str:
+    found = fields.get("custom_id")
+    if not isinstance(found, str) or not found:
+        what = "is missing" if found is None else "must be a text, and not empty"
+        raise RequestRefused(f"custom_id {what}", param="custom_id", code="missing_required_parameter")
+    if found in seen:
+        raise RequestRefused(
+            f"custom_id {found} was already used on line {seen[found]}", param="custom_id", code="duplicate_custom_id"
+        )
+    return found
+
+
+def _endpoint(fields: dict[str, Any]) -> Endpoint:
+    for name in _FIELDS:
+        if name not in fields:
+            raise RequestRefused(f"{name} is missing", param=name, code="missing_required_parameter")
+    others = [name for name in fields if name not in _FIELDS]
+    if others:
+        raise RequestRefused(
+            f"{others[0]} is no field of a request ({', '.join(_FIELDS)})", param=others[0], code="unknown_parameter"
+        )
+    if fields["method"] != "POST":
+        raise RequestRefused("method must be POST", param="method", code="invalid_method")
+    try:
+        return Endpoint(fields["url"])
+    except ValueError:
+        there = ", ".join(endpoint.value for endpoint in Endpoint)
+        raise RequestRefused(f"url must be one of {there}", param="url", code="invalid_url") from None

@@ -1,0 +1,107 @@
+"""From what calls bring back to the two files at the end.
+
+The log of a run has a record a request that has come back, answered or refused by its model. A request whose call
+failed (its process was killed again and again, it ran too long) is not in it, so that a run that goes on tries it
+again. What the check refused is never in it: the check of the next attempt finds it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.apps.batch_inference.functions import BatchAnswer
+from stoker.apps.batch_inference.output import answer_line, error_line
+from stoker.apps.batch_inference.request import ApiError
+from stoker.apps.batch_inference.request_file import CheckedFile
+from stoker.errors import StokerError
+from stoker.run_folder import Record, RecordLog
+
+KEY = ("custom_id",)
+_OK = 200
+Failed = Mapping[str, ApiError]
+"""Why a call failed, by its request's `custom_id`."""
+
+
+class BatchTotals(msgspec.Struct):
+    """What a batch has come to: tokens read and written, and the `custom_id`s that models refused."""
+
+    answered: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    refused: set[str] = msgspec.field(default_factory=set)
+
+
+def make_record(answer: BatchAnswer, *, digest: str) -> Record:
+    """What the log keeps of a request that has come back."""
+    line = answer_line(answer, digest=digest)
+    return {"custom_id": answer.custom_id, "infer_s": round(answer.infer_s, 6), "line": line}
+
+
+def call_error(error: Exception, *, line: int) -> ApiError:
+    """The error of a request whose call failed."""
+    said = (str(error) or type(error).__name__).partition("\n")[0]
+    text = said if isinstance(error, StokerError) else f"{type(error).__name__}: {said}"
+    return ApiError(f"line {line}: {text}", type="server_error", code="call_failed", status=500)
+
+
+def count_totals(log: RecordLog) -> BatchTotals:
+    """The totals of what the log holds."""
+    totals = BatchTotals()
+    for record in log:
+        response = record["line"]["response"]
+        if response["status_code"] != _OK:
+            totals.refused.add(record["custom_id"])
+            continue
+        totals.answered += 1
+        totals.prompt_tokens += response["body"]["usage"]["prompt_tokens"]
+        totals.completion_tokens += response["body"]["usage"].get("completion_tokens", 0)
+    return totals
+
+
+def write_responses(path: Path, checked: CheckedFile, log: RecordLog, totals: BatchTotals) -> None:
+    """Writes a line for each answer, in the order of the request file."""
+    answered = (one for one in checked.custom_ids if (one,) in log and one not in totals.refused)
+    _write(path, (_line_of(log, custom_id) for custom_id in answered))
+
+
+def write_errors(path: Path, checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed) -> None:
+    """Writes a line for each request without an answer, in the order of the request file."""
+    _write(path, (line for _, line in sorted(_errors(checked, log, totals, failed), key=lambda pair: pair[0])))
+
+
+def first_errors(checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed, *, most: int) -> list[str]:
+    """The messages of the first requests without an answer."""
+    lines = sorted(_errors(checked, log, totals, failed), key=lambda pair: pair[0])
+    return [line["response"]["body"]["error"]["message"] for _, line in lines[:most]]
+
+
+def _errors(
+    checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines of errors, each with its line in the request file."""
+    for one in checked.refused:
+        yield one.line, error_line(one.custom_id, one.error, key=f"{checked.digest} {one.line}")
+    for custom_id in totals.refused:
+        yield checked.custom_ids[custom_id], _line_of(log, custom_id)
+    for custom_id, error in failed.items():
+        line = checked.custom_ids[custom_id]
+        yield line, error_line(custom_id, error, key=f"{checked.digest} {line}")
+
+
+def _line_of(log: RecordLog, custom_id: str) -> dict[str, Any]:
+    record = log.get((custom_id,))
+    if record is None:
+        raise StokerError(f"{log.path}: has no answer to {custom_id}; run again")
+    line: dict[str, Any] = record["line"]
+    return line
+
+
+def _write(path: Path, lines: Iterator[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")

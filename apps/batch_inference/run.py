@@ -1,0 +1,293 @@
+"""One batch, from its file to its answers.
+
+Every model is a context of its own, and the requests of all models are offered to the session at once. A request is
+one call: the engine of a model batches the calls that its library serves at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import stoker
+from stoker.apps.batch_inference import APP
+from stoker.apps.batch_inference.functions import answer, language_model
+from stoker.apps.batch_inference.models import ModelPaths, read_models
+from stoker.apps.batch_inference.options import EXAMPLE, BatchOptions
+from stoker.apps.batch_inference.request import ApiError, BatchRequest
+from stoker.apps.batch_inference.request_file import CheckedFile, check_file, read_requests
+from stoker.apps.batch_inference.results import (
+    KEY,
+    BatchTotals,
+    call_error,
+    count_totals,
+    first_errors,
+    make_record,
+    write_errors,
+    write_responses,
+)
+from stoker.apps.common.calls import FailedCall, Stopped, run_calls, session_line, stop_on_signals
+from stoker.apps.common.hints import columns, count
+from stoker.config import load_site
+from stoker.console import Screen
+from stoker.contexts import Recipe, default_model, model_recipe
+from stoker.errors import CallCancelledError, CallError, ConfigError, ContextError, SerializationError, StokerError
+from stoker.run_folder import RecordLog, open_run
+from stoker.sessions import ContextFacts, facts_of
+from stoker.units import show_seconds
+
+INTERRUPTED = 130
+RESPONSES, ERRORS = "responses.jsonl", "errors.jsonl"
+_SHOWN_ERRORS = 5
+
+
+class BatchAttempt(msgspec.Struct):
+    """What one attempt did: `failed` by `custom_id`."""
+
+    kept: int = 0
+    made: int = 0
+    tokens: int = 0
+    wall_s: float = 0.0
+    infer_s: float = 0.0
+    facts: ContextFacts = ContextFacts()
+    failed: dict[str, ApiError] = msgspec.field(default_factory=dict)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "requests": self.made, "kept": self.kept, "failed": len(self.failed), "wall_s": self.wall_s,
+            "tokens": self.tokens, "tokens_per_s": self.tokens / self.wall_s if self.wall_s else 0.0,
+            "infer_s": self.infer_s, "load_s": self.facts.load_total_s, "loads": self.facts.loads,
+            "devices": self.facts.devices,
+        }  # fmt: skip
+
+
+def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
+    """Checks the file and runs nothing. 0; 1 if some requests are refused. Raises ConfigError for a file that cannot be
+    read."""
+    checked, _ = _checked(options)
+    for line in _headline(checked):
+        screen.line(line)
+    for one in checked.refused:
+        screen.line(f"  {one.error.message}")
+    if json:
+        refused = [{"line": one.line, "custom_id": one.custom_id, **one.error.body} for one in checked.refused]
+        screen.json({"requests": checked.lines, "models": checked.models, "refused": refused})
+    return 1 if checked.refused else 0
+
+
+def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
+    """Answers the file. 0; 1 if some requests have no answer; 130 after Ctrl-C (the answers so far are kept).
+
+    Raises StokerError for input that cannot be used, and where no answer can be had (those so far are kept then too).
+    """
+    checked, models = _checked(options)
+    paths = {name: models.path_of(name) for name in checked.models}
+    recipes = {path: model_recipe(language_model, path) for path in dict.fromkeys(paths.values())}
+    load_site(options.site or None)  # a wrong site file is said before there is a run folder
+    identities = {path: ", ".join(part.name for part in recipe.objects) or path for path, recipe in recipes.items()}
+    folder = open_run(
+        Path("runs"),
+        app=APP,
+        prefix="batch",
+        parameters={
+            "requests": checked.digest,
+            "models": {name: identities[path] for name, path in paths.items()},
+            "max_tokens": options.max_tokens,
+        },
+        options=msgspec.to_builtins(options),
+        folder=Path(options.out) if options.out else None,
+        fresh=options.fresh,
+    )
+    with contextlib.closing(folder), folder.log(key=KEY) as log, stop_on_signals():
+        try:
+            for line in _headline(checked):
+                screen.line(line)
+            for name in models.named:
+                if name not in checked.models:
+                    screen.line(f"  note  no request asks for the model {name}")
+            if len(log):
+                screen.line(f"  going on with {folder.path}: {len(log):,} of {len(checked.custom_ids):,} are there")
+            attempt = _infer(options, checked, paths, recipes, log=log, screen=screen)
+            totals = count_totals(log)
+            summary = _summary(checked, totals, attempt)
+            messages = first_errors(checked, log, totals, attempt.failed, most=_SHOWN_ERRORS)
+            errors = folder.write(ERRORS, lambda path: write_errors(path, checked, log, totals, attempt.failed))
+            folder.write_json("summary.json", summary)
+            responses = folder.finish(
+                name=RESPONSES,
+                write=lambda path: write_responses(path, checked, log, totals),
+                complete=not attempt.failed,
+            )
+        except Stopped:
+            _say_kept(screen, options, folder=folder.path, kept=len(log), total=len(checked.custom_ids))
+            return INTERRUPTED
+        except BaseException:
+            if len(log):
+                _say_kept(
+                    screen, options, folder=folder.path, kept=len(log), total=len(checked.custom_ids), failed=True
+                )
+            raise
+    if json:
+        screen.json({**summary, "run": str(folder.path), "responses": str(responses), "errors_file": str(errors)})
+    else:
+        for line in _report(options, summary, attempt, messages, responses=responses, errors=errors):
+            screen.line(line)
+    return 1 if summary["errors"] else 0
+
+
+def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
+    models = read_models(options.models)
+    if not models.named and not models.every:
+        if options.file:
+            raise ConfigError(
+                f"{options.file}: say which model answers: --model PATH for all requests, --model NAME=PATH for those"
+                " that ask for NAME",
+                key="model",
+            )
+        models = ModelPaths(named={}, every=default_model())
+    return check_file(options.path, admit=models.admit, max_tokens=options.max_tokens), models
+
+
+def _headline(checked: CheckedFile) -> list[str]:
+    kinds = ", ".join(f"{number:,} of {endpoint.value}" for endpoint, number in checked.endpoints.items())
+    lines = [f"batch · {checked.path.name} · {count(checked.lines, 'request')}" + (f" · {kinds}" if kinds else "")]
+    if checked.refused:
+        lines.append(f"  {count(len(checked.refused), 'line')} cannot be answered, and the others can")
+    return lines
+
+
+def _infer(
+    options: BatchOptions,
+    checked: CheckedFile,
+    paths: dict[str, str],
+    recipes: dict[str, Recipe],
+    *,
+    log: RecordLog,
+    screen: Screen,
+) -> BatchAttempt:
+    """Asks for the missing answers."""
+    attempt = BatchAttempt(kept=len(log))
+    if len(log) == len(checked.custom_ids):
+        return attempt
+    begun = time.perf_counter()
+    senders = [RequestSender(checked, path=path, paths=paths, log=log, options=options) for path in recipes]
+    jobs = [(answer.with_options(context=recipes[sender.path]), sender) for sender in senders]
+    with stoker.load(options.site or None, session=options.session or None, progress=False) as session:
+        screen.line(session_line(session))
+        ask = facts_of(session, {recipe.key for recipe in recipes.values()})
+        total = len(checked.custom_ids)
+        with screen.progress(total=total, done=len(log), noun="requests", facts=ask, also="tokens") as progress:
+            for found in run_calls(jobs, keep_errors=True):
+                if isinstance(found, FailedCall):
+                    if found.item < 0:
+                        raise found.error
+                    custom_id = senders[found.job].sent[found.item]
+                    attempt.failed[custom_id] = _failed(found.error, line=checked.custom_ids[custom_id])
+                    progress.advance(1)
+                    continue
+                attempt.made += log.append([make_record(found, digest=checked.digest)])
+                attempt.infer_s += found.infer_s
+                tokens = sum(choice.completion_tokens for choice in found.choices)
+                attempt.tokens += tokens
+                progress.advance(1, also=tokens)
+        attempt.facts = ask()
+    attempt.wall_s = time.perf_counter() - begun
+    return attempt
+
+
+class RequestSender:
+    """The requests of one model that have no answer yet, read from the file as they are sent."""
+
+    def __init__(
+        self, checked: CheckedFile, *, path: str, paths: dict[str, str], log: RecordLog, options: BatchOptions
+    ) -> None:
+        self.path = path
+        self.sent: list[str] = []
+        """Their `custom_id`s, in the order in which they were sent."""
+        self._checked = checked
+        self._paths = paths
+        self._log = log
+        self._max_tokens = options.max_tokens
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        for request in read_requests(self._checked, max_tokens=self._max_tokens):
+            if self._paths[request.model] == self.path and (request.custom_id,) not in self._log:
+                self.sent.append(request.custom_id)
+                yield request
+
+
+def _failed(error: Exception, *, line: int) -> ApiError:
+    """The error of one request. Raises what concerns all requests: a model that cannot be loaded, a lost session."""
+    own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
+    if not own or isinstance(error, ContextError | CallCancelledError):
+        raise error
+    return call_error(error, line=line)
+
+
+def _summary(checked: CheckedFile, totals: BatchTotals, attempt: BatchAttempt) -> dict[str, Any]:
+    return {
+        "requests": checked.lines,
+        "answered": totals.answered,
+        "errors": len(checked.refused) + len(totals.refused) + len(attempt.failed),
+        "refused": len(checked.refused) + len(totals.refused),
+        "failed": len(attempt.failed),
+        "prompt_tokens": totals.prompt_tokens,
+        "completion_tokens": totals.completion_tokens,
+        "total_tokens": totals.prompt_tokens + totals.completion_tokens,
+        "models": checked.models,
+        "attempt": attempt.figures,
+    }
+
+
+def _report(
+    options: BatchOptions,
+    summary: dict[str, Any],
+    attempt: BatchAttempt,
+    messages: list[str],
+    *,
+    responses: Path,
+    errors: Path,
+) -> Iterator[str]:
+    yield ""
+    yield (
+        f"  {count(summary['answered'], 'answer')}: {summary['prompt_tokens']:,} tokens read,"
+        f" {summary['completion_tokens']:,} written"
+    )
+    if attempt.made:
+        facts = attempt.facts
+        yield (
+            f"  {count(attempt.made, 'request')} in {show_seconds(attempt.wall_s)},"
+            f" {attempt.made / attempt.wall_s:,.1f} requests/s and {attempt.tokens / attempt.wall_s:,.0f} tokens/s on"
+            f" {count(facts.devices, 'device')}; {count(facts.loads, 'load')} of {show_seconds(facts.load_s)}"
+        )
+    yield f"  {responses}  {summary['answered']:,}    {errors}  {summary['errors']:,}"
+    if messages:
+        yield ""
+        yield f"no answer: {summary['errors']:,} of {count(summary['requests'], 'request')}; {errors} says why of each:"
+        yield from (f"  {message}" for message in messages)
+        if summary["errors"] > len(messages):
+            yield "  …"
+    if attempt.failed:
+        yield f"  try the {summary['failed']:,} again whose calls failed:  {options.command()}"
+    if not options.file:
+        yield ""
+        what = f"your requests; {EXAMPLE} is the example"
+        yield from columns([("stoker batch FILE --model PATH", what)])
+
+
+def _say_kept(
+    screen: Screen, options: BatchOptions, *, folder: Path, kept: int, total: int, failed: bool = False
+) -> None:
+    screen.line()
+    if not kept:
+        screen.line("stopped before the first answer; the same command starts again")
+        return
+    screen.line(f"{'failed' if failed else 'stopped'}: {kept:,} of {total:,} answers are kept in {folder}")
+    screen.line(f"  {'when the cause is mended' if failed else 'to go on'}, the same command:  {options.command()}")

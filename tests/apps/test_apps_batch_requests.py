@@ -1,0 +1,275 @@
+"""What a request file may hold: every line is read or refused, by line and field, before anything runs."""
+
+import gzip
+import json
+
+import pytest
+
+from stoker.apps.batch_inference.models import ModelPaths, read_models
+from stoker.apps.batch_inference.options import EXAMPLE
+from stoker.apps.batch_inference.request import ChatMessage, Endpoint, SamplingOptions
+from stoker.apps.batch_inference.request_file import RefusedLine, check_file, read_request, read_requests
+from stoker.datafile import Line
+from stoker.errors import ConfigError
+
+ANY = ModelPaths(named={}, every="models/m")
+CHAT, COMPLETIONS, EMBEDDINGS = (endpoint.value for endpoint in Endpoint)
+TURN = [{"role": "user", "content": "Hello"}]
+
+
+def line_of(body, *, url=CHAT, custom_id="a", method="POST", number=3, **more):
+    given = {"custom_id": custom_id, "method": method, "url": url, "body": body, **more}
+    return Line(number, json.dumps(given).encode())
+
+
+def read(body, *, max_tokens=0, models=ANY, **about):
+    return read_request(line_of(body, **about), seen={}, admit=models.admit, max_tokens=max_tokens)
+
+
+def put(path, lines):
+    path.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines))
+    return path
+
+
+def request(custom_id, **body):
+    return {"custom_id": custom_id, "method": "POST", "url": COMPLETIONS, "body": {"model": "m", "prompt": "x", **body}}
+
+
+# ---- what is honoured
+
+
+def test_a_conversation_with_every_field_that_is_honoured():
+    turns = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": "Three", "refusal": None, "tool_calls": None},
+    ]
+    options = {"temperature": 0, "top_p": 0.5, "seed": -7, "stop": ["a", "b"], "max_completion_tokens": 9}
+    found = read({"model": "m", "messages": turns, **options})
+    assert found.messages == (
+        ChatMessage("system", "Be short."), ChatMessage("user", "One\ntwo"), ChatMessage("assistant", "Three"),
+    )  # fmt: skip
+    assert found.sampling == SamplingOptions(9, 0.0, 0.5, -7, ("a", "b"))
+    assert (found.custom_id, found.line, found.endpoint, found.model) == ("a", 3, Endpoint.CHAT, "m")
+
+
+def test_what_is_not_given_is_what_openai_takes():
+    chat = read({"model": "m", "messages": TURN}).sampling
+    assert (chat.max_new_tokens, chat.temperature, chat.top_p, chat.stop) == (0, 1.0, 1.0, ())
+    assert read({"model": "m", "prompt": "x"}, url=COMPLETIONS).sampling.max_new_tokens == 16
+    assert read({"model": "m", "prompt": "x"}, url=COMPLETIONS, max_tokens=5).sampling.max_new_tokens == 5
+    assert read({"model": "m", "messages": TURN, "max_tokens": 3}, max_tokens=5).sampling.max_new_tokens == 3
+
+
+def test_a_seed_that_is_not_given_depends_on_the_request_alone():
+    def seed(name):
+        return read({"model": "m", "messages": TURN}, custom_id=name).sampling.seed
+
+    assert seed("a") == seed("a") != seed("b")
+
+
+def test_a_completion_takes_a_text_or_several():
+    assert read({"model": "m", "prompt": "x", "stop": "."}, url=COMPLETIONS).texts == ("x",)
+    assert read({"model": "m", "prompt": ["x", "y"]}, url=COMPLETIONS).texts == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 1), ("n", None), ("stream", False), ("logit_bias", {}), ("frequency_penalty", 0.0), ("tools", []),
+        ("response_format", {"type": "text"}), ("logprobs", False), ("top_logprobs", 0), ("user", "ana"),
+        ("metadata", {"run": "7"}), ("service_tier", "flex"), ("store", True), ("tools", None),
+    ],
+)  # fmt: skip
+def test_a_value_that_changes_nothing_is_taken(name, value):
+    assert read({"model": "m", "messages": TURN, name: value}) == read({"model": "m", "messages": TURN})
+
+
+# ---- what is refused
+
+WRONG_CHAT = [
+    ({"n": 2}, "n", "unsupported_value", "is 2; only 1 can be had here"),
+    ({"n": True}, "n", "unsupported_value", "is true"),
+    ({"stream": True}, "stream", "unsupported_value", "only false can be had"),
+    ({"logit_bias": {"50256": -100}}, "logit_bias", "unsupported_value", "only {} can be had"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_value", "only 0 can be had"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_value", "only [] can be had"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value", 'only {"type":"text"}'),
+    ({"logprobs": True}, "logprobs", "unsupported_parameter", "is not supported here"),
+    ({"top_logprobs": 2}, "top_logprobs", "unsupported_parameter", "is not supported here"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter", "is not supported here"),
+    ({"temprature": 0.5}, "temprature", "unknown_parameter", "did you mean temperature?"),
+    ({"top_k": 3}, "top_k", "unknown_parameter", "is no field that /v1/chat/completions is known to have"),
+    ({"temperature": 2.5}, "temperature", "invalid_value", "must be a number from 0 to 2, and is 2.5"),
+    ({"temperature": "hot"}, "temperature", "invalid_value", 'and is "hot"'),
+    ({"temperature": True}, "temperature", "invalid_value", "and is true"),
+    ({"top_p": 0}, "top_p", "invalid_value", "above 0, at most 1"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value", "a whole number from 1, and is 0"),
+    ({"max_tokens": 1.5}, "max_tokens", "invalid_value", "and is 1.5"),
+    ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "invalid_value", "beside max_completion_tokens"),
+    ({"seed": 1.0}, "seed", "invalid_value", "a whole number of 64 bits, and is 1.0"),
+    ({"seed": 1 << 70}, "seed", "invalid_value", "a whole number of 64 bits"),
+    ({"stop": ""}, "stop", "invalid_type", "none empty"),
+    ({"stop": ["a", 1]}, "stop", "invalid_type", 'and is ["a",1]'),
+    ({"model": ""}, "model", "invalid_type", "must be a text"),
+    ({"model": None}, "model", "missing_required_parameter", "body.model is missing"),
+    ({"messages": None}, "messages", "missing_required_parameter", "body.messages is missing"),
+    ({"messages": []}, "messages", "invalid_type", "must be a list of messages, and is []"),
+    ({"messages": "Hello"}, "messages", "invalid_type", 'and is "Hello"'),
+    ({"messages": [*TURN, "Hello"]}, "messages[1]", "invalid_type", "must be an object"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter", "is missing"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "invalid_value", 'is "tool"; it must be'),
+    ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role", "invalid_value", "is []; it must be"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter", "is missing"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "invalid_type", "and is 3"),
+    ({"messages": [{**TURN[0], "name": "ana"}]}, "messages[0].name", "unsupported_parameter", "leave it out"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0]", "unsupported_value", 'is of type "image_url"; only text can be had here',
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]", None, "has no text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "code", "says"), WRONG_CHAT)
+def test_a_body_that_cannot_be_answered_as_it_asks(fields, param, code, says):
+    found = read({"model": "m", "messages": TURN, **fields})
+    assert isinstance(found, RefusedLine)
+    assert found.custom_id == "a"
+    assert found.error.param == param
+    assert code is None or found.error.code == code
+    assert found.error.message.startswith(f"line 3: body.{param} ")
+    assert says in found.error.message
+    assert found.error.status == 400
+    assert found.error.body["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"prompt": [1, 2, 3]}, "prompt[0]", "token ids are not read"),
+        ({"prompt": [[1, 2]]}, "prompt[0]", "token ids are not read"),
+        ({"prompt": ""}, "prompt", "is empty"),
+        ({"prompt": ["a", ""]}, "prompt[1]", "is empty"),
+        ({"prompt": []}, "prompt", "must be a text or a list of texts"),
+        ({"logprobs": 0}, "logprobs", "is not supported here"),
+        ({"best_of": 3}, "best_of", "only 1 can be had here"),
+        ({"echo": True}, "echo", "only false can be had here"),
+        ({"suffix": "end"}, "suffix", 'only "" can be had here'),
+        ({"messages": TURN}, "messages", "is no field that /v1/completions is known to have"),
+    ],
+)
+def test_a_completion_that_cannot_be_had(fields, param, says):
+    found = read({"model": "m", "prompt": "x", **fields}, url=COMPLETIONS)
+    assert isinstance(found, RefusedLine)
+    assert found.error.param == param
+    assert says in found.error.message
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        (b'{"custom_id": "half', "invalid_json_line", "is not JSON"),
+        (b'{"custom_id": NaN}', "invalid_json_line", "is not JSON"),
+        (b'{"custom_id": "\\ud800"}', "invalid_json_line", "is not JSON"),
+        (b'{"custom_id": "\xff"}', "invalid_json_line", "is not JSON"),
+        (b"[" * 100_000, "invalid_json_line", "is not JSON"),
+        (b"[1]", "invalid_json_line", "must be a JSON object"),
+        (b"{}", "missing_required_parameter", "custom_id is missing"),
+        (b'{"custom_id": 7}', "missing_required_parameter", "custom_id must be a text"),
+        (b'{"custom_id": "a"}', "missing_required_parameter", "method is missing"),
+        (line_of({}, method="GET").data, "invalid_method", "method must be POST"),
+        (line_of({}, url="/v1/images").data, "invalid_url", "url must be one of /v1/chat/completions, "),
+        (line_of({}, url=["x"]).data, "invalid_url", "url must be one of"),
+        (line_of({}, label="x").data, "unknown_parameter", "label is no field of a request"),
+        (line_of([]).data, "invalid_type", "body must be an object, and is []"),
+        (line_of({"model": "m", "input": "x"}, url=EMBEDDINGS).data, "unsupported_endpoint", "is not answered yet"),
+    ],
+)
+def test_a_line_that_is_no_request(line, code, says):
+    found = read_request(Line(5, line), seen={}, admit=ANY.admit)
+    assert isinstance(found, RefusedLine)
+    assert found.error.code == code
+    assert found.error.message.startswith("line 5: ")
+    assert says in found.error.message
+
+
+# ---- the file
+
+
+def test_a_file_is_checked_whole_and_its_good_requests_are_read_again(tmp_path):
+    lines = [request("a"), "", request("b", n=3), request("a"), "{", request("c")]
+    path = put(tmp_path / "r.jsonl", lines)
+    checked = check_file(path, admit=ANY.admit)
+    assert checked.custom_ids == {"a": 1, "c": 6}
+    assert [(one.line, one.custom_id, one.error.code) for one in checked.refused] == [
+        (3, "b", "unsupported_value"), (4, None, "duplicate_custom_id"), (5, None, "invalid_json_line"),
+    ]  # fmt: skip
+    assert "custom_id a was already used on line 1" in checked.refused[1].error.message
+    assert (checked.lines, checked.endpoints, checked.models) == (5, {Endpoint.COMPLETIONS: 2}, {"m": 2})
+    assert [one.custom_id for one in read_requests(checked)] == ["a", "c"]
+    (tmp_path / "r.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    packed = check_file(tmp_path / "r.jsonl.gz", admit=ANY.admit)
+    assert packed.digest == checked.digest
+    assert [one.custom_id for one in read_requests(packed)] == ["a", "c"]
+
+
+def test_a_file_that_changes_while_it_runs_is_told_of(tmp_path):
+    path = put(tmp_path / "r.jsonl", [request("a"), request("b"), request("c")])
+    checked = check_file(path, admit=ANY.admit)
+    put(path, [request("a"), request("x"), request("c")])
+    reading = read_requests(checked)
+    assert next(reading).custom_id == "a"
+    with pytest.raises(ConfigError, match="line 2: has changed since the file was checked"):
+        next(reading)
+
+
+@pytest.mark.parametrize(("text", "says"), [("", "holds no requests"), ("\n \n", "holds no requests")])
+def test_a_file_without_a_request(tmp_path, text, says):
+    (tmp_path / "r.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        check_file(tmp_path / "r.jsonl", admit=ANY.admit)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        check_file(tmp_path / "r.jsonl", admit=ANY.admit)
+
+
+def test_the_example_can_be_answered_whole():
+    checked = check_file(EXAMPLE, admit=ANY.admit)
+    assert not checked.refused
+    assert len(checked.custom_ids) == 8
+
+
+# ---- models
+
+
+def test_models_by_name_and_for_all(tmp_path):
+    (tmp_path / "a=b").mkdir()
+    models = read_models(["one=models/one", "two=org/two", str(tmp_path / "a=b")])
+    assert models.named == {"one": "models/one", "two": "org/two"}
+    assert models.path_of("one") == "models/one"
+    assert models.path_of("gpt-4o") == str(tmp_path / "a=b")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["m=a", "m=b"], "m is given twice"),
+        (["a", "b"], "two models are given twice"),
+        (["m="], "write --model PATH, or --model NAME=PATH"),
+        (["=m"], "write --model PATH, or --model NAME=PATH"),
+        ([""], "write --model PATH, or --model NAME=PATH"),
+    ],
+)
+def test_models_that_cannot_be_meant(given, says):
+    with pytest.raises(ConfigError, match=says):
+        read_models(given)
+
+
+def test_a_request_for_a_model_that_is_not_there():
+    found = read({"model": "gpt-4o", "messages": TURN}, models=ModelPaths(named={"one": "a", "two": "b"}))
+    assert isinstance(found, RefusedLine)
+    assert (found.error.status, found.error.code) == (404, "model_not_found")
+    assert "body.model gpt-4o is none of the models that --model names (one, two)" in found.error.message

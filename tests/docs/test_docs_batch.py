@@ -1,0 +1,71 @@
+"""docs/batch.md keeps its promises: its commands are run in their order, and its lists are those of the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from docs.pages import commands, text_of
+from tiny_model import write_tiny_model
+
+from stoker.apps.batch_inference.bodies import HONOURED
+from stoker.apps.batch_inference.options import EXAMPLE
+from stoker.apps.batch_inference.request import Endpoint
+from stoker.apps.batch_inference.request_file import read_request
+from stoker.datafile import Line
+
+PAGE = "docs/batch.md"
+NOT_RUN = {
+    "stoker batch": "loads the demo's model; tests/apps/test_apps_batch_requests.py checks the example's lines",
+    "stoker batch requests.jsonl --model models/small --session rwcz": "needs a session that is up;"
+    " tests/apps/test_apps_batch_end_to_end.py joins one",
+}
+LIMIT_S = 150
+
+
+def test_the_request_that_is_shown_is_one() -> None:
+    (shown,) = re.findall(r"^```json\n(.*)\n```$", text_of(PAGE), re.MULTILINE)
+    found = read_request(Line(1, shown.encode()), seen={}, admit=lambda _request: None)
+    assert getattr(found, "endpoint", None) is Endpoint.CHAT
+
+
+def test_the_fields_that_it_names_are_those_that_are_honoured() -> None:
+    for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+        (row,) = re.findall(rf"^\| `{endpoint.value}` \| (.*) \|$", text_of(PAGE), re.MULTILINE)
+        named = set(re.findall(r"`(\w+)`", row)) - {"system", "user", "assistant"}
+        assert named == HONOURED[endpoint]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
+    reason="needs torch and transformers",
+)
+def test_the_commands_run_in_their_order(tmp_path) -> None:
+    assert set(NOT_RUN) <= set(commands(PAGE))
+    (tmp_path / "models").mkdir()
+    for name in ("small", "large"):
+        write_tiny_model(tmp_path / "models" / name)
+    shutil.copy(EXAMPLE, tmp_path / "requests.jsonl")
+    for command in commands(PAGE):
+        if command in NOT_RUN:
+            continue
+        program, *words = shlex.split(command)
+        assert program == "stoker"
+        done = subprocess.run(
+            [sys.executable, "-m", "stoker.manager.cli.main", *words],
+            cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    asked = [json.loads(line)["custom_id"] for line in EXAMPLE.read_text().splitlines()]
+    (named,) = (tmp_path / "runs").iterdir()
+    for folder in (tmp_path / "answers", named):
+        lines = (folder / "responses.jsonl").read_text().splitlines()
+        assert [json.loads(line)["custom_id"] for line in lines] == asked
+        assert (folder / "errors.jsonl").read_bytes() == b""
