@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     "Awareness": "stoker.contexts.recipe",
     "CausalLM": "stoker.contexts.engine",
+    "EncoderModel": "stoker.contexts.encoding",
     "Evicted": "stoker.contexts.ambient",
     "Gang": "stoker.contexts.ranks",
     "Needs": "stoker.contexts.recipe",
@@ -23,6 +24,7 @@ _HOME = {
     "default_model": "stoker.contexts.causal_lm",
     "device": "stoker.contexts.ambient",
     "devices": "stoker.contexts.ambient",
+    "encoder": "stoker.contexts.encoder",
     "gang": "stoker.contexts.ambient",
     "load_causal_lm": "stoker.contexts.causal_lm",
     "load_variable_from_serverless": "stoker.contexts.ambient",
@@ -38,6 +40,7 @@ _HOME = {
 __all__ = [
     "Awareness",
     "CausalLM",
+    "EncoderModel",
     "Evicted",
     "Gang",
     "Needs",
@@ -50,6 +53,7 @@ __all__ = [
     "default_model",
     "device",
     "devices",
+    "encoder",
     "gang",
     "load_causal_lm",
     "load_variable_from_serverless",
@@ -75,6 +79,8 @@ if TYPE_CHECKING:
         scratch,
     )
     from stoker.contexts.causal_lm import causal_lm, default_model, load_causal_lm, model_recipe
+    from stoker.contexts.encoder import encoder
+    from stoker.contexts.encoding import EncoderModel
     from stoker.contexts.engine import CausalLM
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
     from stoker.contexts.ranks import Gang
@@ -88,7 +94,7 @@ def __getattr__(name: str) -> Any:
     except KeyError:
         raise AttributeError(f"module 'stoker.contexts' has no attribute {name!r}") from None
     module = importlib.import_module(home)
-    # `causal_lm` is a module of this package and a function in it; the import has set the module, the other is meant.
+    # `causal_lm` and `encoder` are modules of this package and functions in them: the import has set the module.
     value = getattr(module, name)
     globals()[name] = value
     return value

@@ -30,6 +30,7 @@ from stoker.contexts import ambient
 from stoker.contexts.engine import CausalLM
 from stoker.contexts.objects import object_of
 from stoker.contexts.state import snapshot_folder
+from stoker.contexts.torch_settings import be_quiet, dtype_of
 from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
@@ -51,9 +52,9 @@ def load_model(path: str, *, dtype: str = "auto", snapshot: bool = True, name: s
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
-    _be_quiet()
+    be_quiet()
     device = ambient.device()
-    wanted = _dtype(dtype, path=path, device=device)
+    wanted = dtype_of(dtype, path=path, device=device)
     if snapshot and _worth_it(path):
         (model, tokenizer), how = _through_snapshot(path, dtype=wanted, device=device, name=name)
     else:
@@ -190,23 +191,6 @@ def _worth_it(path: str) -> bool:
     if path.endswith(".gguf"):
         return os.path.isfile(path)
     return os.path.isdir(path) and not any(Path(path).glob("*.safetensors"))
-
-
-def _dtype(dtype: str, *, path: str, device: str) -> Any:
-    import torch
-
-    if dtype != "auto":
-        return getattr(torch, dtype)
-    if device == "cpu":
-        return torch.float32
-    return torch.bfloat16 if path.endswith(".gguf") else "auto"
-
-
-def _be_quiet() -> None:
-    """No progress bars in a library's log."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
 
 
 @contextlib.contextmanager

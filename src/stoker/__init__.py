@@ -1,7 +1,8 @@
 """Stoker keeps models hot on GPUs that you do not own.
 
-What most programs need is here: `app`, `context`, `load`, `map`, `causal_lm`, and what a call asks (`device`, `gang`,
-`progress`, `scratch`). More is in the public modules; everything else may change from one version to the next.
+What most programs need is here: `app`, `context`, `load`, `map`, `causal_lm`, `encoder`, and what a call asks
+(`device`, `gang`, `progress`, `scratch`). More is in the public modules; everything else may change from one version
+to the next.
 
 config      site files: `load_site`, `Site`
 console     a terminal or a pipe to write on: `Screen` with its progress line, option types
@@ -38,6 +39,7 @@ _HOME = {
     "causal_lm": "stoker.contexts.causal_lm",
     "context": "stoker.contexts",
     "device": "stoker.contexts",
+    "encoder": "stoker.contexts.encoder",
     "gang": "stoker.contexts",
     "load": "stoker.manager.executor",
     "load_variable_from_serverless": "stoker.contexts",
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from stoker.contexts import progress as progress
     from stoker.contexts import scratch as scratch
     from stoker.contexts.causal_lm import causal_lm as causal_lm
+    from stoker.contexts.encoder import encoder as encoder
     from stoker.errors import StokerError as StokerError
     from stoker.manager.executor import StokerExecutor as StokerExecutor
     from stoker.manager.executor import app as app

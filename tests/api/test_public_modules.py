@@ -25,8 +25,8 @@ NAMES = {
         "redrawn",
     },
     "contexts": {
-        "Awareness", "CausalLM", "Evicted", "Gang", "Needs", "ObjectRef", "Recipe", "RecipeFactory", "as_recipe",
-        "causal_lm", "context", "default_model", "device", "devices", "gang", "load_causal_lm",
+        "Awareness", "CausalLM", "EncoderModel", "Evicted", "Gang", "Needs", "ObjectRef", "Recipe", "RecipeFactory",
+        "as_recipe", "causal_lm", "context", "default_model", "device", "devices", "encoder", "gang", "load_causal_lm",
         "load_variable_from_serverless",
         "local_path", "model_recipe", "progress", "recipe_of", "saved_state", "scratch", "state_folder",
     },

@@ -25,6 +25,7 @@ def test_exported_names():
         "causal_lm",
         "context",
         "device",
+        "encoder",
         "gang",
         "load",
         "load_variable_from_serverless",

@@ -1,0 +1,89 @@
+"""A ready-made context: an encoder for embeddings and classification through Transformers, on a CPU or a GPU.
+
+    from stoker import app, encoder
+
+    @app(context=encoder("models/all-MiniLM-L6-v2"))
+    def embed(model, text):
+        return model.embed([text])[0]
+
+What the context is, is told in `encoding.py`. This module does not import it, so that a login node can write recipes
+without a GPU library.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from stoker.contexts.causal_lm import DTYPES
+from stoker.contexts.factory import context
+from stoker.contexts.model_source import CallableModule, architectures, model_source, shown_name
+from stoker.contexts.recipe import Awareness, Recipe
+from stoker.errors import RecipeError
+
+if TYPE_CHECKING:
+    from stoker.contexts.encoding import EncoderModel
+
+_PRELOAD = (
+    "torch",
+    "transformers",
+    "stoker.contexts.encoding",
+    "transformers:AutoModel",
+    "transformers:AutoTokenizer",
+    "transformers:AutoConfig",
+)
+_USUAL_ARCHITECTURE = "BertModel"
+
+
+@context
+def encoder_model(path: str, *, dtype: str = "auto", threads: int = 0) -> EncoderModel:
+    """Load the model once, into a process that then serves call after call."""
+    from stoker.contexts.encoding import load_encoder  # it loads torch, which only a library may do
+
+    return load_encoder(path, dtype=dtype, threads=threads)
+
+
+def encoder(
+    path: str | os.PathLike[str],
+    *,
+    dtype: str = "auto",
+    threads: int = 0,
+    slots: int | str = "auto",
+    memory: str | int | None = None,
+    device_memory: str | int | None = None,
+    kinds: tuple[str, ...] = (),
+    load_limit: str | float = "30 min",
+    awareness: str | Awareness = "full",
+    calls_per_library: int = 0,
+) -> Recipe:
+    """The recipe of an encoder; the context is a `stoker.contexts.encoding.EncoderModel`, with `embed` and `classify`.
+
+    - `path`: a folder as `save_pretrained` or sentence-transformers write it, which travels to the pilot as an object.
+      Or a name on the model hub, which the library itself downloads where it can.
+    - `dtype`: `float32`, `bfloat16`, `float16`; `auto` is float32 on a CPU and the model's own on a GPU.
+    - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
+    - `slots`: calls that run at once in one library; their texts are computed in batches together.
+
+    The other options are `@context`'s. Raises RecipeError for a path that is no model folder.
+    """
+    if dtype not in DTYPES:
+        raise RecipeError(f"encoder(dtype={dtype!r}): one of {', '.join(DTYPES)}", option="dtype")
+    named = os.fspath(path)
+    if not named:
+        raise RecipeError("encoder wants a model: a folder, or a name on the model hub", path=named)
+    source, is_local = model_source(named)
+    if source.endswith(".gguf"):
+        raise RecipeError(
+            f"encoder reads no GGUF file, as {source}; name a folder as save_pretrained writes it", path=named
+        )
+    classes = architectures(source) or (_USUAL_ARCHITECTURE,)
+    factory = encoder_model.with_options(
+        files=("path",) if is_local else (), preload=(*_PRELOAD, *(f"transformers:{name}" for name in classes)),
+        slots=slots, memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit,
+        awareness=awareness, calls_per_library=calls_per_library,
+    )  # fmt: skip
+    return factory.named(shown_name(named))(source, dtype=dtype, threads=threads)
+
+
+sys.modules[__name__].__class__ = CallableModule

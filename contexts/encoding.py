@@ -1,0 +1,244 @@
+"""An encoder as a context: `embed` and `classify`.
+
+A text's embedding is made of the model's last hidden states: their mean over the text's tokens (`mean`), the first
+token's (`cls`), or the last one's (`last`, for models that read from left to right). Which of these a model was trained
+for, a sentence-transformers folder says (`sentence_facts.py`); without it, it is the mean.
+
+Texts are padded on the right and what is padded is masked, so results do not depend on the batch, beyond rounding.
+Calls of several slots join: texts of like length, whoever sent them, are one batch (`joined_batches.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+from transformers.utils import cached_file
+
+from stoker.contexts import ambient
+from stoker.contexts.joined_batches import JoinedBatches
+from stoker.contexts.sentence_facts import POOLINGS, SentenceFacts, sentence_facts
+from stoker.contexts.torch_settings import be_quiet, dtype_of
+from stoker.units import show_seconds
+
+log = logging.getLogger(__name__)
+
+Text = str | tuple[str, str]
+"""What is classified: a text, or two of them that the model reads as a pair (a premise and a hypothesis)."""
+_SLOTS = 16
+_NO_LIMIT = 1_000_000
+"""A tokenizer that names a longer text than this has no limit."""
+_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
+"""Models whose positions begin behind that of the padding token."""
+
+
+class _TokenRow(NamedTuple):
+    """A text's tokens, and which of a pair's texts each is of (empty where the model is not told)."""
+
+    ids: list[int]
+    types: list[int]
+
+
+class EncoderModel:
+    """An encoder and its tokenizer on their device. Calls of several slots are computed together."""
+
+    def __init__(self, model: Any, tokenizer: Any, *, facts: SentenceFacts | None = None, name: str = "") -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.facts = facts or SentenceFacts()
+        config = model.config
+        self.longest = _longest(config, tokenizer, self.facts)
+        """The most tokens of a text; 0 = any number."""
+        classifies = getattr(config, "architectures", None) or [type(model).__name__]
+        names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
+        self.labels = [str(names[index]) for index in sorted(names)]
+        """What `classify` tells apart; empty for a model that cannot classify."""
+        self._backbone = model.get_encoder() if config.is_encoder_decoder else model.base_model
+        self._padding = next((id for id in (tokenizer.pad_token_id, config.pad_token_id) if id is not None), 0)
+        if config.pad_token_id is None:  # some models look for it, to find where a text ends
+            config.pad_token_id = self._padding
+        self._device = next(model.parameters()).device
+        self._reading = threading.Lock()
+        self._joined: JoinedBatches[_TokenRow, npt.NDArray[np.float32]] = JoinedBatches(
+            self._compute, length=lambda row: len(row.ids)
+        )
+
+    @property
+    def device(self) -> str:
+        """Where it is: `cpu`, `cuda:0`."""
+        return str(self._device)
+
+    def slots(self, device_memory_bytes: int) -> int:
+        """How many calls a library runs at once. It takes no more memory than one: batches are no larger."""
+        del device_memory_bytes
+        return _SLOTS
+
+    def count_tokens(self, text: str) -> int:
+        """The length of a text in tokens, with those that the tokenizer puts around it."""
+        return len(self._rows([text], truncate=False, check=False)[0].ids)
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        pooling: str = "",
+        normalize: bool = True,
+        batch_size: int = 32,
+        truncate: bool = False,
+    ) -> list[list[float]]:
+        """The embedding of each text, of length 1 (of any length without `normalize`).
+
+        `pooling`: `mean`, `cls` or `last`; empty: what the model was made for. `batch_size`: the most texts that are
+        computed at a time. Raises ValueError for a text of more tokens than the model reads, unless `truncate`: then
+        its beginning counts.
+        """
+        if pooling not in ("", *POOLINGS):
+            raise ValueError(f"pooling is {pooling!r}: it has to be one of {', '.join(POOLINGS)}")
+        if not pooling and self.facts.trouble:
+            raise ValueError(f"{self.name} wants another embedding: {self.facts.trouble}; name a pooling to go without")
+        rows = self._rows(texts, truncate=truncate)
+        found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=_checked(batch_size))
+        if normalize:
+            found = [row / max(float(np.linalg.norm(row)), 1e-12) for row in found]
+        return [row.tolist() for row in found]
+
+    def classify(
+        self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
+    ) -> list[dict[str, float]]:
+        """The probability of each of the model's labels for each text, or pair of texts.
+
+        Probabilities of one text add up to 1, except where the model's config makes its labels independent of each
+        other, or has just one. A model that was made for regression gives its numbers as they are. `batch_size`,
+        `truncate` and errors as in `embed`; ValueError too for a model without a classification head.
+        """
+        if not self.labels:
+            raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")
+        rows = self._rows(texts, truncate=truncate)
+        scores = self._joined.run("classify", rows, batch_size=_checked(batch_size))
+        shares = [self._probabilities(row.astype(np.float64)) for row in scores]
+        return [dict(zip(self.labels, row.tolist(), strict=True)) for row in shares]
+
+    def _probabilities(self, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        problem = self.model.config.problem_type
+        if problem == "regression":
+            return scores
+        if problem == "multi_label_classification" or len(scores) == 1:
+            return 1.0 / (1.0 + np.exp(-scores))
+        likely = np.exp(scores - scores.max())
+        shares: npt.NDArray[np.float64] = likely / likely.sum()
+        return shares
+
+    # ---- tokens
+
+    def _rows(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[_TokenRow]:
+        if isinstance(texts, str):
+            raise ValueError("texts must be a list of texts, and is one text; write [text]")
+        if not texts:
+            return []
+        pairs = [text if isinstance(text, tuple) else (text,) for text in texts]
+        if len({len(pair) for pair in pairs}) > 1:
+            raise ValueError("some texts are pairs and some are not; classify them in two calls")
+        how = {"truncation": True, "max_length": self.longest} if truncate and self.longest else {}
+        with self._reading:  # a tokenizer keeps the way in which it cuts, and takes one caller at a time
+            found = self.tokenizer(*(list(each) for each in zip(*pairs, strict=True)), verbose=False, **how)
+        ids = found["input_ids"]
+        types = found.get("token_type_ids") or [[]] * len(ids)
+        for number, row in enumerate(ids if check else ()):
+            if not row:
+                raise ValueError(f"text {number} is empty; the model needs a token to read")
+            if self.longest and len(row) > self.longest:
+                raise ValueError(
+                    f"text {number} comes to {len(row)} tokens; the model reads {self.longest}. Split it, or read its"
+                    " beginning alone: truncate=True"
+                )
+        return [_TokenRow(*row) for row in zip(ids, types, strict=True)]
+
+    # ---- the model
+
+    def _compute(self, kind: Hashable, rows: list[_TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
+        """The scores of some rows (`classify`), or their hidden states, pooled in the way that is named."""
+        with torch.inference_mode():
+            numbers: npt.NDArray[np.float32] = self._forward(kind, rows).float().cpu().numpy()
+        return list(numbers)
+
+    def _forward(self, kind: Hashable, rows: list[_TokenRow]) -> torch.Tensor:
+        lengths = torch.tensor([len(row.ids) for row in rows], device=self._device)
+        seen = torch.arange(int(lengths.max()), device=self._device)[None, :] < lengths[:, None]
+        inputs = {"input_ids": self._padded([row.ids for row in rows], self._padding), "attention_mask": seen.long()}
+        if rows[0].types:
+            inputs["token_type_ids"] = self._padded([row.types for row in rows], 0)
+        if kind == "classify":
+            scores: torch.Tensor = self.model(**inputs).logits
+            return scores
+        states: torch.Tensor = self._backbone(**inputs).last_hidden_state
+        if kind == "cls":
+            return states[:, 0]
+        if kind == "last":
+            return states[torch.arange(len(rows), device=self._device), lengths - 1]
+        weights = seen[:, :, None].float()
+        return (states.float() * weights).sum(dim=1) / lengths[:, None]
+
+    def _padded(self, rows: list[list[int]], filler: int) -> torch.Tensor:
+        width = max(map(len, rows))
+        return torch.tensor([row + [filler] * (width - len(row)) for row in rows], device=self._device)
+
+
+def load_encoder(path: str, *, dtype: str = "auto", threads: int = 0) -> EncoderModel:
+    """The encoder at `path` (a folder, or a hub name) on this library's device.
+
+    Raises whatever Transformers raises for a model that it can't read.
+    """
+    began = time.monotonic()
+    if threads:
+        torch.set_num_threads(threads)
+    be_quiet()
+    device = ambient.device()
+    more: dict[str, Any] = {"local_files_only": True} if Path(path).exists() else {}
+    config = AutoConfig.from_pretrained(path, **more)
+    classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    kind = AutoModelForSequenceClassification if classifies else AutoModel
+    tokenizer = AutoTokenizer.from_pretrained(path, **more)
+    facts = sentence_facts(lambda name: _file_of(path, name))
+    if device != "cpu":
+        more["device_map"] = {"": device}
+    model = kind.from_pretrained(path, dtype=dtype_of(dtype, path=path, device=device), **more)
+    log.info("encoder %s on %s in %s: %s", path, device, model.dtype, show_seconds(time.monotonic() - began))
+    return EncoderModel(model.eval().requires_grad_(False), tokenizer, facts=facts, name=Path(path).name)
+
+
+def _file_of(path: str, name: str) -> str | None:
+    """The text of a model's file; None if it has no such file, or the hub does not give it."""
+    try:
+        place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
+        return place.read_text()
+    except OSError:
+        return None
+
+
+def _longest(config: Any, tokenizer: Any, facts: SentenceFacts) -> int:
+    positions = int(getattr(config, "max_position_embeddings", 0) or 0)
+    if positions and config.model_type in _OFFSET_POSITIONS:
+        positions -= (config.pad_token_id or 0) + 1
+    said = int(tokenizer.model_max_length)
+    limits = (facts.longest, positions, said if said < _NO_LIMIT else 0)
+    return min((limit for limit in limits if limit > 0), default=0)
+
+
+def _checked(batch_size: int) -> int:
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
+    return batch_size

@@ -1,0 +1,146 @@
+"""Rows of many callers, computed in batches of like length: calls that run side by side share forward passes.
+
+A caller adds its rows and waits. One caller at a time *leads*: it takes the row that has waited longest, joins rows of
+like length to it, whoever added them, and computes them as one batch, until its own are done; then the caller that has
+waited longest leads. So one batch is computed at a time, no thread is made, and a caller that is alone waits for
+nobody.
+
+A batch's longest row has at most twice the tokens of its shortest and a few more: little is padded. A batch has no more
+rows than any caller in it asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, TypeVar
+
+Row = TypeVar("Row")
+Result = TypeVar("Result")
+
+_FEW_TOKENS = 16
+"""Rows whose lengths differ by less are alike, however short they are."""
+
+
+class _Request(Generic[Row, Result]):
+    """The rows of one caller."""
+
+    def __init__(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> None:
+        self.kind = kind
+        self.rows = rows
+        self.batch_size = batch_size
+        self.results: dict[int, Result] = {}
+        self.error: BaseException | None = None
+        self.leads = False
+        self.woken = threading.Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or len(self.results) == len(self.rows)
+
+
+class JoinedBatches(Generic[Row, Result]):
+    """See the module's text. `compute(kind, rows)` gives a result for each row; only rows of one kind are joined.
+    `length` is a row's length in tokens."""
+
+    def __init__(
+        self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]
+    ) -> None:
+        self._compute = compute
+        self._length = length
+        self._lock = threading.Lock()
+        self._open: list[_Request[Row, Result]] = []
+        """Requests that are not over, in the order in which they came."""
+        self._waiting: dict[Hashable, list[tuple[int, int, int, _Request[Row, Result]]]] = {}
+        """Rows by kind: their length, a number that no other has, their place in their request; the shortest first."""
+        self._numbers = 0
+        self._is_led = False
+
+    def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
+        """The results of these rows, in their order. Raises what computing any of them raises."""
+        if not rows:
+            return []
+        request: _Request[Row, Result] = _Request(kind, rows, batch_size=batch_size)
+        with self._lock:
+            self._add(request)
+            request.leads = not self._is_led
+            self._is_led = True
+        if not request.leads:
+            request.woken.wait()
+        if request.leads:
+            self._lead(request)
+        if request.error is not None:
+            raise request.error
+        return [request.results[place] for place in range(len(rows))]
+
+    def _add(self, request: _Request[Row, Result]) -> None:
+        waiting = self._waiting.setdefault(request.kind, [])
+        for place, row in enumerate(request.rows):
+            self._numbers += 1
+            waiting.append((self._length(row), self._numbers, place, request))
+        waiting.sort()
+        self._open.append(request)
+
+    def _lead(self, request: _Request[Row, Result]) -> None:
+        """Compute batches until this request is over, then have another caller lead."""
+        try:
+            while not request.is_over:
+                self._step(request)
+        finally:
+            with self._lock:
+                if self._open:
+                    self._open[0].leads = True
+                    self._open[0].woken.set()
+                else:
+                    self._is_led = False
+
+    def _step(self, request: _Request[Row, Result]) -> None:
+        """Compute one batch with the longest row of this request."""
+        with self._lock:
+            batch = self._take(request)
+        found: Sequence[Result] = ()
+        error: BaseException | None = None
+        try:
+            found = self._compute(request.kind, [each.rows[place] for _, _, place, each in batch])
+        except BaseException as raised:  # whoever waits for a part of this batch has to hear of it
+            error = raised
+        with self._lock:
+            for (_, _, place, each), result in zip(batch, found, strict=False):
+                each.results[place] = result
+            for each in {id(each): each for _, _, _, each in batch}.values():
+                if error is not None:
+                    each.error = error
+                    waiting = self._waiting[each.kind]
+                    waiting[:] = [entry for entry in waiting if entry[3] is not each]
+                if each.is_over:
+                    self._open.remove(each)
+                    each.woken.set()
+
+    def _take(self, request: _Request[Row, Result]) -> list[tuple[int, int, int, _Request[Row, Result]]]:
+        """The longest waiting row of a request, and its neighbours in length."""
+        waiting = self._waiting[request.kind]
+        first = next(at for at in range(len(waiting) - 1, -1, -1) if waiting[at][3] is request)
+        start, end, most = first, first + 1, request.batch_size
+        anchor = waiting[first][0]
+        while end - start < most:
+            before = waiting[start - 1] if start else None
+            after = waiting[end] if end < len(waiting) else None
+            if before is not None and not self._is_alike(before[0], waiting[end - 1][0]):
+                before = None
+            if after is not None and not self._is_alike(waiting[start][0], after[0]):
+                after = None
+            if before is None and after is None:
+                break
+            takes_before = after is None or (before is not None and anchor - before[0] <= after[0] - anchor)
+            joins = before if takes_before else after
+            if joins is None or joins[3].batch_size <= end - start:
+                break
+            most = min(most, joins[3].batch_size)
+            start, end = (start - 1, end) if takes_before else (start, end + 1)
+        batch = waiting[start:end]
+        del waiting[start:end]
+        return batch
+
+    @staticmethod
+    def _is_alike(shorter: int, longer: int) -> bool:
+        return longer <= 2 * shorter + _FEW_TOKENS

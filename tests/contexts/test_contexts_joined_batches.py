@@ -1,0 +1,127 @@
+"""Rows of many callers in one batch: who computes, what is joined, and what becomes of errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.contexts.joined_batches import JoinedBatches
+
+WAIT_S = 30.0
+
+
+class Engine:
+    """Computes rows, which are lengths, and remembers each batch. It waits at a gate before each."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.batches: list[list[int]] = []
+        self.kinds: list[Hashable] = []
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+        self.fails_at = -1
+        if is_open:
+            self.gate.set()
+        self.joined: JoinedBatches[int, str] = JoinedBatches(self.compute, length=lambda row: row)
+
+    def compute(self, kind: Hashable, rows: list[int]) -> list[str]:
+        self.entered.set()
+        assert self.gate.wait(WAIT_S)
+        self.batches.append(list(rows))
+        self.kinds.append(kind)
+        if self.fails_at in rows:
+            raise RuntimeError("out of memory")
+        return [f"{kind}{row}" for row in rows]
+
+
+def until_waiting(engine: Engine, rows: int) -> None:
+    """Wait until so many rows wait for the batch that is computed."""
+    limit = threading.Event()
+    for _ in range(3000):
+        with engine.joined._lock:
+            if sum(map(len, engine.joined._waiting.values())) == rows:
+                return
+        limit.wait(0.01)
+    raise AssertionError(f"{rows} rows never waited")
+
+
+@given(st.lists(st.integers(1, 400), max_size=40), st.integers(1, 9))
+def test_results_come_in_order_and_little_is_padded(rows: list[int], batch_size: int) -> None:
+    engine = Engine()
+    assert engine.joined.run("k", rows, batch_size=batch_size) == [f"k{row}" for row in rows]
+    assert sorted(row for batch in engine.batches for row in batch) == sorted(rows)
+    assert all(len(batch) <= batch_size for batch in engine.batches)
+    assert all(max(batch) <= 2 * min(batch) + 16 for batch in engine.batches)
+
+
+def test_rows_of_callers_that_wait_are_one_batch_and_the_callers_get_their_own(pool: ThreadPoolExecutor) -> None:
+    engine = Engine(is_open=False)
+    first = pool.submit(engine.joined.run, "k", [50], batch_size=8)
+    assert engine.entered.wait(WAIT_S)
+    others = [pool.submit(engine.joined.run, "k", [row, row + 1], batch_size=8) for row in (10, 20, 12)]
+    until_waiting(engine, 6)
+    engine.gate.set()
+    assert first.result(WAIT_S) == ["k50"]
+    assert [each.result(WAIT_S) for each in others] == [["k10", "k11"], ["k20", "k21"], ["k12", "k13"]]
+    assert [sorted(batch) for batch in engine.batches] == [[50], [10, 11, 12, 13, 20, 21]]
+
+
+def test_a_batch_is_as_small_as_any_caller_in_it_wants(pool: ThreadPoolExecutor) -> None:
+    engine = Engine(is_open=False)
+    first = pool.submit(engine.joined.run, "k", [50], batch_size=8)
+    assert engine.entered.wait(WAIT_S)
+    others = [pool.submit(engine.joined.run, "k", [10] * 4, batch_size=size) for size in (8, 2)]
+    until_waiting(engine, 8)
+    engine.gate.set()
+    for each in (first, *others):
+        each.result(WAIT_S)
+    careful = engine.joined.run("k", [10] * 4, batch_size=2)
+    assert careful == ["k10"] * 4
+    assert [len(batch) for batch in engine.batches[-2:]] == [2, 2]
+    assert sum(map(len, engine.batches)) == 13
+
+
+def test_other_kinds_are_computed_apart(pool: ThreadPoolExecutor) -> None:
+    engine = Engine(is_open=False)
+    first = pool.submit(engine.joined.run, "a", [5], batch_size=8)
+    assert engine.entered.wait(WAIT_S)
+    others = [pool.submit(engine.joined.run, kind, [5], batch_size=8) for kind in "bab"]
+    until_waiting(engine, 3)
+    engine.gate.set()
+    assert [each.result(WAIT_S) for each in (first, *others)] == [["a5"], ["b5"], ["a5"], ["b5"]]
+    assert sorted(map(str, engine.kinds)) == ["a", "a", "b"]
+
+
+def test_an_error_comes_to_every_caller_of_its_batch_and_to_no_other(pool: ThreadPoolExecutor) -> None:
+    engine = Engine(is_open=False)
+    engine.fails_at = 10
+    first = pool.submit(engine.joined.run, "k", [500], batch_size=8)
+    assert engine.entered.wait(WAIT_S)
+    poor = [pool.submit(engine.joined.run, "k", rows, batch_size=8) for rows in ([10, 900], [11])]
+    until_waiting(engine, 3)
+    far = pool.submit(engine.joined.run, "k", [300], batch_size=8)
+    until_waiting(engine, 4)
+    engine.gate.set()
+    assert first.result(WAIT_S) == ["k500"]
+    assert far.result(WAIT_S) == ["k300"]
+    for each in poor:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            each.result(WAIT_S)
+    engine.fails_at = -1
+    assert engine.joined.run("k", [10], batch_size=1) == ["k10"]
+
+
+def test_many_callers_get_what_is_theirs(pool: ThreadPoolExecutor) -> None:
+    engine = Engine()
+    calls = [[length, 3 * length] for length in range(1, 200)]
+    found = list(pool.map(lambda rows: engine.joined.run("k", rows, batch_size=4), calls, timeout=WAIT_S))
+    assert found == [[f"k{a}", f"k{b}"] for a, b in calls]
+
+
+@pytest.fixture
+def pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(8)
