@@ -36,7 +36,7 @@ from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
 from stoker.tuning.samples import Sample, split
 
 if TYPE_CHECKING:
-    from stoker.contexts.engine import CausalLM
+    from stoker.contexts.language_model import CausalLM
 
 CHOSEN = (
     "claims", "calculations", "topics", "endings", "names", "climate", "results", "articles", "opposites", "sums",
@@ -303,7 +303,7 @@ def toy() -> tuple[CausalLM, list[Candidate]]:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from stoker.contexts.engine import CausalLM
+    from stoker.contexts.language_model import CausalLM
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     cut = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(alphabet)}, merges=[]))

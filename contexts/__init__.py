@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "Awareness": "stoker.contexts.recipe",
-    "CausalLM": "stoker.contexts.engine",
+    "CausalLM": "stoker.contexts.language_model",
     "EncoderModel": "stoker.contexts.encoding",
+    "CausalLM": "stoker.contexts.language_model",
     "Evicted": "stoker.contexts.ambient",
     "Gang": "stoker.contexts.ranks",
     "Needs": "stoker.contexts.recipe",
@@ -81,8 +82,8 @@ if TYPE_CHECKING:
     from stoker.contexts.causal_lm import causal_lm, default_model, load_causal_lm, model_recipe
     from stoker.contexts.encoder import encoder
     from stoker.contexts.encoding import EncoderModel
-    from stoker.contexts.engine import CausalLM
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
+    from stoker.contexts.language_model import CausalLM
     from stoker.contexts.ranks import Gang
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
     from stoker.contexts.state import state_folder

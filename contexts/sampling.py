@@ -1,27 +1,27 @@
-"""Which token comes next for one prompt, and when its text has ended."""
+"""Which token comes next for one prompt."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-
 import torch
+
+from stoker.contexts.inference.adapter import Sampling, TokenChance
 
 
 class TokenDraw:
-    """The tokens of one prompt. Its random numbers are its own, so that no other prompt changes them."""
+    """Draws the tokens of one prompt. Its random numbers are its own, so that no other prompt changes them."""
 
-    def __init__(self, *, temperature: float, top_p: float, seed: tuple[int, int], stop: Sequence[str]) -> None:
-        if not 0 <= temperature < math.inf or not 0 < top_p <= 1:
-            raise ValueError(f"temperature must be 0 or more and top_p in (0, 1]; they are {temperature} and {top_p}")
-        self.text = ""
-        self._temperature = temperature
-        self._top_p = top_p
-        self._stop = tuple(stop)
-        self._tokens: list[int] = []
+    def __init__(self, sampling: Sampling) -> None:
+        self._temperature = sampling.temperature
+        self._top_p = sampling.top_p
         self._generator = None
-        if temperature:
+        if sampling.temperature:
+            seed = sampling.seed
             self._generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
+
+    @property
+    def greedy(self) -> bool:
+        """True if it takes the likeliest token each time."""
+        return self._generator is None
 
     def take(self, logits: torch.Tensor) -> int:
         """The next token, from logits `[vocabulary]`."""
@@ -34,19 +34,16 @@ class TokenDraw:
             chances = torch.zeros_like(chances).scatter(0, order, ordered)
         return int(torch.multinomial(chances, 1, generator=self._generator))
 
-    def ended(self, token: int, *, ends: frozenset[int], decode: Callable[[list[int]], str], most: int) -> bool:
-        """Add a token; whether the text is complete with it."""
-        if token in ends:
-            self.text = decode(self._tokens)
-            return True
-        self._tokens.append(token)
-        if self._stop:
-            text = decode(self._tokens)
-            cuts = [at for at in (text.find(one) for one in self._stop) if at >= 0]
-            if cuts:
-                self.text = text[: min(cuts)]
-                return True
-        if len(self._tokens) >= most:
-            self.text = decode(self._tokens)
-            return True
-        return False
+
+def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int]:
+    """The next token of each row of logits `[rows, vocabulary]`."""
+    likeliest = logits.argmax(dim=-1).tolist()
+    return [token if draw.greedy else draw.take(row) for draw, token, row in zip(draws, likeliest, logits, strict=True)]
+
+
+def chances_of(token: int, logits: torch.Tensor, *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
+    """The log-likelihood of a token, and the `most` likeliest tokens with theirs, from logits `[vocabulary]`."""
+    steps = torch.log_softmax(logits.float(), dim=-1)
+    found, tokens = steps.topk(min(most, len(steps)))
+    likeliest = tuple(TokenChance(int(id), float(chance)) for id, chance in zip(tokens, found, strict=True))
+    return float(steps[token]), likeliest

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.contexts import ambient
-from stoker.contexts.engine import CausalLM
+from stoker.contexts.language_model import CausalLM
 from stoker.contexts.objects import object_of
 from stoker.contexts.state import snapshot_folder
 from stoker.contexts.torch_settings import be_quiet, dtype_of

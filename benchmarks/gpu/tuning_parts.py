@@ -62,7 +62,7 @@ def tune(answer: Answer, place: Place) -> None:
     from transformers import AutoModelForCausalLM
 
     from benchmarks.gpu.model import tokenizer
-    from stoker.contexts.engine import CausalLM
+    from stoker.contexts.language_model import CausalLM
     from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
     from stoker.tuning.samples import Sample
     from stoker.tuning.tune import tune as run

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
 
-from stoker.contexts.engine import CausalLM  # noqa: E402  # it imports PyTorch
+from stoker.contexts.language_model import CausalLM  # noqa: E402  # it imports PyTorch
 
 SMALL = {
     "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,

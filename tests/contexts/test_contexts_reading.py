@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
 
-from stoker.contexts.engine import CausalLM  # noqa: E402  # it imports PyTorch
+from stoker.contexts.language_model import CausalLM  # noqa: E402  # it imports PyTorch
 from stoker.contexts.reading import mean_hidden, mean_losses  # noqa: E402
 
 SMALL = {

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stoker.contexts.engine import CausalLM
+from stoker.contexts.language_model import CausalLM
 from stoker.site import Duration
 from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
 from stoker.tuning.samples import Sample

@@ -29,7 +29,7 @@ from stoker.tuning.result import Tuned
 from stoker.tuning.tune import TuningProgress, device_of, purpose, tune_with
 
 if TYPE_CHECKING:
-    from stoker.contexts.engine import CausalLM
+    from stoker.contexts.language_model import CausalLM
 
 log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from stoker.tuning.samples import split
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
-    from stoker.contexts.engine import CausalLM
+    from stoker.contexts.language_model import CausalLM
 
 log = logging.getLogger(__name__)
 

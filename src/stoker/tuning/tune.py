@@ -54,7 +54,7 @@ from stoker.tuning.softprompt import SoftPrompt, embed, nearest_tokens, soft_pro
 
 
 class TunableModel(Protocol):
-    """What is tuned: a causal LM context (`stoker.contexts.engine.CausalLM`)."""
+    """What is tuned: a causal LM context (`stoker.contexts.language_model.CausalLM`)."""
 
     model: Any
     tokenizer: Any

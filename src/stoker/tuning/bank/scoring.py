@@ -32,7 +32,7 @@ from stoker.tuning.job import PLACE, Prompt
 from stoker.tuning.samples import Sample
 
 if TYPE_CHECKING:
-    from stoker.contexts.engine import CausalLM
+    from stoker.contexts.language_model import CausalLM
 
 TOKENS = MOST_TOKENS
 """Of each prompt, how many tokens are read; for a score, unless the job has `virtual_tokens`."""

@@ -1,0 +1,1 @@
+"""Engines that write text with one language model for many requests at once."""

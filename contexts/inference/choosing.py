@@ -1,0 +1,56 @@
+"""Which engine writes for a model of Transformers: the continuous one where it can, else the static one."""
+
+from __future__ import annotations
+
+import logging
+
+import psutil
+import torch
+
+from stoker.contexts.batching import BatchLimits
+from stoker.contexts.forward import ModelRunner
+from stoker.contexts.inference.adapter import InferenceEngine
+from stoker.contexts.inference.continuous import ContinuousEngine
+from stoker.contexts.inference.decoder import decoder_of
+from stoker.contexts.inference.static import StaticEngine
+from stoker.contexts.inference.written import ModelTexts
+
+log = logging.getLogger(__name__)
+
+PREFIX_LIMIT_BYTES = 512_000_000
+"""What kept prefixes may take of the device's memory."""
+_CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512)
+_GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096)
+_STATIC_ROWS = 32
+_LARGEST_CACHE_BYTES = 8_000_000_000
+
+
+def own_engine(
+    runner: ModelRunner, texts: ModelTexts, *, engine: str = "auto", cache_bytes: int = 0
+) -> tuple[InferenceEngine, str]:
+    """The engine `continuous`, `static`, or the one that suits (`auto`), and why it was chosen, for people.
+
+    Raises ValueError if the model cannot have the engine that is named.
+    """
+    why = "it was asked for"
+    if engine != "static":
+        with torch.inference_mode():
+            decoder, why = decoder_of(runner.model)
+        if decoder is not None:
+            limits = _CPU_LIMITS if decoder.device.type == "cpu" else _GPU_LIMITS
+            size = cache_bytes or default_cache_bytes(decoder.device)
+            made = ContinuousEngine(decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size)
+            return made, "every call joins one batch"
+        if engine == "continuous":
+            raise ValueError(f'this model cannot have engine="continuous": {why}; leave the engine away')
+        log.warning("calls of this model are written in batches that begin and end together: %s", why)
+    return StaticEngine(runner, texts, rows=_STATIC_ROWS), why
+
+
+def default_cache_bytes(device: torch.device) -> int:
+    """Memory for the cache of a batch where none is declared: a quarter of what is free, 8 GB at the most."""
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0])
+    else:
+        free = psutil.virtual_memory().available
+    return min(_LARGEST_CACHE_BYTES, free // 4)

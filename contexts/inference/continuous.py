@@ -1,0 +1,283 @@
+"""The default engine: continuous batching over a model of Transformers, on a CPU or a GPU.
+
+What is computed next is `contexts/batching.py`'s to say; the keys and values lie in rows (`kv_store.py`); the model's
+layers are computed by a lean decoder (`decoder.py`). What prompts have in common at their beginning is not read again
+(`prefixes.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from stoker.contexts.batching import SMALLEST_ROW_TOKENS, Batch, BatchLimits, Step
+from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, GenerationRequest, NewToken
+from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart
+from stoker.contexts.inference.written import ModelTexts, Written
+from stoker.contexts.prefixes import PrefixCache
+from stoker.contexts.sampling import TokenDraw, chances_of, take_tokens
+
+Layers = list[tuple[torch.Tensor, torch.Tensor]]
+_USUAL_ROW_TOKENS = 512
+TookStep = Callable[[Step, int, float], None]
+"""Takes a step, the mean length of its requests in tokens, and the seconds that it took."""
+
+
+class _Writing:
+    """A request: all its tokens, and what it has written of them."""
+
+    def __init__(self, request: GenerationRequest, written: Written) -> None:
+        self.request = request
+        self.written = written
+        self.draw = TokenDraw(request.sampling)
+        self.ids = list(request.prompt)
+
+
+class ContinuousEngine:
+    """One model, many requests, a token of each at a time (`adapter.InferenceEngine`)."""
+
+    name = "continuous"
+
+    def __init__(
+        self,
+        decoder: LeanDecoder,
+        texts: ModelTexts,
+        *,
+        prefixes: PrefixCache[Layers],
+        limits: BatchLimits,
+        cache_bytes: int = 0,
+        took: TookStep | None = None,
+    ) -> None:
+        self._decoder = decoder
+        self._texts = texts
+        self._prefixes = prefixes
+        self._prefix_limit = prefixes.limit_bytes
+        self._took = took
+        self._store = decoder.new_store()
+        self._batch = Batch(limits)
+        self._writing: dict[int, _Writing] = {}
+        self._load = EngineLoad()
+        self._asleep = False
+        self._budget = 0
+        self.resize(cache_bytes)
+
+    def add(self, request: GenerationRequest) -> None:
+        """The request joins the batch when there is room (`InferenceEngine.add`)."""
+        if self._asleep:
+            raise ValueError("the model is asleep; wake it first")
+        self._texts.check(request)
+        length, most = len(request.prompt), request.sampling.max_new_tokens
+        why = self._batch.why_not(prompt=length, most=most)
+        if why:
+            raise ValueError(f"{why}; give the model more memory, or ask for fewer tokens")
+        self._writing[request.id] = _Writing(request, self._texts.begin(request))
+        self._batch.add(request.id, prompt=length, most=most, due_at=request.due_at, tpot_s=request.tpot_s)
+
+    def abort(self, request: int) -> None:
+        """The request leaves, and its row is free."""
+        self._batch.abort(request)
+        self._store.free(request)
+        self._writing.pop(request, None)
+
+    def step(self) -> list[NewToken]:
+        """Read or write tokens of some requests (`InferenceEngine.step`)."""
+        with torch.inference_mode():
+            return self._step()
+
+    def slots(self) -> int:
+        """Requests that run at once, if their rows have a usual length."""
+        limits = self._batch.limits
+        usual = limits.cache_tokens // _USUAL_ROW_TOKENS
+        return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
+
+    def load(self) -> EngineLoad:
+        """How full the batch is."""
+        return msgspec.structs.replace(self._load, running=len(self._batch.running), waiting=len(self._batch.waiting))
+
+    def memory(self) -> EngineMemory:
+        """What the weights and the cache hold; kept prefixes count as cache."""
+        return EngineMemory(
+            weights_bytes=self._decoder.weights_bytes + self._decoder.packed_bytes,
+            held_bytes=self._store.held_bytes + self._prefixes.size_bytes,
+            budget_bytes=self._budget,
+        )
+
+    def resize(self, cache_bytes: int) -> None:
+        """Change the budget of the cache (`InferenceEngine.resize`); 0 = without one."""
+        tokens, for_prefixes = 0, self._prefix_limit
+        if cache_bytes:
+            for_prefixes = min(for_prefixes, cache_bytes // 8)
+            tokens = (cache_bytes - for_prefixes) // self._store.token_bytes
+            if tokens < SMALLEST_ROW_TOKENS:
+                raise ValueError(
+                    f"{cache_bytes} bytes hold {tokens} tokens of this model's key-value cache; no request fits there"
+                )
+        self._prefixes.set_limit(for_prefixes)
+        self._budget = cache_bytes
+        self._batch.limits = msgspec.structs.replace(self._batch.limits, cache_tokens=tokens)
+
+    def sleep(self) -> None:
+        """Free the cache. The weights stay: on a CPU they are mapped from a file, and cost nothing while unused."""
+        if len(self._batch):
+            raise RuntimeError(f"{len(self._batch)} requests run; the model cannot sleep")
+        self._store.clear()
+        self._prefixes.clear()
+        if self._decoder.device.type == "cuda":
+            self._decoder.move("cpu")
+            torch.cuda.empty_cache()
+        self._asleep = True
+
+    def wake(self) -> None:
+        """Take requests again."""
+        if self._asleep and self._decoder.device.type == "cuda":
+            self._decoder.move(self._decoder.device)
+        self._asleep = False
+
+    def stop(self) -> None:
+        """Give the cache back."""
+        self._writing.clear()
+        self._store.clear()
+
+    # ---- steps
+
+    def _step(self) -> list[NewToken]:
+        step = self._batch.next()
+        if step is None:
+            return []
+        began = time.perf_counter()
+        for request in step.evicted:
+            self._store.free(request)
+        if self._store.held_tokens > self._room:  # the budget has come down
+            self._store.trim(self._room)
+        step, length = (self._read if step.prefill else self._write)(step)
+        tokens = self._take(step)
+        self._count(step, length, made=len(tokens), began=began)
+        return tokens
+
+    def _read(self, step: Step) -> tuple[Step, int]:
+        """Read tokens of the step's requests; what a kept prefix holds is copied and not read."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        parts: list[ReadPart] = []
+        counts: list[int] = []
+        for id, most in zip(step.requests, step.tokens, strict=True):
+            state, writing = self._batch.running[id], self._writing[id]
+            self._store.ensure(id, tokens=state.reserved, room_tokens=self._room)
+            array, row = self._store.row(id)
+            if not state.read:
+                state.read = self._begin(writing, array, row)
+            count = min(most, state.unread)
+            tokens += writing.ids[state.read : state.read + count]
+            positions += range(state.read, state.read + count)
+            parts.append(ReadPart(id, array, start=state.read, count=count))
+            counts.append(count)
+        for part in parts:  # a row may have moved while others were placed
+            part.row = self._store.row(part.request)[1]
+        last = [sum(counts[: at + 1]) - 1 for at in range(len(counts))]
+        self._logits = self._decoder.forward(tokens, positions, parts, last=last)
+        actual = msgspec.structs.replace(step, tokens=tuple(counts))
+        return actual, len(tokens)
+
+    def _write(self, step: Step) -> tuple[Step, int]:
+        """Read the last token of every request that decodes, an array of rows after the other."""
+        for id in step.requests:
+            state = self._batch.running[id]
+            self._store.ensure(id, tokens=state.reserved, room_tokens=self._room)
+        wanted = set(step.requests)
+        ids: list[int] = []
+        parts = []
+        for array in self._store.arrays.values():
+            if not wanted.intersection(array.requests):
+                continue
+            # A row whose request is not read to its end takes part with a token that is overwritten when it is read.
+            positions = [self._batch.running[id].read for id in array.requests]
+            parts.append(DecodePart(array, positions, device=self._decoder.device, dtype=self._decoder.dtype))
+            ids += array.requests
+        places = [self._batch.running[id].read for id in ids]
+        tokens = [self._writing[id].ids[place] for id, place in zip(ids, places, strict=True)]
+        last = [at for at, id in enumerate(ids) if id in wanted]
+        self._logits = self._decoder.forward(tokens, places, parts, last=last)
+        written = tuple(ids[at] for at in last)
+        step = msgspec.structs.replace(step, requests=written)
+        return step, sum(self._batch.running[id].length for id in written) // len(written)
+
+    def _take(self, step: Step) -> list[NewToken]:
+        """The next token of each request that is read to its end."""
+        states = [self._batch.running[id] for id in step.requests]
+        done = [at for at, (state, count) in enumerate(zip(states, step.tokens, strict=True)) if state.unread == count]
+        logits = self._logits if len(done) == len(states) else self._logits[done]
+        writings = [self._writing[states[at].id] for at in done]
+        new: list[NewToken] = []
+        if writings:
+            tokens = take_tokens([writing.draw for writing in writings], logits)
+            for writing, token, row in zip(writings, tokens, logits, strict=True):
+                new.append(self._new_token(writing, token, row))
+        if step.prefill:
+            for writing in writings:
+                self._keep(writing)
+        ended = [token.request for token in new if token.finish is not None]
+        self._batch.did(step, ended=ended)
+        for id in ended:
+            self._store.free(id)
+            del self._writing[id]
+        return new
+
+    def _new_token(self, writing: _Writing, token: int, logits: torch.Tensor) -> NewToken:
+        id, most = writing.request.id, writing.request.sampling.logprobs
+        writing.ids.append(token)
+        text = writing.written.add(token)
+        finish = writing.written.finish
+        if not most:
+            return NewToken(id, token, text, finish)
+        logprob, likeliest = chances_of(token, logits, most=most)
+        return NewToken(id, token, text, finish, logprob, likeliest)
+
+    # ---- prefixes
+
+    def _begin(self, writing: _Writing, array: Any, row: int) -> int:
+        """Copy what is kept of the request's beginning into its row; returns how many tokens that is."""
+        prefix, length = self._prefixes.find([tuple(writing.ids)])
+        if prefix is None:
+            return 0
+        for number, (keys, values) in enumerate(prefix.kv):
+            array.keys[number][row, :, :length] = keys[0, :, :length]
+            array.values[number][row, :, :length] = values[0, :, :length]
+        return length
+
+    def _keep(self, writing: _Writing) -> None:
+        """Keep the prompt that was just read for a while: the next one may begin like it."""
+        length = len(writing.request.prompt)
+        size = length * self._store.token_bytes
+        if size * 2 > self._prefixes.limit_bytes:
+            return
+        array, row = self._store.row(writing.request.id)
+        layers = [
+            (keys[row : row + 1, :, :length].clone(), values[row : row + 1, :, :length].clone())
+            for keys, values in zip(array.keys, array.values, strict=True)
+        ]
+        self._prefixes.saw(writing.request.prompt, layers, size)
+
+    @property
+    def _room(self) -> float:
+        return self._batch.limits.cache_tokens or float("inf")
+
+    def _count(self, step: Step, length: int, *, made: int, began: float) -> None:
+        seconds = time.perf_counter() - began
+        load, rows = self._load, len(step.requests)
+        self._load = msgspec.structs.replace(
+            load,
+            steps=load.steps + 1,
+            decode_steps=load.decode_steps + (not step.prefill),
+            row_steps=load.row_steps + (0 if step.prefill else rows),
+            most_running=max(load.most_running, len(self._batch.running), rows),
+            prompt_tokens=load.prompt_tokens + (sum(step.tokens) if step.prefill else 0),
+            new_tokens=load.new_tokens + made,
+            busy_s=load.busy_s + seconds,
+            evictions=load.evictions + len(step.evicted),
+        )
+        if self._took is not None:
+            self._took(step, length, seconds)

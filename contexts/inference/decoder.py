@@ -1,0 +1,209 @@
+"""A decoder of the Llama family, computed over a batch of requests of any lengths with as few operations as it takes.
+
+Transformers' own modules compute the same, but on a CPU a decode step of a small model spends most of its time between
+their operations (measured: docs/decisions/058). Here the tokens of all requests lie behind each other, `[tokens,
+width]`: products run over all of them at once, and only attention looks at requests one by one (while they are read)
+or an array of rows at a time (while they write).
+
+It reads the weights of a Transformers model and covers pre-norm decoders with rotary positions, grouped-query attention
+and a gated feed-forward network: Llama, SmolLM, Mistral, Qwen 2 and Qwen 3. `decoder_of` refuses all others, and
+compares the two on a few tokens before it trusts itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
+from stoker.contexts.inference.kv_store import KVStore, RowArray
+from stoker.contexts.inference.linear import PackedLinear
+
+_FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3"})
+_ODD = ("attn_logit_softcapping", "final_logit_softcapping", "no_rope_layers")
+_PROBE = 12
+
+
+class ReadPart:
+    """Tokens of one request that are read now: those from `start` on, `count` of them."""
+
+    def __init__(self, request: int, array: RowArray, *, start: int, count: int) -> None:
+        self.request, self.array, self.start, self.count = request, array, start, count
+        self.row = array.requests.index(request)
+
+
+class DecodePart:
+    """The first `len(positions)` rows of an array, each with one token at its position."""
+
+    def __init__(self, array: RowArray, positions: Sequence[int], *, device: Any, dtype: torch.dtype) -> None:
+        self.array, self.count = array, len(positions)
+        self.rows = torch.arange(self.count, device=device)
+        self.positions = torch.tensor(positions, device=device)
+        self.width = -(-(max(positions) + 1) // 16) * 16
+        seen = torch.arange(self.width, device=device)[None, :] <= self.positions[:, None]
+        self.mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))[:, None, None]
+
+
+class _Layer:
+    """The weights of one layer, in the order in which they are used."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.norm, self.after = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv = PackedLinear([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = PackedLinear([attention.o_proj])
+        self.up = PackedLinear([mlp.gate_proj, mlp.up_proj])
+        self.down = PackedLinear([mlp.down_proj])
+        self.act = mlp.act_fn
+        self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+
+
+class LeanDecoder:
+    """One model's layers. Not for several threads at once."""
+
+    def __init__(self, model: Any) -> None:
+        config, inner = model.config, model.model
+        self._model = model
+        self.device, self.dtype = next(model.parameters()).device, model.dtype
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.size = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.layers = [_Layer(layer) for layer in inner.layers]
+        self._embed, self._norm, self._rotary = inner.embed_tokens, inner.norm, inner.rotary_emb
+        self._head = PackedLinear([model.lm_head])
+        self._folds = self.device.type == "cpu" and self.dtype == torch.float32
+
+    @property
+    def weights_bytes(self) -> int:
+        """What the model's own weights take."""
+        return sum(part.numel() * part.element_size() for part in self._model.parameters())
+
+    @property
+    def packed_bytes(self) -> int:
+        """What copies of weights take beside the model's own."""
+        every = [linear for layer in self.layers for linear in (layer.qkv, layer.out, layer.up, layer.down)]
+        return sum(linear.packed_bytes for linear in (*every, self._head))
+
+    def move(self, device: Any) -> None:
+        """Move the model's weights to another device."""
+        self._model.to(device)
+
+    def new_store(self) -> KVStore:
+        """An empty cache for this model."""
+        return KVStore(
+            layers=len(self.layers), heads=self.kv_heads, size=self.size, dtype=self.dtype, device=self.device
+        )
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        parts: Sequence[ReadPart | DecodePart],
+        *,
+        last: Sequence[int],
+    ) -> torch.Tensor:
+        """Logits `[len(last), vocabulary]` after the tokens at the places `last`; keys and values go into the cache.
+
+        `tokens` and their `positions` are those of all parts, one part after the other.
+        """
+        x = self._embed(torch.tensor(tokens, device=self.device))
+        cos, sin = self._rotary(x[None], torch.tensor(positions, device=self.device)[None])
+        cos, sin = cos[0][:, None], sin[0][:, None]
+        q_width, kv_width = self.heads * self.size, self.kv_heads * self.size
+        for number, layer in enumerate(self.layers):
+            qkv = layer.qkv(_norm(x, layer.norm))
+            qk = qkv[:, : q_width + kv_width].view(len(tokens), -1, self.size)
+            if layer.q_norm is not None:
+                q, k = qk.split([self.heads, self.kv_heads], dim=1)
+                qk = torch.cat([_norm(q, layer.q_norm), _norm(k, layer.k_norm)], dim=1)
+            first, second = qk.chunk(2, dim=-1)
+            qk = qk * cos + torch.cat((-second, first), dim=-1) * sin
+            v = qkv[:, q_width + kv_width :].view(len(tokens), -1, self.size)
+            x = x + layer.out(self._attend(number, qk[:, : self.heads], qk[:, self.heads :], v, parts))
+            up = layer.up(_norm(x, layer.after))
+            half = up.shape[-1] // 2
+            x = x + layer.down(layer.act(up[:, :half]) * up[:, half:])
+        if len(last) < len(tokens):
+            x = x[torch.tensor(last, device=self.device)]
+        return self._head(_norm(x, self._norm))
+
+    def _attend(
+        self, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, parts: Sequence[ReadPart | DecodePart]
+    ) -> torch.Tensor:
+        """Attention of all parts, `[tokens, heads * size]`."""
+        found, at = [], 0
+        for part in parts:
+            here = slice(at, at + part.count)
+            at += part.count
+            if isinstance(part, ReadPart):
+                found.append(self._read(part, number, q[here], k[here], v[here]))
+            else:
+                found.append(self._decode(part, number, q[here], k[here], v[here]))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _read(self, part: ReadPart, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = part.array.keys[number][part.row], part.array.values[number][part.row]
+        end = part.start + part.count
+        keys[:, part.start : end] = k.transpose(0, 1)
+        values[:, part.start : end] = v.transpose(0, 1)
+        query, causal, mask = q.transpose(0, 1)[None], part.start == 0, None
+        if not causal:
+            mask = torch.ones(part.count, end, dtype=torch.bool, device=self.device).tril(part.start)
+        out = scaled_dot_product_attention(
+            query, keys[None, :, :end], values[None, :, :end], attn_mask=mask, is_causal=causal, enable_gqa=True
+        )
+        return out[0].transpose(0, 1).reshape(part.count, -1)
+
+    def _decode(self, part: DecodePart, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = part.array.keys[number], part.array.values[number]
+        keys[part.rows, :, part.positions] = k
+        values[part.rows, :, part.positions] = v
+        keys, values = keys[: part.count, :, : part.width], values[: part.count, :, : part.width]
+        if (
+            self._folds
+        ):  # the queries that share a key stand in for several tokens: faster than sharing keys, in float32
+            query = q.reshape(part.count, self.kv_heads, -1, self.size)
+            out = scaled_dot_product_attention(query, keys, values, attn_mask=part.mask)
+        else:
+            out = scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=part.mask, enable_gqa=True)
+        return out.reshape(part.count, -1)
+
+
+def decoder_of(model: Any) -> tuple[LeanDecoder | None, str]:
+    """The model's lean decoder, or None and why its own modules must compute it."""
+    config = model.config
+    if config.model_type not in _FAMILY:
+        return None, f"the architecture {config.model_type} is none of {', '.join(sorted(_FAMILY))}"
+    odd = [name for name in _ODD if getattr(config, name, None)]
+    if set(getattr(config, "layer_types", None) or ()) - {"full_attention"} or odd:
+        return None, f"its attention is not plain ({', '.join(odd) or 'a sliding window'})"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return None, f"it sees a sliding window of {config.sliding_window} tokens"
+    try:
+        decoder = LeanDecoder(model)
+        off = _difference(decoder, model)
+    except Exception as error:  # another version of Transformers may build its modules otherwise
+        return None, f"its modules are not as expected ({type(error).__name__}: {error})"
+    if off > (1e-3 if model.dtype == torch.float32 else 0.5):
+        return None, f"its own modules give other numbers (off by {off:.2g} of their spread)"
+    return decoder, ""
+
+
+def _difference(decoder: LeanDecoder, model: Any) -> float:
+    """How far the two are apart in the logits of a few tokens, read and then written, in parts of their spread."""
+    ids = torch.arange(_PROBE, device=decoder.device) * 7 % model.config.vocab_size
+    expected = model(input_ids=ids[None]).logits[0, -2:].float()
+    store = decoder.new_store()
+    store.ensure(0, tokens=_PROBE, room_tokens=float("inf"))
+    array, _ = store.row(0)
+    tokens, before = ids.tolist(), _PROBE - 1
+    part: ReadPart | DecodePart = ReadPart(0, array, start=0, count=before)
+    read = decoder.forward(tokens[:before], range(before), [part], last=[before - 1])
+    part = DecodePart(array, [before], device=decoder.device, dtype=decoder.dtype)
+    written = decoder.forward(tokens[before:], [before], [part], last=[0])
+    return float((torch.cat([read, written]).float() - expected).abs().max() / expected.std())
+
+
+def _norm(x: torch.Tensor, norm: Any) -> torch.Tensor:
+    return rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)

@@ -1,0 +1,230 @@
+"""One thread steps the engine; the slots of the library hand it requests and wait for what is written.
+
+A slot is a thread that runs a user's function. What the function asks of the model becomes a request in the inbox; the
+engine's thread takes it up between two steps. So the calls of all slots share one batch, a function that does something
+else for a while delays nobody.
+
+Other readings of the model (label scores) are jobs that the thread runs between two steps, one after each step: a
+thread that computes has helper threads of its own, so slots that computed themselves would each bring theirs. Code
+that wants the model for itself (tuning) holds it; the thread then waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from stoker.contexts.inference.adapter import GenerationRequest, InferenceEngine, NewToken, Sampling
+from stoker.errors import StokerError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Generation:
+    """What one request gives: its new tokens, one after the other, or the error that ended it."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.over = False
+        """True once its reader has seen its end."""
+        self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
+        self._tokens: list[NewToken] = []
+
+    def tokens(self) -> Iterator[NewToken]:
+        """The tokens as they come; the last has a `finish`. Raises ValueError for a request that never runs."""
+        while True:
+            come = self._come.get()
+            if isinstance(come, BaseException):
+                self.over = True
+                raise come
+            self.over = come[-1].finish is not None
+            yield from come
+            if self.over:
+                return
+
+    # ---- for the engine's thread
+
+    def give(self, token: NewToken) -> None:
+        """Hand on a token: at once if pieces are wanted, else all of them at the end."""
+        self._tokens.append(token)
+        if self.request.pieces or token.finish is not None:
+            self._come.put(self._tokens)
+            self._tokens = []
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error."""
+        self._come.put(error)
+
+
+class _Job(Generic[T]):
+    """A function that the engine's thread runs, and what comes of it."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def run(self) -> None:
+        """In the engine's thread."""
+        try:
+            self._done.put((self._function(), None))
+        except BaseException as error:
+            self._done.put((None, error))
+
+    def fail(self, error: BaseException) -> None:
+        """It never runs."""
+        self._done.put((None, error))
+
+    def result(self) -> T:
+        """What the function returned; raises what it raised."""
+        found, error = self._done.get()
+        if error is not None:
+            raise error
+        return found  # type: ignore[return-value]
+
+
+class EngineThread:
+    """An engine, its thread, and the requests of all slots."""
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self.engine = engine
+        self._turn = threading.RLock()  # who holds it may touch the model; the thread holds it for a step at a time
+        self._inbox: deque[Generation | int] = deque()
+        self._jobs: deque[_Job[Any]] = deque()
+        self._work = threading.Condition()
+        self._open: dict[int, Generation] = {}
+        self._numbers = 0
+        self._wanted, self._held = 0, 0  # how often somebody wanted to hold the model, and has held it
+        self._pid = os.getpid()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="stoker-engine", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
+        tpot_s: float = 0.0,
+    ) -> Generation:  # fmt: skip
+        """Hand a request to the engine; it joins the batch before the next step."""
+        with self._work:
+            self._check()
+            self._numbers += 1
+            request = GenerationRequest(self._numbers, prompt, sampling, due_at, tpot_s, pieces)
+            generation = Generation(request)
+            self._inbox.append(generation)
+            self._work.notify()
+        return generation
+
+    def abort(self, generation: Generation) -> None:
+        """Nobody waits for this request any more. No-op if it has ended."""
+        with self._work:
+            self._inbox.append(generation.request.id)
+            self._work.notify()
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Run a function that reads the model, between two steps; returns its result."""
+        job = _Job(function)
+        with self._work:
+            self._check()
+            self._jobs.append(job)
+            self._work.notify()
+        return job.result()
+
+    def close(self) -> None:
+        """End the thread; requests that are open fail."""
+        with self._work:
+            self._over = True
+            self._work.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[InferenceEngine]:
+        """The engine and its model for the caller alone, until the block ends."""
+        with self._work:
+            self._wanted += 1
+        with self._turn:
+            with self._work:
+                self._held += 1
+                self._work.notify()
+            yield self.engine
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise StokerError(
+                "a process that was forked from a library cannot use its model; ask in the library itself"
+            )
+        if self._over:
+            raise StokerError("the model was closed; it takes no more requests")
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        finally:  # whatever ends the thread: nobody waits for it in vain
+            with self._work:
+                self._over = True
+            error = StokerError("the model was closed before this was complete")
+            for each in (*self._open.values(), *self._inbox, *self._jobs):
+                if not isinstance(each, int):
+                    each.fail(error)
+            self.engine.stop()
+
+    def _serve(self) -> None:
+        while True:
+            with self._work:
+                wanted = self._wanted
+                while not self._over and (self._held < wanted or not (self._inbox or self._open or self._jobs)):
+                    self._work.wait()
+                if self._over:
+                    return
+            with self._turn:
+                self._take_up()
+                if self._open:
+                    self._step()
+                if self._jobs:
+                    self._jobs.popleft().run()
+
+    def _take_up(self) -> None:
+        while self._inbox:
+            each = self._inbox.popleft()
+            if isinstance(each, int):
+                if self._open.pop(each, None) is not None:
+                    self.engine.abort(each)
+                continue
+            try:
+                self.engine.add(each.request)
+            except Exception as error:
+                each.fail(error)
+            else:
+                self._open[each.request.id] = each
+
+    def _step(self) -> None:
+        try:
+            tokens = self.engine.step()
+        except BaseException as error:
+            log.exception("a step of the engine failed; its %d requests end with it", len(self._open))
+            for id, generation in self._open.items():
+                self.engine.abort(id)
+                generation.fail(_copy_of(error))
+            self._open.clear()
+            return
+        for token in tokens:
+            generation = self._open[token.request]
+            generation.give(token)
+            if token.finish is not None:
+                del self._open[token.request]
+
+
+def _copy_of(error: BaseException) -> BaseException:
+    """The same error for another thread: one exception object raised in several would mix their tracebacks."""
+    try:
+        copy = type(error)(*error.args)
+    except Exception:
+        copy = RuntimeError(str(error))
+    return copy.with_traceback(error.__traceback__)

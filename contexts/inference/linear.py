@@ -1,0 +1,55 @@
+"""Matrix products with weights that the processor reads in its own order.
+
+On a CPU, PyTorch's plain linear layer puts the weights in order at every call, which for the few rows of a decode step
+takes longer than the product (measured: docs/decisions/058). oneDNN keeps a copy in the order that its kernels read.
+Where PyTorch has no such kernel (a GPU, a build without oneDNN), the plain product serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+_ROWS_EXPECTED = 32
+"""The order is chosen for so many rows at once."""
+
+
+class PackedLinear:
+    """Several linear layers over the same input, as one product where that is faster."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._layers = list(layers)
+        self._packed: Any = None
+        self._bias: torch.Tensor | None = None
+        self.packed_bytes = 0
+        """What the copy in the processor's order takes."""
+        weight = self._layers[0].weight
+        if weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
+            self._pack()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`[rows, in]` to `[rows, all outputs, one layer's after the other's]`."""
+        if self._packed is not None:
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+            return product
+        if len(self._layers) == 1:
+            return linear(x, self._layers[0].weight, self._layers[0].bias)
+        return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._layers], dim=-1)
+
+    def _pack(self) -> None:
+        weight = torch.cat([layer.weight.detach() for layer in self._layers])
+        if any(layer.bias is not None for layer in self._layers):
+            self._bias = torch.cat(
+                [
+                    weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
+                    for layer in self._layers
+                ]
+            )
+        try:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_EXPECTED)
+        except (AttributeError, RuntimeError):  # a build without oneDNN, or a processor that it does not serve
+            return
+        self.packed_bytes = weight.numel() * weight.element_size()
