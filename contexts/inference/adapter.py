@@ -7,7 +7,7 @@ steps. It is driven by one thread (`engine_thread.py`), so no engine needs locks
     for token in engine.step():          one pass through the model; a request's last token has a `finish`
         ...
 
-The contract (tests/contexts/engine_contract.py):
+The contract (tests/engine_contract.py):
 
 - At temperature 0 a request's tokens are those that the model's own `generate` gives, whatever else is in the batch;
   with a seed they depend on the seed alone. Both up to rounding: two tokens that are equally likely may change places.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import psutil
 import torch
@@ -22,7 +23,7 @@ PREFIX_LIMIT_BYTES = 512_000_000
 _CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512)
 _GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096)
 _STATIC_ROWS = 32
-_LARGEST_CACHE_BYTES = 8_000_000_000
+_LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 
 
 def own_engine(
@@ -35,7 +36,7 @@ def own_engine(
     why = "it was asked for"
     if engine != "static":
         with torch.inference_mode():
-            decoder, why = decoder_of(runner.model)
+            decoder, why = decoder_of(runner.model, packs=_has_room_to_pack(runner.model))
         if decoder is not None:
             limits = _CPU_LIMITS if decoder.device.type == "cpu" else _GPU_LIMITS
             size = cache_bytes or default_cache_bytes(decoder.device)
@@ -47,10 +48,17 @@ def own_engine(
     return StaticEngine(runner, texts, rows=_STATIC_ROWS), why
 
 
+def _has_room_to_pack(model: Any) -> bool:
+    """True if the host has memory for a second copy of the weights and as much again."""
+    weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
+    return int(psutil.virtual_memory().available) > 2 * weights
+
+
 def default_cache_bytes(device: torch.device) -> int:
-    """Memory for the cache of a batch where none is declared: a quarter of what is free, 8 GB at the most."""
+    """Memory for the cache of a batch where none is declared: a quarter of what is free, 2 GB at the most on a CPU and
+    16 GB on a GPU."""
     if device.type == "cuda":
         free = int(torch.cuda.mem_get_info(device)[0])
     else:
         free = psutil.virtual_memory().available
-    return min(_LARGEST_CACHE_BYTES, free // 4)
+    return min(_LARGEST_CACHE_BYTES.get(device.type, free), free // 4)

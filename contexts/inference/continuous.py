@@ -80,7 +80,8 @@ class ContinuousEngine:
     def abort(self, request: int) -> None:
         """The request leaves, and its row is free."""
         self._batch.abort(request)
-        self._store.free(request)
+        with torch.inference_mode():
+            self._store.free(request)
         self._writing.pop(request, None)
 
     def step(self) -> list[NewToken]:

@@ -112,8 +112,9 @@ class EngineThread:
         tpot_s: float = 0.0,
     ) -> Generation:  # fmt: skip
         """Hand a request to the engine; it joins the batch before the next step."""
+        self._check_process()
         with self._work:
-            self._check()
+            self._check_open()
             self._numbers += 1
             request = GenerationRequest(self._numbers, prompt, sampling, due_at, tpot_s, pieces)
             generation = Generation(request)
@@ -129,9 +130,10 @@ class EngineThread:
 
     def run(self, function: Callable[[], T]) -> T:
         """Run a function that reads the model, between two steps; returns its result."""
+        self._check_process()
         job = _Job(function)
         with self._work:
-            self._check()
+            self._check_open()
             self._jobs.append(job)
             self._work.notify()
         return job.result()
@@ -155,11 +157,14 @@ class EngineThread:
                 self._work.notify()
             yield self.engine
 
-    def _check(self) -> None:
+    def _check_process(self) -> None:
+        """Before any lock is taken: in a forked child it may be locked for ever."""
         if os.getpid() != self._pid:
             raise StokerError(
                 "a process that was forked from a library cannot use its model; ask in the library itself"
             )
+
+    def _check_open(self) -> None:
         if self._over:
             raise StokerError("the model was closed; it takes no more requests")
 

@@ -20,14 +20,14 @@ _ROWS_EXPECTED = 32
 class PackedLinear:
     """Several linear layers over the same input, as one product where that is faster."""
 
-    def __init__(self, layers: Sequence[Any]) -> None:
+    def __init__(self, layers: Sequence[Any], *, packs: bool) -> None:
         self._layers = list(layers)
         self._packed: Any = None
         self._bias: torch.Tensor | None = None
         self.packed_bytes = 0
         """What the copy in the processor's order takes."""
         weight = self._layers[0].weight
-        if weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
+        if packs and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
             self._pack()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,8 @@ class StaticEngine:
         """The request leaves the batch."""
         self._waiting = deque(writing for writing in self._waiting if writing.request.id != request)
         going = [at for at, writing in enumerate(self._batch) if writing.request.id != request]
-        self._keep(going)
+        with torch.inference_mode():
+            self._keep(going)
 
     def step(self) -> list[NewToken]:
         """One more token of each request of the batch, or the first of a new batch."""

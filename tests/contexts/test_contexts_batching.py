@@ -1,0 +1,159 @@
+"""What a batch reads and writes next: order, limits, memory, and that every request comes to its end."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.contexts.batching import Batch, BatchLimits, Step, row_tokens
+
+
+def run(batch: Batch, ends: dict[int, int], *, steps: int = 10_000) -> list[Step]:
+    """Compute steps until all requests have written `ends[id]` tokens; returns them."""
+    done: list[Step] = []
+    while (step := batch.next()) is not None:
+        assert len(done) < steps, "the batch does not come to an end"
+        ended = []
+        for id, count in zip(step.requests, step.tokens, strict=True):
+            request = batch.running[id]
+            assert 1 <= count <= request.unread
+            assert request.read + count <= request.reserved
+            if request.unread == count and request.made + 1 == ends[id]:
+                ended.append(id)
+        batch.did(step, ended=ended)
+        done.append(step)
+    return done
+
+
+def test_requests_are_read_together_and_each_leaves_when_it_has_ended() -> None:
+    batch = Batch(BatchLimits(rows=8, prefill_tokens=100))
+    batch.add(1, prompt=10, most=5)
+    batch.add(2, prompt=20, most=5)
+    steps = run(batch, {1: 1, 2: 3})
+    assert steps == [
+        Step(prefill=True, requests=(1, 2), tokens=(10, 20)),
+        Step(prefill=False, requests=(2,), tokens=(1,)),
+        Step(prefill=False, requests=(2,), tokens=(1,)),
+    ]
+    assert batch.mean_output == 2
+
+
+def test_a_row_that_is_free_is_taken_before_the_others_have_ended() -> None:
+    batch = Batch(BatchLimits(rows=2, prefill_tokens=100))
+    for id in (1, 2, 3):
+        batch.add(id, prompt=4, most=9)
+    steps = run(batch, {1: 2, 2: 6, 3: 2})
+    assert [step.requests for step in steps[:4]] == [(1, 2), (1, 2), (3,), (2, 3)]
+
+
+def test_a_long_prompt_is_read_in_parts_between_steps_that_write() -> None:
+    batch = Batch(BatchLimits(rows=4, prefill_tokens=16))
+    batch.add(1, prompt=4, most=9)
+    first = batch.next()
+    assert first is not None
+    batch.did(first)
+    batch.add(2, prompt=40, most=9)
+    steps = run(batch, {1: 9, 2: 1})
+    assert [(step.prefill, step.tokens) for step in steps[:6]] == [
+        (False, (1,)), (True, (16,)), (False, (1,)), (True, (16,)), (False, (1,)), (True, (8,)),
+    ]  # fmt: skip
+
+
+def test_what_is_due_first_is_read_first() -> None:
+    batch = Batch(BatchLimits(rows=1, prefill_tokens=100))
+    batch.add(1, prompt=4, most=2)
+    batch.add(2, prompt=4, most=2, due_at=9.0, tpot_s=0.25)
+    batch.add(3, prompt=4, most=2, due_at=5.0)
+    assert batch.due_at == 5.0
+    order = [step.requests[0] for step in run(batch, {1: 1, 2: 1, 3: 1})]
+    assert order == [3, 2, 1]
+
+
+def test_the_next_token_is_due_a_tpot_later() -> None:
+    batch = Batch(BatchLimits())
+    batch.add(1, prompt=4, most=9, due_at=2.0, tpot_s=0.25)
+    for made in range(3):
+        assert batch.due_at == 2.0 + 0.25 * made
+        step = batch.next()
+        assert step is not None
+        batch.did(step)
+
+
+def test_memory_that_is_wanted_is_that_of_equation_2() -> None:
+    batch = Batch(BatchLimits())
+    batch.add(1, prompt=10, most=100)
+    run(batch, {1: 30})
+    assert batch.mean_output == 30
+    batch.add(2, prompt=7, most=100)
+    batch.add(3, prompt=5, most=20)
+    step = batch.next()
+    assert step is not None
+    assert batch.wanted_tokens() == (7 + 30) + (5 + 20)
+    assert batch.wanted_tokens(least=500) == 500
+
+
+def test_requests_wait_for_memory_and_grow_into_it() -> None:
+    batch = Batch(BatchLimits(rows=8, prefill_tokens=1000, cache_tokens=192))
+    for id in (1, 2, 3, 4):
+        batch.add(id, prompt=50, most=60)
+    step = batch.next()
+    assert step is not None
+    assert step.requests == (1, 2, 3)
+    steps = run(batch, {1: 60, 2: 60, 3: 5, 4: 60})
+    assert any(step.evicted for step in steps)
+    assert not any(1 in step.evicted for step in steps)  # the oldest has the least headroom
+
+
+def test_what_can_never_fit_is_told() -> None:
+    batch = Batch(BatchLimits(cache_tokens=256))
+    assert batch.why_not(prompt=200, most=56) == ""
+    assert "row of 512 tokens" in batch.why_not(prompt=200, most=57)
+    assert Batch(BatchLimits()).why_not(prompt=10**6, most=10**6) == ""
+
+
+@pytest.mark.parametrize(("tokens", "row"), [(1, 64), (64, 64), (65, 128), (128, 128), (1000, 1024)])
+def test_rows_are_powers_of_two(tokens: int, row: int) -> None:
+    assert row_tokens(tokens) == row
+
+
+requests = st.lists(
+    st.tuples(st.integers(1, 300), st.integers(1, 80), st.integers(1, 80), st.sampled_from([math.inf, 1.0, 2.0])),
+    min_size=1, max_size=12,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    asked=requests, rows=st.integers(1, 6), part=st.integers(1, 200), room=st.sampled_from([0, 512, 1024]),
+    aborted=st.sets(st.integers(0, 11), max_size=3),
+)  # fmt: skip
+def test_every_request_comes_to_its_end_within_the_limits(
+    asked: list[tuple[int, int, int, float]], rows: int, part: int, room: int, aborted: set[int]
+) -> None:
+    batch = Batch(BatchLimits(rows=rows, prefill_tokens=part, cache_tokens=room))
+    ends = {}
+    for id, (prompt, most, made, due_at) in enumerate(asked):
+        assert not batch.why_not(prompt=prompt, most=most)
+        batch.add(id, prompt=prompt, most=most, due_at=due_at, tpot_s=0.1)
+        ends[id] = min(most, made)
+    wrote = dict.fromkeys(ends, 0)
+    for number in range(100_000):
+        step = batch.next()
+        if step is None:
+            break
+        assert len(batch.running) <= rows
+        assert sum(step.tokens) <= (part if step.prefill else rows)
+        assert not room or batch.reserved <= room
+        done = [id for id, count in zip(step.requests, step.tokens, strict=True) if batch.running[id].unread == count]
+        for id in done:
+            wrote[id] += 1
+        batch.did(step, ended=[id for id in done if wrote[id] == ends[id]])
+        if number == 5:
+            for id in aborted & set(ends):
+                batch.abort(id)
+                del ends[id]
+    assert len(batch) == 0
+    assert {id: wrote[id] for id in ends} == ends

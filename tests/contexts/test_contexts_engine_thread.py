@@ -1,0 +1,187 @@
+"""Slots hand requests to the engine's thread: they join one batch, and no slot waits for another's work."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.contexts.inference.adapter import (
+    EngineLoad,
+    EngineMemory,
+    Finish,
+    GenerationRequest,
+    NewToken,
+    Sampling,
+)
+from stoker.contexts.inference.engine_thread import EngineThread
+from stoker.errors import StokerError
+
+
+class CountingEngine:
+    """An engine without a model: a request of prompt `(n,)` writes n, n + 1, ... Its steps wait for the `gate`."""
+
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.open: dict[int, tuple[GenerationRequest, int]] = {}
+        self.most_running = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.steps = 0
+        self.broken: Exception | None = None
+        self.stopped = False
+
+    def add(self, request: GenerationRequest) -> None:
+        if request.prompt == (0,):
+            raise ValueError("no prompt may be zero")
+        self.open[request.id] = (request, 0)
+
+    def step(self) -> list[NewToken]:
+        assert self.gate.wait(30)
+        self.steps += 1
+        if self.broken is not None:
+            raise self.broken
+        self.most_running = max(self.most_running, len(self.open))
+        new = []
+        for id, (request, made) in list(self.open.items()):
+            last = made + 1 == request.sampling.max_new_tokens
+            new.append(NewToken(id, request.prompt[0] + made, "x", Finish.LENGTH if last else None))
+            self.open[id] = (request, made + 1)
+            if last:
+                del self.open[id]
+        return new
+
+    def abort(self, request: int) -> None:
+        self.open.pop(request, None)
+
+    def slots(self) -> int:
+        return 8
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(running=len(self.open))
+
+    def memory(self) -> EngineMemory:
+        return EngineMemory(0, 0, 0)
+
+    def resize(self, cache_bytes: int) -> None:
+        pass
+
+    def sleep(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def engine() -> CountingEngine:
+    return CountingEngine()
+
+
+@pytest.fixture
+def thread(engine: CountingEngine) -> Iterator[EngineThread]:
+    thread = EngineThread(engine)
+    yield thread
+    engine.gate.set()
+    thread.close()
+    assert engine.stopped
+
+
+def test_requests_of_several_slots_share_steps(engine: CountingEngine, thread: EngineThread) -> None:
+    engine.gate.clear()
+    generations = [thread.submit((10 * n,), Sampling(max_new_tokens=3), pieces=n % 2 == 0) for n in range(1, 7)]
+    engine.gate.set()
+    found = [[token.token for token in generation.tokens()] for generation in generations]
+    assert found == [[10 * n, 10 * n + 1, 10 * n + 2] for n in range(1, 7)]
+    assert engine.most_running >= 5  # the first may have been taken up before the others came
+
+
+def test_a_request_that_never_runs_fails_alone(thread: EngineThread) -> None:
+    bad, good = thread.submit((0,), Sampling()), thread.submit((5,), Sampling(max_new_tokens=1))
+    with pytest.raises(ValueError, match="no prompt may be zero"):
+        list(bad.tokens())
+    assert [token.token for token in good.tokens()] == [5]
+
+
+def test_pieces_come_as_they_are_written(engine: CountingEngine, thread: EngineThread) -> None:
+    generation = thread.submit((7,), Sampling(max_new_tokens=1_000_000), pieces=True)
+    tokens = generation.tokens()
+    assert [next(tokens).token for _ in range(3)] == [7, 8, 9]
+    thread.abort(generation)
+    thread.run(lambda: None)
+    thread.run(lambda: None)
+    assert engine.open == {}
+
+
+def test_a_step_that_fails_fails_its_requests_and_the_next_ones_run(
+    engine: CountingEngine, thread: EngineThread
+) -> None:
+    engine.gate.clear()
+    generations = [thread.submit((n,), Sampling(max_new_tokens=2)) for n in (1, 2)]
+    engine.broken = RuntimeError("CUDA error: unspecified launch failure")
+    engine.gate.set()
+    for generation in generations:
+        with pytest.raises(RuntimeError, match="unspecified launch failure"):
+            list(generation.tokens())
+    engine.broken = None
+    assert [token.token for token in thread.submit((3,), Sampling(max_new_tokens=2)).tokens()] == [3, 4]
+
+
+def test_jobs_run_between_steps_and_raise_in_their_caller(engine: CountingEngine, thread: EngineThread) -> None:
+    generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True)
+    assert next(generation.tokens()).token == 1
+    before = engine.steps
+    assert thread.run(threading.current_thread) is not threading.current_thread()
+    with pytest.raises(ZeroDivisionError):
+        thread.run(lambda: 1 / 0)
+    assert engine.steps > before  # the batch went on meanwhile
+    thread.abort(generation)
+
+
+def test_who_holds_the_model_has_it_alone(engine: CountingEngine, thread: EngineThread) -> None:
+    generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True)
+    next(generation.tokens())
+    with thread.hold() as held:
+        assert held is engine
+        steps = engine.steps
+        with thread.hold():  # it may be held twice by one thread
+            pass
+        assert engine.steps == steps
+    tokens = generation.tokens()
+    for _ in range(5):
+        next(tokens)
+    thread.abort(generation)
+
+
+def test_a_closed_model_refuses_and_fails_what_is_open(engine: CountingEngine) -> None:
+    thread = EngineThread(engine)
+    engine.gate.clear()
+    generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000))
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    engine.gate.set()
+    closing.join(30)
+    with pytest.raises(StokerError, match="closed"):
+        list(generation.tokens())
+    with pytest.raises(StokerError, match="no more requests"):
+        thread.submit((1,), Sampling())
+    assert engine.stopped
+
+
+def test_a_forked_child_is_told(thread: EngineThread) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            thread.submit((1,), Sampling())
+        except StokerError as error:
+            code = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0

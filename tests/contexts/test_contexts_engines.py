@@ -1,0 +1,135 @@
+"""Stoker's own engines keep to the contract, over small models of random weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
+
+from engine_contract import EngineContract, EngineDriver  # noqa: E402  # its model needs PyTorch
+
+from stoker.contexts.forward import ModelRunner  # noqa: E402
+from stoker.contexts.inference.choosing import own_engine  # noqa: E402
+from stoker.contexts.inference.written import ModelTexts  # noqa: E402
+
+SMALL = {
+    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, Any]] = {
+    "llama": ("continuous", lambda: transformers.LlamaConfig(**SMALL)),
+    "qwen2": ("continuous", lambda: transformers.Qwen2Config(**SMALL)),
+    "qwen3": ("continuous", lambda: transformers.Qwen3Config(**SMALL, head_dim=8)),
+    "static llama": ("static", lambda: transformers.LlamaConfig(**SMALL)),
+    "sliding": ("static", lambda: transformers.MistralConfig(**SMALL, sliding_window=6)),
+}
+CACHE_BYTES = 1_500_000
+CHANCE = random.Random(11)
+PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in (9, 3, 41, 1, 130, 9)]
+
+
+def make_model(kind: str) -> Any:
+    """A model of random weights that are large enough for a wrong mask or position to show."""
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS[kind][1]()).eval().requires_grad_(False)
+    for weights in model.parameters():
+        if weights.dim() > 1:
+            weights.data.normal_(0, 0.3)
+    return model
+
+
+class OwnDriver(EngineDriver):
+    """One of Stoker's engines over a model of Transformers."""
+
+    def __init__(self, kind: str, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self.model = make_model(kind)
+        texts = ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
+        runner = ModelRunner(self.model, limit_bytes=10_000_000)
+        engine, _ = own_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
+        super().__init__(engine, prompts=PROMPTS, cache_bytes=cache_bytes if engine.name == "continuous" else 0)
+
+    def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
+        with torch.inference_mode():
+            out = self.model.generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, pad_token_id=2)
+        return [int(token) for token in out[0, len(prompt) :]]
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class TestOwnEngines(EngineContract):
+    """The contract."""
+
+    @pytest.fixture(params=MODELS)
+    def driver(self, request: pytest.FixtureRequest) -> OwnDriver:
+        return OwnDriver(request.param)
+
+
+# ---- the continuous engine alone
+
+
+def test_requests_that_outgrow_the_memory_are_read_again_and_write_the_same() -> None:
+    driver = OwnDriver("llama", cache_bytes=250_000)  # 384 bytes a token: six of the smallest rows, or one of 512
+    expected = [driver.own_tokens(PROMPTS[at], most=150) for at in (0, 1, 2, 3)]
+    ids = [driver.ask(PROMPTS[at], max_new_tokens=150) for at in (0, 1, 2, 3)]
+    found = driver.run()
+    assert [[token.token for token in found[id]] for id in ids] == expected
+    assert driver.engine.load().evictions > 0
+    with pytest.raises(ValueError, match=r"key-value cache.* more memory"):
+        driver.ask(PROMPTS[4], max_new_tokens=1_500)
+
+
+def test_a_smaller_budget_holds_from_the_next_step_on() -> None:
+    driver = OwnDriver("llama")
+    expected = {at: driver.own_tokens(PROMPTS[at], most=40) for at in (0, 2, 5)}
+    ids = {at: driver.ask(PROMPTS[at], max_new_tokens=40) for at in (0, 2, 5)}
+    found = driver.run(steps=6)
+    driver.cache_bytes = 100_000
+    driver.engine.resize(driver.cache_bytes)
+    driver.run(found)
+    assert {at: [token.token for token in found[id]] for at, id in ids.items()} == expected
+    with pytest.raises(ValueError, match="no request fits"):
+        driver.engine.resize(10_000)
+
+
+def test_a_beginning_that_prompts_share_is_read_once() -> None:
+    driver = OwnDriver("llama")
+    begin = PROMPTS[4]
+    prompts = [(*begin, 50 + number) for number in range(4)]
+    expected = [driver.own_tokens(prompt, most=6) for prompt in prompts]
+    assert [driver.tokens(prompt, max_new_tokens=6) for prompt in prompts] == expected
+    assert driver.engine.load().prompt_tokens < 2 * len(begin)
+
+
+def test_a_long_prompt_delays_those_that_write_by_a_part_at_the_most() -> None:
+    driver = OwnDriver("llama")
+    limits = driver.engine._batch.limits
+    driver.engine._batch.limits = type(limits)(rows=8, prefill_tokens=32, cache_tokens=limits.cache_tokens)
+    expected = driver.own_tokens(PROMPTS[4], most=4)
+    short = driver.ask(PROMPTS[0], max_new_tokens=30)
+    found = driver.run(steps=2)
+    long = driver.ask(PROMPTS[4], max_new_tokens=4)
+    gaps, last = [], 0
+    for step in range(1, 14):
+        before = len(found[short])
+        driver.run(found, steps=1)
+        if len(found[short]) > before:
+            gaps.append(step - last)
+            last = step
+    assert max(gaps) <= 2
+    driver.run(found)
+    assert [token.token for token in found[long]] == expected

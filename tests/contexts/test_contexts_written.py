@@ -1,0 +1,69 @@
+"""The text of a request as it comes: whole characters, nothing of a stop text, and in the end the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.contexts.inference.adapter import Finish
+from stoker.contexts.inference.written import Written
+
+END = 256
+
+
+def decode(ids: Sequence[int]) -> str:
+    """Tokens are bytes; what is no whole character reads as the replacement character, as tokenizers do it."""
+    return bytes(ids).decode("utf-8", "replace")
+
+
+def write(
+    text: str, *, stop: tuple[str, ...] = (), pieces: bool = True, most: int = 10_000
+) -> tuple[list[str], Written]:
+    written = Written(decode=decode, ends=frozenset({END}), most=most, stop=stop, pieces=pieces)
+    found = []
+    for token in (*text.encode(), END):
+        found.append(written.add(token))
+        if written.finish is not None:
+            break
+    return found, written
+
+
+def test_characters_of_several_tokens_come_whole() -> None:
+    found, written = write("aé€😀z")
+    assert [piece for piece in found if piece] == ["a", "é", "€", "😀", "z"]
+    assert written.finish is Finish.STOP
+
+
+def test_without_pieces_the_text_comes_at_the_end() -> None:
+    found, _ = write("hello", pieces=False)
+    assert found == ["", "", "", "", "", "hello"]
+
+
+def test_what_may_become_a_stop_text_is_held_back() -> None:
+    found, written = write("one\n\ntwo", stop=("\n\n",))
+    assert found == ["o", "n", "e", "", ""]
+    assert written.finish is Finish.STOP
+    found, written = write("one\nt", stop=("\n\n",))
+    assert found == ["o", "n", "e", "", "\nt", ""]
+
+
+def test_the_most_tokens_end_it_and_give_what_was_held_back() -> None:
+    found, written = write("abc\n", stop=("\n\n",), most=4)
+    assert found == ["a", "b", "c", "\n"]
+    assert written.finish is Finish.LENGTH
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(max_size=40), stop=st.lists(st.text(min_size=1, max_size=4), max_size=3), most=st.integers(1, 60))
+def test_pieces_and_whole_are_the_same_text(text: str, stop: list[str], most: int) -> None:
+    stops = tuple(stop)
+    pieces, one = write(text, stop=stops, most=most)
+    whole, other = write(text, stop=stops, pieces=False, most=most)
+    assert "".join(pieces) == "".join(whole)
+    assert one.finish is other.finish
+    expected = decode(list(text.encode()[:most]))
+    found = "".join(whole)
+    assert expected.startswith(found)
+    assert not any(each in found for each in stops)

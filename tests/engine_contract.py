@@ -1,0 +1,158 @@
+"""What every inference engine keeps to, asked of one engine at a time (`stoker.contexts.inference.adapter`).
+
+A driver makes an engine over a small model and says what the model's own `generate` writes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stoker.contexts.inference.adapter import Finish, GenerationRequest, NewToken, Sampling
+
+Ids = tuple[int, ...]
+_STEPS = 2_000
+
+
+class EngineDriver:
+    """An engine, and what is known of its model. `cache_bytes` is its budget; 0 if it keeps none."""
+
+    def __init__(self, engine: Any, *, prompts: Sequence[Ids], cache_bytes: int = 0) -> None:
+        self.engine = engine
+        self.prompts = prompts
+        self.cache_bytes = cache_bytes
+        self.ids = itertools.count(1)
+
+    def own_tokens(self, prompt: Ids, *, most: int) -> list[int]:
+        """The tokens that the model's own `generate` writes, its end token included."""
+        raise NotImplementedError
+
+    def ask(self, prompt: Ids, **options: Any) -> int:
+        """A request of this prompt; returns its id."""
+        pieces = options.pop("pieces", False)
+        request = GenerationRequest(next(self.ids), prompt, Sampling(**options), pieces=pieces)
+        self.engine.add(request)
+        return request.id
+
+    def run(self, found: dict[int, list[NewToken]] | None = None, *, steps: int = _STEPS) -> dict[int, list[NewToken]]:
+        """Step until no request is left, or so many times; the new tokens by request."""
+        found = {} if found is None else found
+        for _ in range(steps):
+            load = self.engine.load()
+            if not load.running + load.waiting:
+                break
+            for token in self.engine.step():
+                found.setdefault(token.request, []).append(token)
+            if self.cache_bytes:
+                assert self.engine.memory().held_bytes <= self.cache_bytes
+        else:
+            assert steps < _STEPS, "the engine does not come to an end"
+        return found
+
+    def run_text(self, id: int) -> str:
+        """What this request writes."""
+        return "".join(token.text for token in self.run()[id])
+
+    def tokens(self, prompt: Ids, **options: Any) -> list[int]:
+        """What one request writes, alone."""
+        id = self.ask(prompt, **options)
+        return [token.token for token in self.run()[id]]
+
+
+class EngineContract:
+    """The tests. A subclass has the fixture `driver`."""
+
+    def test_greedy_tokens_are_those_of_the_model(self, driver: EngineDriver) -> None:
+        expected = [driver.own_tokens(prompt, most=12) for prompt in driver.prompts]
+        assert [driver.tokens(prompt, max_new_tokens=12) for prompt in driver.prompts] == expected
+        ids = [driver.ask(prompt, max_new_tokens=12) for prompt in driver.prompts]
+        found = driver.run()
+        assert [[token.token for token in found[id]] for id in ids] == expected
+
+    def test_a_request_joins_and_leaves_and_the_others_write_the_same(self, driver: EngineDriver) -> None:
+        first, second, third, *_ = driver.prompts
+        alone = {prompt: driver.tokens(prompt, max_new_tokens=20) for prompt in (first, second)}
+        one = driver.ask(first, max_new_tokens=20)
+        found = driver.run(steps=4)
+        two = driver.ask(second, max_new_tokens=20)
+        gone = driver.ask(third, max_new_tokens=20)
+        driver.run(found, steps=3)
+        driver.engine.abort(gone)
+        driver.run(found)
+        assert [token.token for token in found[one]] == alone[first]
+        assert [token.token for token in found[two]] == alone[second]
+        assert len(found.get(gone, [])) < 20
+
+    def test_aborted_requests_leave_nothing(self, driver: EngineDriver) -> None:
+        before = driver.engine.load()
+        ids = [driver.ask(prompt, max_new_tokens=50) for prompt in driver.prompts]
+        driver.run(steps=3)
+        for id in (*ids, 10_000):  # one that does not exist changes nothing
+            driver.engine.abort(id)
+        load = driver.engine.load()
+        assert (load.running, load.waiting) == (before.running, before.waiting) == (0, 0)
+        assert driver.engine.step() == []
+        assert driver.tokens(driver.prompts[0], max_new_tokens=3) == driver.own_tokens(driver.prompts[0], most=3)
+
+    def test_draws_depend_on_the_seed_alone(self, driver: EngineDriver) -> None:
+        prompt, other, *_ = driver.prompts
+        draws = {"max_new_tokens": 12, "temperature": 1.0}
+        alone = driver.tokens(prompt, seed=(5, 0), **draws)
+        assert driver.tokens(prompt, seed=(5, 0), **draws) == alone
+        assert driver.tokens(prompt, seed=(6, 0), **draws) != alone
+        driver.ask(other, seed=(7, 1), **draws)
+        id = driver.ask(prompt, seed=(5, 0), **draws)
+        assert [token.token for token in driver.run()[id]] == alone
+        assert driver.tokens(prompt, seed=(5, 0), max_new_tokens=5, temperature=1.0, top_p=1e-9) == (
+            driver.tokens(prompt, max_new_tokens=5)
+        )
+
+    def test_pieces_are_the_text_and_a_stop_text_ends_it(self, driver: EngineDriver) -> None:
+        prompt = driver.prompts[0]
+        whole = driver.run_text(driver.ask(prompt, max_new_tokens=16))
+        assert len(whole) > 4
+        id = driver.ask(prompt, max_new_tokens=16, pieces=True)
+        pieces = [token.text for token in driver.run()[id]]
+        assert "".join(pieces) == whole
+        assert len([piece for piece in pieces if piece]) > 1
+        stop = whole[3:5]
+        for asked in (False, True):
+            id = driver.ask(prompt, max_new_tokens=16, stop=("never", stop), pieces=asked)
+            tokens = driver.run()[id]
+            assert "".join(token.text for token in tokens) == whole[: whole.index(stop)]
+            assert tokens[-1].finish is Finish.STOP
+
+    def test_log_likelihoods(self, driver: EngineDriver) -> None:
+        id = driver.ask(driver.prompts[0], max_new_tokens=3, logprobs=2)
+        for token in driver.run()[id]:
+            assert token.logprob is not None
+            assert token.logprob <= 0
+            assert token.likeliest[0].token == token.token  # it is greedy
+            assert token.likeliest[0].logprob == pytest.approx(token.logprob, abs=1e-3)
+            assert math.exp(token.likeliest[0].logprob) + math.exp(token.likeliest[1].logprob) <= 1 + 1e-6
+
+    def test_what_never_fits_is_refused(self, driver: EngineDriver) -> None:
+        with pytest.raises(ValueError, match="the model reads"):
+            driver.ask(driver.prompts[0] * 3_000, max_new_tokens=5)
+        with pytest.raises(ValueError, match="temperature"):
+            driver.ask(driver.prompts[0], temperature=-1.0)
+        assert driver.engine.load().waiting == 0
+
+    def test_it_sleeps_and_writes_the_same_afterwards(self, driver: EngineDriver) -> None:
+        prompt = driver.prompts[1]
+        before = driver.tokens(prompt, max_new_tokens=8)
+        driver.ask(prompt, max_new_tokens=8)
+        with pytest.raises(RuntimeError, match="cannot sleep"):
+            driver.engine.sleep()
+        driver.run()
+        held = driver.engine.memory().held_bytes
+        driver.engine.sleep()
+        assert driver.engine.memory().held_bytes <= held
+        with pytest.raises(ValueError, match="asleep"):
+            driver.ask(prompt)
+        driver.engine.wake()
+        assert driver.tokens(prompt, max_new_tokens=8) == before
