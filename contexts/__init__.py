@@ -12,7 +12,6 @@ _HOME = {
     "Awareness": "stoker.contexts.recipe",
     "CausalLM": "stoker.contexts.language_model",
     "EncoderModel": "stoker.contexts.encoding",
-    "CausalLM": "stoker.contexts.language_model",
     "Evicted": "stoker.contexts.ambient",
     "Gang": "stoker.contexts.ranks",
     "Needs": "stoker.contexts.recipe",
