@@ -144,6 +144,8 @@ class FakePilot:
                 self.tell(number, message)
             case commands.Acknowledged(sequence=sequence):
                 self.outbox.acked(sequence)
+            case commands.PassOn(message=pieces):
+                self.socket.send(wire.encode([pieces]))
             case commands.Beat(message=heartbeat):
                 self.socket.send(wire.encode([heartbeat]))
             case commands.Greet(hello=hello):

@@ -34,5 +34,10 @@ def how_it_yields(function: Callable[..., Any]) -> str:
     return ""
 
 
+def gives_pieces(function: Callable[..., Any]) -> bool:
+    """True for a generator function, plain or async."""
+    return _yields(plain(function))
+
+
 def _yields(function: Any) -> bool:
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)

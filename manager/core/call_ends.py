@@ -115,4 +115,5 @@ def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: Cal
 
 def _may_count(call: Call, library: Library) -> bool:
     """Whether an end counts that comes from a pilot which had been given up: its call is still open."""
-    return call.group.options.gang[1] == 1 and not any(device.fault for device in library.devices)
+    options = call.group.options  # of a stream its client may lack pieces that came from there
+    return options.gang[1] == 1 and not options.stream and not any(device.fault for device in library.devices)

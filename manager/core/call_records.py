@@ -6,16 +6,25 @@ This file alone writes that. A million calls have none of it, so it stands in di
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Library
-from stoker.manager.core.state import State
+from stoker.manager.core.state import State, StreamFacts
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
 
 
 def report(state: State, progress: CallProgress) -> None:
     """A call has said how far it is."""
     state.reports[progress.call] = progress
+
+
+def stream(state: State, call: int, run: int) -> StreamFacts:
+    """What is known of the pieces of a call, in this run of it."""
+    facts = state.streams.get(call)
+    if facts is None or facts.run != run:
+        facts = state.streams[call] = StreamFacts(run)
+    return facts
 
 
 def forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bool) -> None:
@@ -52,13 +61,15 @@ def ended(state: State, call: Call) -> None:
     """A call has ended."""
     state.reports.pop(call.id, None)
     state.forecasts.pop(call.id, None)
+    state.streams.pop(call.id, None)
     state.breaks.pop(call.id, None)
     state.broken_runs.pop(call.id, None)
 
 
 def all_ended(state: State, ends: list[CallEnd]) -> None:
     """Calls have ended, if they are not open any more."""
-    for kept in (state.reports, state.forecasts):
+    lists: tuple[dict[int, Any], ...] = (state.reports, state.forecasts, state.streams)
+    for kept in lists:
         if kept:
             for outcome in ends:
                 if outcome.call not in state.calls:

@@ -44,6 +44,7 @@ from stoker.manager.protocol.to_manager import (
     DefineManifest,
     DefineRecipe,
     EndSession,
+    PiecesTaken,
     Received,
     ReleaseBlock,
     Resubmitted,
@@ -128,6 +129,8 @@ def _message(manager: Manager, client: Client, message: to_manager.FromClient) -
                     pilot_states.release(manager, pilot, f"block {block} is released")
         case EndSession(reason=reason):
             session_end.end_session(manager, reason or "its client ended it")
+        case PiecesTaken():
+            state.refuse("pieces in a frame that is journalled")
         case Resubmitted():
             repair.resubmitted(manager, client)
         case ClientHello():

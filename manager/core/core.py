@@ -33,6 +33,7 @@ from stoker.manager.core import (
     loads,
     losses,
     object_plan,
+    pieces,
     pilot_states,
     pilots,
     refusing,
@@ -164,6 +165,11 @@ class Core:
         self._settle()
         out, manager.out = manager.out, []
         return out
+
+    def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
+        """What is to be sent for a frame of pieces (see `pieces`). It changes nothing that is decided, and is in no
+        journal."""
+        return pieces.pass_on(self.state, event, now)
 
     def start(self) -> list[Command]:
         """What is to be done before the first event: the timers that rounds need."""

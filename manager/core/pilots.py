@@ -35,6 +35,7 @@ from stoker.manager.protocol.to_manager import (
     CallsEnded,
     CallsProgress,
     CallsReturned,
+    CallYielded,
     DeviceFault,
     FetchFailed,
     GangMeets,
@@ -158,6 +159,7 @@ _FromLibrary = (
     | LibraryReady
     | LibraryGone
     | LibraryResized
+    | CallYielded
 )
 
 
@@ -183,6 +185,8 @@ def _of_library(manager: Manager, library: Library, message: _FromLibrary) -> No
             library_messages.gone(manager, library, message)
         case LibraryResized():
             libraries.resized(manager, library, message)
+        case CallYielded():
+            manager.state.refuse("pieces in a frame that is journalled")
         case _:
             assert_never(message)
 

@@ -55,6 +55,8 @@ class State:
         self.calls: dict[int, Call] = {}
         self.orphans: dict[int, Orphan] = {}
         """Calls that run and that no client has submitted, as far as the journal knows."""
+        self.streams: dict[int, StreamFacts] = {}
+        """Running calls that have yielded pieces."""
         self.failed_at: deque[float] = deque(maxlen=100)
         """When events made the core raise."""
         self.banned: dict[str, str] = {}
@@ -163,6 +165,21 @@ class State:
         if len(self.refused) >= KEPT_REFUSALS and what not in self.refused:
             what = "of yet another kind"
         self.refused[what] = self.refused.get(what, 0) + count
+
+
+class StreamFacts:
+    """What is told of a running call's pieces (see `pieces`). It is in no journal, and nothing is decided by it."""
+
+    __slots__ = ("run", "sent", "taken", "waits_since")
+
+    def __init__(self, run: int) -> None:
+        self.run = run
+        self.sent = 0
+        """Pieces that its library has sent."""
+        self.taken = 0
+        """Pieces that its client has acknowledged."""
+        self.waits_since: float | None = None
+        """Since when the call waits for its reader; None = it does not."""
 
 
 class Orphan:

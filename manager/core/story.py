@@ -24,6 +24,8 @@ from stoker.units import show_about, show_bytes, show_seconds
 IN_JOURNAL = "ended; its story is in the journal"
 """What is said of a call that ended well: the manager forgets it, its journal does not."""
 
+_SLOW_READER_S = 1.0
+"""A call that waits for its reader for less says nothing of it."""
 PAYLOAD_BYTES = 64_000
 """Arguments of more bytes are not sent to an asker."""
 
@@ -130,10 +132,24 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
             return f"{what}  sent {since} ago, {ahead} before it", notes
         report = state.reports.get(call.id)
         done = f", {report.done:g} of {report.total:g} done" if report is not None and report.total else ""
-        return f"{what}  running for {since}{done}", notes
+        return f"{what}  running for {since}{done}{_streamed(state, call)}", notes
     if not call.sent_at:
         notes.append((call.submitted_at, "it was sent to no library"))
     return f"{what}  ended", notes
+
+
+def _streamed(state: State, call: Call) -> str:
+    """How many pieces a running call has given, and whether it waits for its reader, in words; empty if it gives
+    none."""
+    facts = state.streams.get(call.id)
+    if facts is None:
+        return ""
+    said = f", {facts.sent:,} piece{'s' * (facts.sent != 1)} sent"
+    if not call.group.client.connected:
+        return f"{said}; its program is away"
+    if facts.waits_since is not None and state.now - facts.waits_since >= _SLOW_READER_S:
+        return f"{said}; it waits for its reader for {show_seconds(state.now - facts.waits_since)}"
+    return said
 
 
 def _why_not_running(state: State, call: Call) -> str:

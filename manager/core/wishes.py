@@ -17,7 +17,6 @@ WISHES = {
     "ttft_s": "a time to first token",
     "tpot_s": "a time per output token",
     "variants": "other contexts that can serve a call (variants)",
-    "stream": "a stream of results",
     "expected_output": "features with an expected output",
 }
 """Every wish, and what it is."""
@@ -33,7 +32,6 @@ def wished(options: CallOptions, *, deadline: bool = False, features: Features |
         "ttft_s": objective.ttft_s > 0,
         "tpot_s": objective.tpot_s > 0,
         "variants": bool(options.variants),
-        "stream": options.stream,
         "expected_output": features is not None and features.expected_output > 0,
     }
     yield from (wish for wish, is_there in has.items() if is_there)

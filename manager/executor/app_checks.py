@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from stoker.contexts.callables import how_it_yields
+from stoker.contexts.callables import gives_pieces, how_it_yields
 from stoker.errors import ConfigError
 from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.wants import SpecificationError
@@ -66,10 +66,10 @@ def check_ignored(function: Callable[..., Any], names: Iterable[str]) -> None:
 
 
 def check_has_result(function: Callable[..., Any]) -> None:
-    """Raise ConfigError for a function that yields its results, or that has no signature."""
+    """Raise ConfigError for a context manager, and for a function that has no signature."""
     name, yields = name_of(function), how_it_yields(function)
-    if yields:
-        raise ConfigError(f"{name} is {yields}, and a call has one result: return a value, such as a list of them all")
+    if yields and not gives_pieces(function):
+        raise ConfigError(f"{name} is {yields}, and a call has a result: return a value, or yield pieces of it")
     try:
         inspect.signature(function)
     except (TypeError, ValueError):
@@ -77,6 +77,20 @@ def check_has_result(function: Callable[..., Any]) -> None:
             f"Python knows no signature of {name}, which an app needs; decorate a function that calls it:"
             f" @stoker.app above def apply(*args): return {name}(*args)"
         ) from None
+
+
+def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
+    """Whether calls of an app give their results in pieces: as it says, else if its function yields. Raises ConfigError
+    for a gang's calls, which cannot."""
+    bare = function.__func__ if isinstance(function, staticmethod) else function
+    streams = gives_pieces(bare) if stream is None else stream
+    if streams and gang[1] > 1:
+        raise ConfigError(
+            f"{name_of(function)} gives its result in pieces, which calls of a gang cannot: leave gang out, or write"
+            " stream=False for a result that is the list of what it yields",
+            key="gang",
+        )
+    return streams
 
 
 def check_takes_context(function: Callable[..., Any]) -> None:

@@ -21,6 +21,7 @@ from stoker.errors import ConfigError, SerializationError
 from stoker.manager.executor.app_checks import (
     check_has_result,
     check_ignored,
+    check_stream,
     check_takes_context,
     named_as_here,
     names_in,
@@ -30,7 +31,15 @@ from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.kernels import check_labels, loaded_kernel, stoker_executors
 from stoker.manager.executor.options import check_count, check_truth
 from stoker.manager.executor.packing import bare, name_of
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, PreparedFunction, travels_with
+from stoker.manager.executor.piece_inbox import PieceInbox
+from stoker.manager.executor.prepared import (
+    PACKED,
+    SPECIFICATION,
+    AppWants,
+    PreparedFunction,
+    for_one_call,
+    travels_with,
+)
 from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
 from stoker.manager.protocol.calls import Features
 from stoker.units import show_seconds
@@ -55,7 +64,7 @@ def app(
     gang: int | tuple[int, int] = 1,
     features: Features | Mapping[str, Any] | None = None,
     variants: Sequence[Recipe] = (),
-    stream: bool = False,
+    stream: bool | None = None,
     cache: bool = False,
     ignore_for_cache: Sequence[str] | None = None,
     executors: Sequence[str] | None = None,
@@ -73,7 +82,7 @@ def app(
     gang: int | tuple[int, int] = 1,
     features: Features | Mapping[str, Any] | None = None,
     variants: Sequence[Recipe] = (),
-    stream: bool = False,
+    stream: bool | None = None,
     cache: bool = False,
     ignore_for_cache: Sequence[str] | None = None,
     executors: Sequence[str] | None = None,
@@ -92,9 +101,10 @@ def app(
       those that can be in time.
     - `gang`: how many devices run a call together, a number or `(smallest, largest)`: see `stoker.gang()`.
     - `features`: what policies may know of a call, `{"items": 200}`.
-    - `priority`: higher runs first. `variants`: other contexts that can serve its calls, best first. `stream`: its
-      results come in pieces. These two need a policy of your own that honours them; what a policy does not honour is
-      refused (docs/options.md).
+    - `priority`: higher runs first. `variants`: other contexts that can serve its calls, best first. It needs a policy
+      of your own that honours it; what a policy does not honour is refused (docs/options.md).
+    - `stream`: whether the pieces that the function yields travel as they come (docs/streams.md). By default they do if
+      it contains `yield`; `True` also for a function that returns an iterator. `False`: the result is a list of them.
     - `cache`, `ignore_for_cache`: Parsl's memoization; the context is part of what is remembered.
     - `executors`: labels of Parsl executors (default: every StokerExecutor that is loaded).
 
@@ -123,7 +133,8 @@ def app(
     given: dict[str, Any] = {"context": recipe, "timeout_s": timeout, "deadline_s": deadline, "variants": variants}
     given |= {"late": late, "gang": gang, "features": features}
     try:
-        wants = read_wants({**given, "priority": priority, "stream": stream}, takes_context=True)
+        streams = False if stream is None else stream
+        wants = read_wants({**given, "priority": priority, "stream": streams}, takes_context=True)
     except SpecificationError as error:
         raise named_as_here(error) from None
 
@@ -134,9 +145,12 @@ def app(
     }  # fmt: skip
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
+        own = wants
+        if callable(function) and check_stream(function, stream=stream, gang=wants.options.gang):
+            own = wants.streaming(True)
         made = StokerApp(
             function,
-            specification=AppWants(wants),
+            specification=AppWants(own),
             batch_size=batch_size,
             cache=cache,
             ignore_for_cache=ignore_for_cache,
@@ -204,6 +218,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             labels = [executor.label for executor in stoker_executors(kernel, self.__name__)]
             self._found = (kernel, labels)
             self.executors = labels
+        inbox = PieceInbox(keeps_all=True) if self.specification.wants.options.stream else None
         if kernel.monitoring is None:  # Parsl's monitoring wraps functions and adds arguments
             function = self._with_walltime(kwargs.get("walltime", self.kwargs.get("walltime")))
             prepared = kernel.executors[self._found[1][0]].preparer.function(function)
@@ -211,8 +226,11 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             packed = self._packed(args, kwargs, specification, prepared)
             if packed is not None:
                 args, kwargs = (), {PACKED: packed}
+            if specification.wants.options.stream:
+                specification = for_one_call(specification)
+                inbox = specification.inbox
             kwargs = {SPECIFICATION: specification, **kwargs}
-        return AppCallFuture.of(super().__call__(*args, **kwargs))
+        return AppCallFuture.of(super().__call__(*args, **kwargs), inbox=inbox)
 
     def with_options(self, **options: Any) -> StokerApp:
         """The same function under other options; takes what `@app` takes, and keeps what is not named.
@@ -227,6 +245,12 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
     def _with_walltime(self, walltime: Any) -> Callable[..., Any]:
         """The function as Parsl's kernel hands it to an executor: with a walltime it is wrapped."""
+        if walltime is not None and self.specification.wants.options.stream:
+            raise ConfigError(
+                f"{self.__name__} gives its result in pieces, and Parsl's walltime would be over before the first one:"
+                " write @stoker.app(timeout=...)",
+                key="walltime",
+            )
         if walltime is None:
             return cast(Callable[..., Any], self.func)
         if self._timed is None or self._timed[0] != walltime:

@@ -38,6 +38,7 @@ from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.options import check_local_policy, check_options, check_session
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
+from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
 from stoker.manager.executor.wait_notices import WaitNotices
@@ -278,12 +279,16 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self.bad_state_is_set:
             raise self.executor_exception
         link = self.link
-        future = CallFuture(link)
         if resource_specification is CANCELLED:
+            future = CallFuture(link)
             future.cancel()
             return future
         prepared = self._preparer.function(func)
         wants = self._preparer.wants(resource_specification)
+        inbox = None
+        if wants.options.stream:
+            inbox = getattr(resource_specification, "inbox", None) or PieceInbox(keeps_all=True)
+        future = CallFuture(link, inbox=inbox)
         folder = ""
         packed = kwargs.pop(PACKED, None)
         if isinstance(resource_specification, AppWants):
@@ -310,7 +315,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             prepared.bring_along(brought)
         else:
             payload = place_arguments(packed, name=prepared.name, large=link.large)
-        future.call = link.submit(submission, payload, future, features=wants.features)
+        future.call = link.submit(submission, payload, future, features=wants.features, inbox=inbox)
         return future
 
     def folder_of(self, wants: Wants) -> str:

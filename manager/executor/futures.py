@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 from parsl.dataflow.futures import AppFuture
 
+from stoker.errors import ConfigError
 from stoker.manager.executor import callbacks
 from stoker.manager.executor.failures import opens_at_once, outcome
 from stoker.manager.executor.large import discard_result
+from stoker.manager.executor.piece_inbox import PieceInbox
+from stoker.manager.executor.reading import PieceReader, open_piece
 from stoker.manager.executor.settling import SLOW_S
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.manager.protocol.ids import CallId, show_call
@@ -34,8 +37,9 @@ class CallFuture(Future[Any]):
     `parsl_executor_task_id`.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, inbox: PieceInbox | None = None) -> None:
         super().__init__()
+        self._inbox = inbox
         self.progress: CallProgress | None = None
         self.forecast: CallForecast | None = None
         self.call: CallId | None = None
@@ -69,7 +73,7 @@ class CallFuture(Future[Any]):
     def settle(self, end: CallEnd) -> bool:
         """The call has ended. What may take long is done on another thread than this one."""
         settling = self._link.settling
-        if settling.has_slow_callbacks or not opens_at_once(end) or self._runs_users_code():
+        if self._inbox is not None or settling.has_slow_callbacks or not opens_at_once(end) or self._runs_users_code():
             settling.add(functools.partial(self._open_later, end))
             return False
         before = time.monotonic()
@@ -99,7 +103,11 @@ class CallFuture(Future[Any]):
 
     def _open(self, end: CallEnd) -> None:
         try:
-            value = outcome(end, session=self._link.session.session)
+            if end.ok and self._inbox is not None:
+                packed = self._inbox.values_at_end(end)
+                value: Any = [open_piece(each, call=end.call, number=n) for n, each in enumerate(packed)]
+            else:
+                value = outcome(end, session=self._link.session.session)
         except BaseException as error:
             self._set(None, error)
             error.__traceback__ = None  # its frames are this function's; they would keep the future alive
@@ -134,6 +142,15 @@ class CallFuture(Future[Any]):
         return f"<call {self.parsl_executor_task_id or 'not sent'} {self._state.lower()}>"
 
 
+def _finish(inbox: PieceInbox, future: Future[Any]) -> None:
+    """A call that gives pieces has its result, or its error."""
+    error = future.exception()
+    if error is not None:
+        inbox.finish(error)
+    else:
+        inbox.finish_with(list(future.result()))
+
+
 CANCELLED: Mapping[str, Any] = MappingProxyType({})
 """In place of a call's specification, known by its identity: it was cancelled before Parsl gave it to its executor."""
 
@@ -147,12 +164,26 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
     """
 
     _was_cancelled = False
+    _inbox: PieceInbox | None = None
 
     @staticmethod
-    def of(future: AppFuture) -> AppCallFuture:
-        """The same future. Parsl's kernel makes it, and takes no other class."""
+    def of(future: AppFuture, *, inbox: PieceInbox | None = None) -> AppCallFuture:
+        """The same future. Parsl's kernel makes it, and takes no other class. `inbox`: where its calls' pieces go."""
         future.__class__ = AppCallFuture
+        if inbox is not None:
+            future._inbox = inbox
+            Future.add_done_callback(future, functools.partial(_finish, inbox))
         return future  # type: ignore[no-any-return]
+
+    def pieces(self) -> PieceReader:
+        """What the call yields, as it comes, from its first piece on: for `for` and `async for`. It may be asked for
+        more
+        than once. The future's result is the list of all pieces. Raises ConfigError if the function gives no pieces."""
+        if self._inbox is None:
+            raise ConfigError(
+                "this call gives no pieces: its function has no yield (or stream=False); wait for its result()"
+            )
+        return PieceReader(self._inbox, lambda _taken: None)  # this inbox acknowledges what comes by itself
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Have a function called when the call has ended, on a thread for callbacks. It may wait for other calls."""

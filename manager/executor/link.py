@@ -25,18 +25,20 @@ import select
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 from uuid import uuid4
 
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
-from stoker.errors import ProtocolError, SessionError
+from stoker.errors import ProtocolError, SessionError, StreamDiffersError
 from stoker.manager.executor.clocks import on_this_clock
 from stoker.manager.executor.describing import describe
 from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
 from stoker.manager.executor.outgoing import Outgoing, Replaced, Submission, Waiter
+from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.questions import Questions
 from stoker.manager.executor.session_errors import forked_process, other_python, refused_key, session_over
 from stoker.manager.executor.settling import Settling, callbacks
@@ -77,6 +79,10 @@ class Link:
         self._client = ClientId(f"client-{uuid4().hex[:12]}")
         self._out = Outgoing(self.waiting.waiters, describe=lambda recipe: describe(recipe, folder.objects))
         self._questions = Questions()
+        self._taken: deque[to_manager.PiecesTaken] = deque()
+        """Acknowledgements of pieces that have not left."""
+        self._may_lack_pieces = False
+        """Whether pieces may have been lost with a connection, and are to be asked for."""
         self._first_id = 0
         """This client's number, in the upper bits of its calls' ids."""
         self._sequence = itertools.count()
@@ -125,13 +131,19 @@ class Link:
         return self.membership.why_silent()
 
     def submit(
-        self, submission: Submission, payload: Payload, waiter: Waiter, *, features: Features | None = None
+        self,
+        submission: Submission,
+        payload: Payload,
+        waiter: Waiter,
+        *,
+        features: Features | None = None,
+        inbox: PieceInbox | None = None,
     ) -> CallId:
-        """Send a call; `waiter` gets its end. Raises SessionError if the session is over."""
+        """Send a call; `waiter` gets its end, and `inbox` its pieces. Raises SessionError if the session is over."""
         if self._over is not None:
             raise self._over
         call = CallId(self._first_id | next(self._sequence))
-        self.waiting.add(call, payload, waiter, members=submission.members)
+        self.waiting.add(call, payload, waiter, members=submission.members, inbox=inbox)
         self._out.queue.append((submission, CallSpec(call, payload, features)))
         if len(self.waiting.waiters) < DIRECT_BELOW:
             self._send_now()
@@ -155,6 +167,11 @@ class Link:
         gone = self.waiting.give_up(calls)
         if gone and self._over is None:
             self.tell(to_manager.Cancel(gone, running))
+
+    def acknowledge(self, taken: to_manager.PiecesTaken) -> None:
+        """Tell the manager that there is room for more pieces of a call."""
+        self._taken.append(taken)
+        self._send_now()
 
     def replace_function(self, function: FunctionKey, *, by: FunctionKey) -> None:
         """Let the manager forget a function after the calls submitted so far: further calls name another one. The next
@@ -253,6 +270,16 @@ class Link:
             return
         for frame in self._out.frames(time.monotonic()):
             self._socket.send(frame, 0, len(frame) < COPY_BELOW)
+        if self._may_lack_pieces:  # after the calls that may have to be submitted again
+            self._may_lack_pieces = False
+            asked = [inbox.ask_again() for inbox in tuple(self.waiting.inboxes.values())]
+            self._taken.extend(each for each in asked if each is not None)
+        if self._taken:
+            latest: dict[tuple[CallId, bool], to_manager.PiecesTaken] = {}
+            while self._taken:
+                taken = self._taken.popleft()
+                latest[taken.call, taken.again] = taken
+            self._socket.send(wire.encode(list(latest.values())))
         if self._questions.unsent:
             self._socket.send(wire.encode(self._questions.unsent))
             self._questions.unsent.clear()
@@ -351,6 +378,8 @@ class Link:
         match message:
             case to_client.Results():
                 self.waiting.settle(self._out.receive(message, time.monotonic()))
+            case to_client.Pieces():
+                self._take_pieces(message)
             case to_client.Ack():
                 with self._lock:
                     self._out.acked(message.sequence)
@@ -373,6 +402,21 @@ class Link:
                 self._finished.set()
                 self.fail_all(session_over(self.session.session, message.reason))
 
+    def _take_pieces(self, message: to_client.Pieces) -> None:
+        inbox = self.waiting.inboxes.get(message.call)
+        if inbox is None:  # it was cancelled, or has ended
+            return
+        try:
+            taken = inbox.add(message)
+        except StreamDiffersError as error:
+            waiter = self.waiting.waiters.get(message.call)
+            self.cancel([message.call])
+            if waiter is not None:
+                waiter.fail(message.call, error)
+            return
+        if taken is not None:
+            self._taken.append(taken)  # it leaves at the end of this turn
+
     def _welcome(self, message: to_client.ClientWelcome) -> None:
         with self._lock:
             self._first_id = message.number << CLIENT_SHIFT
@@ -383,6 +427,7 @@ class Link:
             for frame in self._out.again(time.monotonic()):
                 self._socket.send(frame)
             self._questions.ask_all_again()
+            self._may_lack_pieces = True
             self.membership.welcomed()
 
 

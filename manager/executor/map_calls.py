@@ -23,9 +23,18 @@ _PLAIN = Wants()
 
 
 class MapCalls:
-    """The calls of one `map` of a function or app. `batch_size`: items of a call that takes a batch."""
+    """The calls of one `map` of a function or app. `batch_size`: items of a call that takes a batch. With `streams`
+    they
+    give their results in pieces."""
 
-    def __init__(self, executor: StokerExecutor, function: Callable[..., Any], *, batch_size: int | None) -> None:
+    def __init__(
+        self,
+        executor: StokerExecutor,
+        function: Callable[..., Any],
+        *,
+        batch_size: int | None = None,
+        streams: bool = False,
+    ) -> None:
         wants = _PLAIN
         self._before: tuple[Any, ...] = ()
         self._with: dict[str, Any] = {}
@@ -35,6 +44,8 @@ class MapCalls:
             if isinstance(function, functools.partial):  # a method, or an app with arguments given ahead
                 self._before, self._with = function.args, function.keywords
             function = app.func
+        wants = wants.streaming(streams)
+        self.features = wants.features
         self._large = executor.link.large
         self._prepared = executor.preparer.function(function)
         self.name: str = self._prepared.name
@@ -49,9 +60,13 @@ class MapCalls:
 
     def pack(self, item: Any) -> Payload:
         """Pickle an item as arguments of a call; large ones go to a file. Raises SerializationError."""
+        return self.pack_call((item,), {})
+
+    def pack_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
+        """Pickle the arguments of a call; large ones go to a file. Raises SerializationError."""
         packed = pack_arguments(
-            (*self._before, item),
-            self._with,
+            (*self._before, *args),
+            {**self._with, **kwargs} if kwargs else self._with,
             name=self.name,
             large=self._large,
             by_name=self._by_name,

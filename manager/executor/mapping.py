@@ -81,9 +81,9 @@ def map(
         what = f"stoker.map: {items!r:.80} cannot be iterated over; write stoker.map(function, items)"
         raise ConfigError(what) from None
     name = name_of(function)
-    _refuse_unheeded(function, name)
+    refuse_unheeded(function, "stoker.map")
     kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
-    executor = _executor_of(kernel, function, name)
+    executor = executor_of(kernel, function, name)
     inputs = settled(items) if size is None else batches(settled(items), size)
     follow = MapProgress(name, total, executor.ask_status) if progress is True else progress or None
     return ResultStream(
@@ -100,32 +100,34 @@ def map(
     )
 
 
-def _refuse_unheeded(function: Callable[..., Any], name: str) -> None:
-    """Raise ConfigError for what an app says to Parsl's kernel, around which a map goes."""
-    app = app_in(function)
+def refuse_unheeded(function: Callable[..., Any], asked: str) -> None:
+    """Raise ConfigError for what an app says to Parsl's kernel, around which a map or a stream goes."""
+    app, name = app_in(function), name_of(function)
     if app is None:
         return
     if app.cache:
         raise ConfigError(
-            f"stoker.map: {name} has cache=True, and a map remembers no results (it goes around Parsl's kernel): call"
-            " the app for each item, or map an app without it",
+            f"{asked}: {name} has cache=True, and it remembers no results (it goes around Parsl's kernel): call the app"
+            " for each item, or give an app without it",
             key="cache",
         )
     given = function.keywords if isinstance(function, functools.partial) else {}
     if given.get("walltime", app.kwargs.get("walltime")) is not None:
         raise ConfigError(
-            f"stoker.map: {name} has Parsl's walltime, which no call of a map heeds: write @stoker.app(timeout=...)",
+            f"{asked}: {name} has Parsl's walltime, which it does not heed: write @stoker.app(timeout=...)",
             key="walltime",
         )
 
 
-def _executor_of(kernel: DataFlowKernel, function: Callable[..., Any], name: str) -> StokerExecutor:
+def executor_of(
+    kernel: DataFlowKernel, function: Callable[..., Any], name: str, *, asked: str = "stoker.map"
+) -> StokerExecutor:
     """The executor that an app names first, or the first that is loaded. Raises ConfigError, SessionError."""
-    ours = {executor.label: executor for executor in stoker_executors(kernel, "stoker.map")}
+    ours = {executor.label: executor for executor in stoker_executors(kernel, asked)}
     labels = labels_of(app_in(function))
     if labels is None:
         return next(iter(ours.values()))
     here = [label for label in labels if label in ours]
     if not here:
-        check_labels(kernel, labels, name=f"stoker.map: {name}")
+        check_labels(kernel, labels, name=f"{asked}: {name}")
     return ours[here[0]]

@@ -24,6 +24,7 @@ from stoker.contexts.walk_plans import counts_by_identity
 from stoker.errors import RecipeError
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
+from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.sendable import check_submission
 from stoker.manager.executor.wants import Wants, read_parsl_spec, read_wants
 from stoker.manager.protocol.ids import FunctionKey
@@ -56,6 +57,8 @@ class AppWants(dict[str, Any]):
         self.due_at = due_at
         self.function = function
         self.made_of = made_of
+        self.inbox: PieceInbox | None = None
+        """Where the pieces of this one call go."""
         self.content = ""
         """The digest of the function's content, where the results of calls are kept."""
 
@@ -66,6 +69,18 @@ class TriedWants(dict[str, Any]):
     def __init__(self, specification: Mapping[str, Any], *, due_at: float) -> None:
         super().__init__(specification)
         self.due_at = due_at
+
+
+def for_one_call(specification: AppWants) -> AppWants:
+    """A copy of a specification, with an inbox for the pieces of one call."""
+    made = AppWants(
+        specification.wants,
+        due_at=specification.due_at,
+        function=specification.function,
+        made_of=specification.made_of,
+    )
+    made.content, made.inbox = specification.content, PieceInbox(keeps_all=True)
+    return made
 
 
 @id_for_memo.register(AppWants)  # type: ignore[untyped-decorator]  # parsl is untyped

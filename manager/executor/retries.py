@@ -11,11 +11,14 @@ from stoker.errors import (
     NoDeviceError,
     PoisonCallError,
     SerializationError,
+    StreamDiffersError,
 )
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.prepared import AppWants, TriedWants
 
-_FINAL = (CallDroppedError, CallCancelledError, PoisonCallError, NoDeviceError, SerializationError)
+_FINAL = (
+    CallDroppedError, CallCancelledError, PoisonCallError, NoDeviceError, SerializationError, StreamDiffersError,
+)  # fmt: skip
 
 
 def retry_cost(error: Exception, task: dict[str, Any]) -> float:
@@ -28,12 +31,13 @@ def retry_cost(error: Exception, task: dict[str, Any]) -> float:
     sent, specification = task["exec_fu"], task["resource_specification"]
     if isinstance(sent, CallFuture) and sent.due_at is not None:
         if isinstance(specification, AppWants):
-            task["resource_specification"] = AppWants(
+            again = task["resource_specification"] = AppWants(
                 specification.wants,
                 due_at=sent.due_at,
                 function=specification.function,
                 made_of=specification.made_of,
             )
+            again.inbox = specification.inbox
         else:
             task["resource_specification"] = TriedWants(specification, due_at=sent.due_at)
     return 1.0

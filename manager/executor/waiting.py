@@ -16,6 +16,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ProtocolError
 from stoker.manager.executor.large import LargeArguments, discard_result
 from stoker.manager.executor.outgoing import Waiter
+from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress, CallSpec, Payload
 from stoker.manager.protocol.ids import CallId, show_call
 
@@ -28,6 +29,8 @@ class WaitingCalls:
     def __init__(self, large: LargeArguments) -> None:
         self.waiters: dict[CallId, Waiter] = {}
         self._large = large
+        self.inboxes: dict[CallId, PieceInbox] = {}
+        """Where the pieces of open calls go that give their results in pieces."""
         self._files: dict[CallId, ObjectRef] = {}
         self._given_up: set[CallId] = set()
         """Calls whose results no one will read: their files are removed. A call that is neither here nor in
@@ -46,9 +49,14 @@ class WaitingCalls:
             self._gangs.pop(call, None)
         return len(self.waiters) + sum(members - 1 for members in tuple(self._gangs.values()))
 
-    def add(self, call: CallId, payload: Payload, waiter: Waiter, *, members: int = 1) -> None:
-        """Wait for a call that is about to be sent."""
+    def add(
+        self, call: CallId, payload: Payload, waiter: Waiter, *, members: int = 1, inbox: PieceInbox | None = None
+    ) -> None:
+        """Wait for a call that is about to be sent, and for its pieces if it has an `inbox`."""
         self.waiters[call] = waiter
+        if inbox is not None:
+            inbox.begin(call)
+            self.inboxes[call] = inbox
         if members > 1:
             self._gangs[call] = members
         if isinstance(payload, ObjectRef):
@@ -65,7 +73,7 @@ class WaitingCalls:
         """Stop waiting for these calls, without a call of their waiters. Returns those that had not ended."""
         gone = [call for call in calls if self.waiters.pop(call, None) is not None]
         self._given_up.update(gone)
-        self._drop_files(gone)
+        self._tidy(gone)
         return gone
 
     def report(self, reports: Iterable[CallProgress | CallForecast]) -> None:
@@ -79,7 +87,7 @@ class WaitingCalls:
         """Pass the ends of a frame to their waiters."""
         pop = self.waiters.pop
         touched: set[Waiter] = set()
-        self._drop_files(end.call for end in ends)
+        self._tidy(end.call for end in ends)
         for end in ends:
             waiter = pop(end.call, None)
             if waiter is None:
@@ -99,7 +107,7 @@ class WaitingCalls:
         """Fail calls that the manager has refused."""
         for call in calls:
             waiter = self.waiters.pop(call, None)
-            self._drop_files([call])
+            self._tidy([call])
             if waiter is not None:
                 waiter.fail(call, ProtocolError(f"the manager did not accept this call: {reason}"))
                 waiter.flush()
@@ -107,7 +115,7 @@ class WaitingCalls:
     def fail_all(self, error: Exception) -> None:
         """Fail all open calls."""
         for call, waiter in self._popped():
-            self._drop_files([call])
+            self._tidy([call])
             waiter.fail(call, error)
             waiter.flush()
 
@@ -118,10 +126,11 @@ class WaitingCalls:
             except KeyError:
                 return
 
-    def _drop_files(self, calls: Iterable[CallId]) -> None:
-        """Remove the files of the large arguments of ended calls."""
-        if self._files:
+    def _tidy(self, calls: Iterable[CallId]) -> None:
+        """Remove the files of the large arguments of ended calls, and expect no more pieces of them."""
+        if self._files or self.inboxes:
             for call in calls:
+                self.inboxes.pop(call, None)
                 ref = self._files.pop(call, None)
                 if ref is not None:
                     self._large.drop(ref)

@@ -33,7 +33,7 @@ KEYS = {
     "features": "what policies may know: {'items': 1, 'input_length': 512, 'expected_output': 64, 'kind': 'long'}",
     "variants": "recipes of other contexts that can serve the call too, best first (needs a policy that honours it)",
     "gang": "(smallest, largest) number of libraries that run it together",
-    "stream": "True: pieces of its result are wanted as they come (needs a policy that honours it)",
+    "stream": "True: the pieces that the function yields travel as they come",
 }
 """Every key of a specification, and what it is."""
 
@@ -54,6 +54,12 @@ class Wants(msgspec.Struct, frozen=True):
     features: Features | None = None
     deadline_s: float = 0.0
     takes_context: bool = False
+
+    def streaming(self, streams: bool) -> Wants:
+        """The same, for calls that give their results in pieces, or whole."""
+        if self.options.stream is streams:
+            return self
+        return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
 
     def options_in(self, folder: str) -> CallOptions:
         """The options of a call that, without a context, runs in `folder`. `Submission.due_at` holds its deadline."""

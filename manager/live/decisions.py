@@ -86,6 +86,7 @@ OF_SHELL: dict[type, _Brief] = {
 NO_DECISIONS = frozenset(
     {
         to_pilot.Ack, to_client.Ack, to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls,
+        to_client.Pieces, to_pilot.AckPieces,
         RecordLoad, RecordRuns, RecordPace, RecordWait, RecordStay, RecordPilots,
     }
 )  # fmt: skip

@@ -34,6 +34,7 @@ from stoker.manager.core.commands import (
 )
 from stoker.manager.core.core import Core
 from stoker.manager.core.heartbeats import is_heartbeat, must_be_recorded
+from stoker.manager.core.pieces import are_pieces
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
 from stoker.manager.live.admission import Role, User
@@ -116,6 +117,8 @@ class ManagerServer:
         self.core.configure(heartbeat_s=patience.heartbeat_s, lease_s=patience.pilot_lease_s)
         self._reader = EventReader(self.doors, self.core.state, now=now)
         self._held = HeldCommands(self.journal)
+        self._passing: list[Command] = []
+        """What this turn's frames of pieces lead to."""
         self._trouble = JournalTrouble(self.journal, folder.path)
         self._carry_out(self.core.start())
         self._progress = RestartProgress(folder.progress, done=self.core.state.done)
@@ -158,6 +161,9 @@ class ManagerServer:
             if self.journal.pending_bytes < FULL_BYTES:
                 for user, peer, data in doors.frames():
                     self._frame(user, peer, data, now, commands)
+                if self._passing:
+                    passing, self._passing = self._passing, []
+                    self._carry_out(passing)
             else:
                 self._wait_for_room(now, commands)
             self._do_due(now, commands)
@@ -190,6 +196,9 @@ class ManagerServer:
         if event is None:
             return
         self.doors.take(name_of(peer), peer)
+        if are_pieces(event):
+            self._pass_on(event, now)
+            return
         if isinstance(event, events.FromPilot):
             self._peers.heard(Role.PILOT, event.pilot, now)
             known = event.pilot in self.core.state.pilots
@@ -208,6 +217,19 @@ class ManagerServer:
             self._give(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
             if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
                 self._trouble.program_came()
+
+    def _pass_on(self, event: events.FromPilot | events.FromClient, now: float) -> None:
+        """Note what is to be sent for pieces: it leaves when the turn's frames are read, before the journal is
+        written."""
+        if isinstance(event, events.FromPilot):
+            self._peers.heard(Role.PILOT, event.pilot, now)
+        else:
+            self._peers.heard(Role.CLIENT, event.client, now)
+        try:
+            self._passing += self.core.pass_on(event, now)
+        except Exception as error:
+            self._reader.log.warning("pieces", f"the manager could not pass on {type(event).__name__}: {error!r}")
+            self._reader.count("pieces that the manager could not pass on")
 
     def _tell_refusals(self, now: float, commands: list[Command], *, at_once: bool = False) -> None:
         """Tell the core how many frames were refused: the session's status shows it."""

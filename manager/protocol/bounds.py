@@ -13,7 +13,7 @@ from typing import Any
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.largest import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Features
+from stoker.manager.protocol.calls import PIECE_BYTES, WINDOW_PIECES, CallEnd, CallOptions, CallSpec, Features
 
 MOST_DEFINED_BYTES = 32_000_000
 """No function, and no recipe, is larger: each travels whole in a frame, of which a manager takes 64 MB."""
@@ -80,6 +80,7 @@ def _options(options: CallOptions) -> str:
         _time("deadline_at", wants.deadline_at, least=-MOST_S), _time("latency_s", wants.latency_s),
         _time("ttft_s", wants.ttft_s), _time("tpot_s", wants.tpot_s), _time("limit_s", options.limit_s),
         "" if 1 <= least <= most <= MOST_AT_ONCE else f"a gang of {least} to {most}",
+        "a gang whose result comes in pieces" if options.stream and most > 1 else "",
     ))  # fmt: skip
 
 
@@ -174,6 +175,14 @@ def _end(end: CallEnd) -> str:
     return f"call {end.call}: {_time('run_s', end.run_s) or 'the size of its result is below zero'}"
 
 
+def _yielded(m: say.CallYielded) -> str:
+    return _first((
+        _count("first", m.first), _count("run", m.run, most=1 << 62),
+        "" if len(m.items) <= WINDOW_PIECES else f"{len(m.items)} pieces: no call may send more than {WINDOW_PIECES}",
+        "" if all(len(item) <= PIECE_BYTES for item in m.items) else f"a piece of over {PIECE_BYTES} bytes",
+    ))  # fmt: skip
+
+
 def _heartbeat(m: say.Heartbeat) -> str:
     return _first((
         _size("cache_bytes", m.cache_bytes), _count("refused_frames", m.refused_frames),
@@ -202,12 +211,14 @@ _CHECKS: dict[type, Callable[[Any], str]] = {
     say.ClientHello: _client_hello,
     say.DefineRecipe: lambda m: wrong_with_recipe(m.recipe),
     say.Submit: _submit,
+    say.PiecesTaken: lambda m: _count("upto", m.upto) or _count("run", m.run, most=1 << 62),
     say.Received: lambda m: _count("total", m.total),
     say.AskCalls: lambda m: _count("limit", m.limit),
     say.BlockUpdate: lambda m: _time("expected_in_s", m.expected_in_s),
     say.PilotHello: _pilot_hello,
     say.LibraryReady: _ready,
     say.CallsEnded: _ended,
+    say.CallYielded: _yielded,
     say.LibraryResized: lambda m: _size("device_memory_bytes", m.device_memory_bytes),
     say.Heartbeat: _heartbeat,
     say.WantObjects: lambda m: _refs(m.objects),

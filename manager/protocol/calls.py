@@ -18,6 +18,12 @@ Payload = bytes | ObjectRef
 INLINE_LIMIT_BYTES = 1_000_000
 """Payloads over this size travel as objects."""
 
+PIECE_BYTES = 1_000_000
+"""No piece of a result is larger when it is pickled."""
+WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
+"""A call yields no further piece while so many of its pieces, or bytes of them, are not acknowledged. One piece is
+always allowed."""
+
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What policies may know of a call's input. Lengths in tokens; 0 = unknown. `items` are those that it has at most;
@@ -48,8 +54,10 @@ class CallOptions(msgspec.Struct, frozen=True, gc=False):
 
     `variants` lists other contexts that can serve the call too, in order of preference after its own. `gang` is the
     smallest and largest number of libraries that may run it together. `limit_s` ends a call that runs longer
-    (0 = no limit). `folder` is where it runs: empty for a folder of its own on the pilot. `batch` is how many items
-    `stoker.map` puts into each call at most (0 = they are not packed): what a call costs is remembered with it.
+    (0 = no limit; the time that a call waits for its reader does not count). With `stream` the pieces that the
+    function yields travel as they come; else a call that yields has a list of them as its result. `folder` is where it
+    runs: empty for a folder of its own on the pilot. `batch` is how many items `stoker.map` puts into each call at most
+    (0 = they are not packed): what a call costs is remembered with it.
     """
 
     priority: int = 0
@@ -130,6 +138,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `ok`: payload is the pickled result. Not `ok` and no `failure`: payload is the pickled exception that the user's
     function raised, with its traceback. Otherwise `failure` says what happened; where that is of the infrastructure,
     payload may be the pickled exception. `run_s` is the time in the function.
+    `pieces`: how many pieces its run gave, all of which the client has acknowledged.
     """
 
     call: CallId
@@ -138,6 +147,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     run_s: float = 0.0
     failure: Failure | None = None
     printed: Printed | None = None
+    pieces: int = 0
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):

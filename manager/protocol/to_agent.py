@@ -58,6 +58,18 @@ class Reports(_Message, frozen=True, tag="reports"):
     reports: list[CallProgress]
 
 
+class Yielded(_Message, frozen=True, tag="yielded", gc=False):
+    """Pieces that a running call has yielded: pickled, numbered from 0 within one `run` of the call. `first`: the
+    number of the first of them. `waits`: the call waits until all are acknowledged; there may be no pieces with that.
+    """
+
+    call: CallId
+    run: int
+    first: int
+    items: list[bytes]
+    waits: bool = False
+
+
 class RunEvicted(_Message, frozen=True, tag="evicted"):
     """The running call was checkpointed and stopped."""
 
@@ -88,4 +100,7 @@ class SnapshotMade(_Message, frozen=True, tag="snapshot"):
     made_s: float
 
 
-ToAgent = Hello | Loaded | LoadFailed | RunsEnded | GivenBack | Reports | RunEvicted | Listens | Resized | SnapshotMade
+ToAgent = (
+    Hello | Loaded | LoadFailed | RunsEnded | GivenBack | Reports | Yielded | RunEvicted | Listens | Resized
+    | SnapshotMade
+)  # fmt: skip

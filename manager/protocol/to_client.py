@@ -51,6 +51,17 @@ class ProgressReports(_Message, frozen=True, tag="progress"):
     reports: list[CallProgress]
 
 
+class Pieces(_Message, frozen=True, tag="pieces", gc=False):
+    """Pieces that a running call has yielded: pickled, numbered from 0 within one `run` of the call. `first`: the
+    number of the first of them. `waits`: the call waits until all are acknowledged (`to_manager.PiecesTaken`)."""
+
+    call: CallId
+    run: int
+    first: int
+    items: list[bytes]
+    waits: bool = False
+
+
 class Forecasts(_Message, frozen=True, tag="forecasts"):
     """When calls with deadlines are expected to end. Said of a call at first, and whenever it has changed. `said_at` is
     the time on the manager's clock when it says so; 0 = unknown."""
@@ -120,5 +131,5 @@ class SessionOver(_Message, frozen=True, tag="over"):
 
 ToClient = (
     ClientWelcome | ClientRefused | Results | Rejected | ProgressReports | Forecasts | Ack | Status | Story | Calls
-    | SessionOver | KnownBlocks | SubmitBlocks | CancelBlocks
+    | SessionOver | KnownBlocks | SubmitBlocks | CancelBlocks | Pieces
 )  # fmt: skip

@@ -57,6 +57,14 @@ class Meet(_Message, frozen=True, tag="meet"):
     address: str
 
 
+class Taken(_Message, frozen=True, tag="taken"):
+    """The client has the first `upto` pieces of this run of a call."""
+
+    call: CallId
+    run: int
+    upto: int
+
+
 class Resize(_Message, frozen=True, tag="resize"):
     """Change the reservation of device memory: the context's `resize(bytes)` is called if it has one."""
 
@@ -67,4 +75,4 @@ class Stop(_Message, frozen=True, tag="stop"):
     """Finish what runs, give back the rest, exit."""
 
 
-ToLibrary = Load | Run | GiveBack | Evict | Meet | Resize | Stop
+ToLibrary = Load | Run | GiveBack | Evict | Meet | Taken | Resize | Stop

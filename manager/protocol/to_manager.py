@@ -94,6 +94,16 @@ class Received(_Message, frozen=True, tag="received"):
     unused: tuple[FunctionKey, ...] = ()
 
 
+class PiecesTaken(_Message, frozen=True, tag="pieces-taken"):
+    """The client has the first `upto` pieces of this run of a call. `again`: it may have lost some that came after
+    those, and asks for them. Never numbered: it is not in the journal."""
+
+    call: CallId
+    run: int
+    upto: int
+    again: bool = False
+
+
 class AskStatus(_Message, frozen=True, tag="ask-status"):
     """Answered with `to_client.Status`."""
 
@@ -315,6 +325,18 @@ class CallsProgress(_Message, frozen=True, tag="progress"):
     reports: list[CallProgress]
 
 
+class CallYielded(_Message, frozen=True, tag="yielded", gc=False):
+    """Pieces that a running call has yielded (see `to_agent.Yielded`). Never numbered: they are not in the journal. The
+    pilot keeps them until they are acknowledged, and says them again after each welcome."""
+
+    library: LibraryId
+    call: CallId
+    run: int
+    first: int
+    items: list[bytes]
+    waits: bool = False
+
+
 class CallEvicted(_Message, frozen=True, tag="evicted"):
     """A running call was stopped on request; `progress.state` lets it go on elsewhere."""
 
@@ -430,10 +452,10 @@ class PilotLeaving(_Message, frozen=True, tag="leaving"):
 
 FromClient = (
     ClientHello | DefineRecipe | DefineManifest | DefineFunction | Submit | Cancel | Received | AskStatus | AskStory
-    | AskCalls | WantPilots | ReleaseBlock | EndSession | BlockUpdate | SourceTrouble | Resubmitted
+    | AskCalls | WantPilots | ReleaseBlock | EndSession | BlockUpdate | SourceTrouble | Resubmitted | PiecesTaken
 )  # fmt: skip
 FromPilot = (
     PilotHello | LibraryUpdate | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted
     | LibraryResized | Heartbeat | PilotLeaving | WantObjects | ObjectsHere | ObjectsGone | FetchFailed | DeviceFault
-    | SnapshotHere | WalltimeUpdate | GangMeets
+    | SnapshotHere | WalltimeUpdate | GangMeets | CallYielded
 )  # fmt: skip

@@ -120,6 +120,17 @@ class EvictCall(_Message, frozen=True, tag="evict-call"):
     call: CallId
 
 
+class AckPieces(_Message, frozen=True, tag="ack-pieces"):
+    """The client has the first `upto` pieces of this run of a call. `again`: the pilot says those again that it still
+    keeps."""
+
+    library: LibraryId
+    call: CallId
+    run: int
+    upto: int
+    again: bool = False
+
+
 class ResizeLibrary(_Message, frozen=True, tag="resize"):
     """Change a library's reservation on each of its devices. Answered with LibraryResized."""
 
@@ -167,5 +178,5 @@ class Exit(_Message, frozen=True, tag="exit"):
 
 ToPilot = (
     PilotWelcome | HelloAgain | PilotRefused | StartLibrary | StopLibrary | RunCalls | TakeBack | CancelCalls
-    | MeetGang | EvictCall | ResizeLibrary | FetchObject | Ack | Exit
+    | MeetGang | EvictCall | AckPieces | ResizeLibrary | FetchObject | Ack | Exit
 )  # fmt: skip

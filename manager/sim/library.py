@@ -189,7 +189,7 @@ class SimLibrary:
                     self._give_back(self.turns.give_back(len(self.turns)))
                 if not self.running:
                     self.end()
-            case to_library.Meet() | to_library.Load():
+            case to_library.Meet() | to_library.Load() | to_library.Taken():
                 pass
 
     def _run(self, calls: list[CallSpec], *, gang: GangPlace | None) -> None:

@@ -147,9 +147,9 @@ class SimPilot:
             case commands.Leave():
                 self._gone()
             case (
-                commands.WriteLog() | commands.Acknowledged() | commands.Beat() | commands.TidySnapshots()
-                | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() | commands.ReleaseArguments()
-                | commands.HandIn()
+                commands.WriteLog() | commands.Acknowledged() | commands.Beat() | commands.PassOn() |
+                commands.TidySnapshots() | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() |
+                commands.ReleaseArguments() | commands.HandIn()
             ):  # fmt: skip
                 pass
             case _:

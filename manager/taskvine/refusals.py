@@ -92,4 +92,7 @@ def _of_options(options: CallOptions) -> Iterator[str]:
     if options.gang != (1, 1):
         yield f"gang = {options.gang}: it starts one library a call; devices= in @context gives a library several"
     if options.stream:
-        yield "stream: a call that runs in a library says nothing before its end"
+        yield (
+            "stream: a call that runs in a library says nothing before its end; with stream=False in @app, or by"
+            " stoker.map, the result is a list of what the function yields"
+        )

@@ -25,6 +25,7 @@ from stoker.manager.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
     CallsReturned,
+    CallYielded,
     FromPilot,
     LibraryGone,
     LibraryReady,
@@ -56,6 +57,8 @@ class ManagerLink:
         self._search_at = 0.0
         self._refusals = SeldomLog(log)
         self._batch: list[FromPilot] = []
+        self._passing: list[CallYielded] = []
+        """CallYielded of results that leave with this turn."""
         self._outbox = Outbox()
         self._decode = wire.to_pilot_decoder()
         pair = folder.read_pilot_key(block)
@@ -81,8 +84,16 @@ class ManagerLink:
         """Say something that must arrive, with this turn's frame."""
         self._batch.append(message)
 
+    def pass_on(self, pieces: CallYielded) -> None:
+        """Send pieces with this turn's frames, if there is a connection: the core says them again."""
+        self._passing.append(pieces)
+
     def flush(self) -> None:
-        """Send this turn's frame, or keep it until there is a connection."""
+        """Send this turn's frames; keep the one that must arrive until there is a connection."""
+        if self._passing:
+            passing, self._passing = self._passing, []
+            if self.dealer.connected:
+                self._send_passing(passing)
         if not self._batch:
             return
         batch, self._batch = self._batch, []
@@ -98,6 +109,15 @@ class ManagerLink:
             return
         self._outbox.keep(self._outbox.next(), frame)
         if self.dealer.connected:
+            self.dealer.send(frame)
+
+    def _send_passing(self, passing: list[CallYielded]) -> None:
+        frame = wire.encode(passing)
+        if len(frame) > FRAME_BYTES and len(passing) > 1:
+            half = len(passing) // 2
+            self._send_passing(passing[:half])
+            self._send_passing(passing[half:])
+        else:
             self.dealer.send(frame)
 
     def acked(self, sequence: int) -> None:

@@ -35,6 +35,7 @@ from stoker.pilot.core.commands import (
     Leave,
     Observe,
     OfferSnapshot,
+    PassOn,
     PinObjects,
     Prepare,
     Probe,
@@ -212,6 +213,8 @@ def carry_out(agent: Agent, command: Command) -> None:
     match command:
         case Tell(message=message):
             agent.link.post(message)
+        case PassOn(message=pieces):
+            agent.link.pass_on(pieces)
         case TellLibrary(library=number, message=to_library):
             process = agent.processes.get(number)
             if process is not None:

@@ -12,7 +12,7 @@ from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, RecipeKey
 from stoker.manager.protocol.to_agent import SnapshotMade
 from stoker.manager.protocol.to_library import ToLibrary
-from stoker.manager.protocol.to_manager import FromPilot, Heartbeat, PilotHello
+from stoker.manager.protocol.to_manager import CallYielded, FromPilot, Heartbeat, PilotHello
 from stoker.manager.protocol.to_pilot import FetchObject, StartLibrary
 
 
@@ -33,6 +33,13 @@ class Beat(_Command, frozen=True):
     """Send a heartbeat, if there is a connection. It need not arrive."""
 
     message: Heartbeat
+
+
+class PassOn(_Command, frozen=True, gc=False):
+    """Send pieces of results with this turn's frames, if there is a connection. They are not numbered: the core says
+    them again after a welcome."""
+
+    message: CallYielded
 
 
 class Greet(_Command, frozen=True):
@@ -195,7 +202,7 @@ class WriteLog(_Command, frozen=True):
 
 
 Command = (
-    Tell | Beat | Greet | Acknowledged | TellLibrary | Prepare | StartProcess | KillProcess | KillZygote | Forget
-    | Observe | PinObjects | Expect | StartFetch | StopFetch | TidySnapshots | BringArguments | ReleaseArguments
-    | HandIn | OfferSnapshot | Probe | SetTimer | Leave | WriteLog
+    Tell | PassOn | Beat | Greet | Acknowledged | TellLibrary | Prepare | StartProcess | KillProcess | KillZygote |
+    Forget | Observe | PinObjects | Expect | StartFetch | StopFetch | TidySnapshots | BringArguments |
+    ReleaseArguments | HandIn | OfferSnapshot | Probe | SetTimer | Leave | WriteLog
 )  # fmt: skip

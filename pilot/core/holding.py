@@ -13,7 +13,7 @@ import msgspec
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_pilot import RunCalls
 from stoker.pilot.core.stages import TAKES_CALLS, Stage
-from stoker.pilot.core.state import PilotLibrary
+from stoker.pilot.core.state import PieceWindow, PilotLibrary
 
 
 class Departure(msgspec.Struct, frozen=True):
@@ -23,12 +23,15 @@ class Departure(msgspec.Struct, frozen=True):
     unstarted: tuple[CallId, ...]
 
 
-def hold(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0) -> None:
-    """Calls have come for a library. Raises ValueError when it no longer takes any."""
+def hold(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
+    """Calls have come for a library; with `streams` they give their results in pieces. Raises ValueError when it no
+    longer takes any."""
     if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # to hash a stage takes long
         raise ValueError(f"library {library.number} is {library.stage.value} and takes no calls")
     library.held.update(dict.fromkeys(calls, limit_s))
     library.has_limits |= limit_s > 0
+    if streams:
+        library.streams.update((call, PieceWindow()) for call in calls)
 
 
 def ended(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
@@ -48,6 +51,7 @@ def depart(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
     begun = tuple(call for call in dict.fromkeys(running) if call in library.held)
     left = Departure(running=begun, unstarted=tuple(call for call in library.held if call not in begun))
     library.held.clear()
+    library.streams.clear()
     library.waiting.clear()
     library.orders_waiting_for_arguments.clear()
     return left
@@ -88,6 +92,9 @@ def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallI
 def _leave(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
     held = library.held
     left = [call for call in calls if held.pop(call, None) is not None]
+    if library.streams:
+        for call in left:
+            library.streams.pop(call, None)
     if library.cancelling:  # it may come again, and is not cancelled then
         for call in left:
             library.cancelling.pop(call, None)

@@ -20,6 +20,7 @@ from stoker.manager.protocol.to_agent import (
     RunsEnded,
     SnapshotMade,
     ToAgent,
+    Yielded,
 )
 from stoker.manager.protocol.to_manager import (
     CallEvicted,
@@ -30,7 +31,7 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     LibraryUpdate,
 )
-from stoker.pilot.core import holding, lifecycle, resizing, running, station
+from stoker.pilot.core import holding, lifecycle, pieces, resizing, running, station
 from stoker.pilot.core.commands import OfferSnapshot, Severity
 from stoker.pilot.core.events import FromLibrary
 from stoker.pilot.core.failures import failure_of
@@ -73,6 +74,8 @@ def _message(state: CoreState, library: PilotLibrary, message: ToAgent) -> None:
             state.tell(CallsReturned(number, tuple(holding.returned(library, calls)), need_function=need))
         case Reports(reports=reports):
             state.tell(CallsProgress(number, reports))
+        case Yielded():
+            pieces.came(state, library, message)
         case RunEvicted(progress=progress):
             if holding.ended(library, [progress.call]):  # it counts as served: the library counts it too
                 state.tell(CallEvicted(number, progress))

@@ -11,6 +11,7 @@ from stoker.manager.protocol.to_library import Evict, GiveBack, Meet
 from stoker.manager.protocol.to_manager import CallsReturned
 from stoker.manager.protocol.to_pilot import (
     Ack,
+    AckPieces,
     CancelCalls,
     EvictCall,
     Exit,
@@ -26,7 +27,7 @@ from stoker.manager.protocol.to_pilot import (
     TakeBack,
     ToPilot,
 )
-from stoker.pilot.core import holding, leaving, resizing, running, starting, wants
+from stoker.pilot.core import holding, leaving, pieces, resizing, running, starting, wants
 from stoker.pilot.core.commands import Acknowledged, Observe, SetTimer, TellLibrary
 from stoker.pilot.core.events import FetchFailure
 from stoker.pilot.core.stages import Stage
@@ -62,6 +63,8 @@ def handle(state: CoreState, message: ToPilot) -> None:
         case MeetGang(library=number, call=call, address=address):
             if number in state.libraries:
                 state.out.append(TellLibrary(number, Meet(call=call, address=address)))
+        case AckPieces():
+            pieces.taken(state, message)
         case ResizeLibrary(library=number, device_memory_bytes=size):
             resizing.order(state, number, size)
         case PilotWelcome():
@@ -102,7 +105,8 @@ def run(state: CoreState, order: RunCalls) -> None:
         order = msgspec.structs.replace(order, calls=[spec for spec in order.calls if spec.call not in held])
         if not order.calls:
             return
-    holding.hold(library, [spec.call for spec in order.calls], limit_s=order.options.limit_s)
+    options = order.options
+    holding.hold(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
     if library.stage is Stage.READY:
         running.pass_on(state, library, order)
     else:
@@ -134,13 +138,25 @@ def _cancel(state: CoreState, order: CancelCalls) -> None:
     if not rest or not library.serves:
         return
     state.out.append(TellLibrary(library.number, give_back(library, calls=rest)))
-    if order.running:
-        if order.grace_s:
-            for call in rest:
-                state.out.append(TellLibrary(library.number, Evict(call=call)))
-        until = state.now + order.grace_s
-        library.cancelling.update(dict.fromkeys(rest, until))
-        if order.grace_s:
+    yielding = tuple(call for call in rest if call in library.streams)
+    if yielding:  # nobody takes their pieces any more: they end at the next one, also those that might finish else
+        _end_soon(state, library, yielding, within_s=max(order.grace_s, pieces.CLOSE_S), stop=order.running)
+    others = tuple(call for call in rest if call not in library.streams)
+    if others and order.running:
+        _end_soon(state, library, others, within_s=order.grace_s, stop=True)
+
+
+def _end_soon(
+    state: CoreState, library: PilotLibrary, calls: tuple[CallId, ...], *, within_s: float, stop: bool
+) -> None:
+    """Ask running calls to end by themselves. With `stop` those that still run `within_s` later are stopped."""
+    if within_s:
+        for call in calls:
+            state.out.append(TellLibrary(library.number, Evict(call=call)))
+    if stop:
+        until = state.now + within_s
+        library.cancelling.update(dict.fromkeys(calls, until))
+        if within_s:
             state.out.append(SetTimer(until, f"cancel/{library.number}"))
         else:
             state.out.append(Observe(library.number))
@@ -158,5 +174,6 @@ def _welcome(state: CoreState, message: PilotWelcome) -> None:
     state.welcomed_at = state.now
     state.heartbeat_at = 0.0  # the first one tells the manager what is here
     wants.ask_again(state)
+    pieces.say_all_again(state)
     for here in state.told_snapshots if message.again else ():
         state.tell(here)

@@ -1,6 +1,7 @@
 """What a pilot is and holds: plain state. Who may write what:
 
 calls that a library holds                                holding
+pieces of results that are not acknowledged               pieces
 a library's orders that wait until it is ready            holding
 a library's orders that wait for their arguments          running (holding empties them)
 a library's stage, how it ends                            lifecycle
@@ -13,7 +14,7 @@ that the pilot leaves                                     leaving
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 
 import msgspec
@@ -84,6 +85,8 @@ class PilotLibrary:
         """Calls in it, in the order in which they came, each with its time limit in seconds (0 = none)."""
         self.waiting: list[RunCalls] = []
         """Orders that wait until it is ready, or until their arguments are here."""
+        self.streams: dict[CallId, PieceWindow] = {}
+        """Those of the calls that give their results in pieces."""
         self.served = 0
         self.has_limits = False
 
@@ -154,6 +157,32 @@ class PilotLibrary:
     def retires(self) -> bool:
         """Whether it has served as many calls as its recipe allows a library."""
         return 0 < self.recipe.calls_per_library <= self.served
+
+
+class PieceWindow:
+    """The pieces of one call that its client has not acknowledged."""
+
+    def __init__(self) -> None:
+        self.run = -1
+        """The number of its run; -1 = it has yielded nothing."""
+        self.first = 0
+        """The number of the first piece that is kept."""
+        self.items: deque[bytes] = deque()
+
+    def begin(self, run: int) -> None:
+        """The call has begun to run, perhaps not for the first time."""
+        self.run, self.first = run, 0
+        self.items.clear()
+
+    def take(self, upto: int) -> bool:
+        """The client has the first `upto` pieces of this run: they are not kept. False if that is known."""
+        upto = min(upto, self.first + len(self.items))
+        if upto <= self.first:
+            return False
+        while self.first < upto:
+            self.items.popleft()
+            self.first += 1
+        return True
 
 
 class Want:

@@ -86,6 +86,7 @@ def serve(number: int) -> None:
     place = Place(settings.folder, order.devices, order.recipe.needs.device_memory_bytes, settings.probe)
     server = LibraryServer(
         sock,
+        library=settings.library,
         context=context,
         calls_allowed=order.recipe.calls_per_library,
         soundness=soundness,
@@ -108,6 +109,7 @@ def serve(number: int) -> None:
             tail=tail if slots == 1 else ThreadTail(settings.log),
             context=context,
             report=server.report,
+            lane=server.lane,
             meetings=server.meetings,
             soundness=soundness,
             leave=server.leave,

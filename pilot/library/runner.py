@@ -15,7 +15,7 @@ import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import CoroutineType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
 import msgspec
@@ -23,9 +23,10 @@ import msgspec
 from stoker.contexts import ambient, payloads
 from stoker.contexts.ranks import SeatHook
 from stoker.contexts.recipe import ObjectRef
-from stoker.errors import GangBroken, SerializationError
+from stoker.errors import GangBroken, SerializationError, StokerError
 from stoker.manager.protocol.calls import (
     INLINE_LIMIT_BYTES,
+    PIECE_BYTES,
     CallEnd,
     CallProgress,
     CallSpec,
@@ -39,13 +40,18 @@ from stoker.manager.protocol.to_library import Run
 from stoker.pilot.core import exits
 from stoker.pilot.library import evidence
 from stoker.pilot.library.functions import Function
+from stoker.pilot.library.lane import PieceLane, YieldingRun
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.meetings import GangMeetings
 from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.sandbox import Sandbox, ScratchGuard
 from stoker.pilot.library.settings import Settings
 from stoker.pilot.library.soundness import LibraryFault, Soundness, out_of_descriptors
+from stoker.pilot.library.yielding import as_list, can_be_drained, drain, yields
+from stoker.units import show_bytes
 
+_LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
+"""What a function returns that has not done its work yet."""
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
 _TEXT_MOST = 40_000
 NO_CALL = -1
@@ -76,6 +82,7 @@ class Runner:
         tail: LogTail | ThreadTail,
         context: Any,
         report: Callable[[CallProgress], None],
+        lane: PieceLane | None = None,
         meetings: GangMeetings | None = None,
         soundness: Soundness | None = None,
         leave: Callable[[LibraryFault], NoReturn] | None = None,
@@ -89,11 +96,15 @@ class Runner:
         self._tail = tail
         self._context = context
         self._report = report
+        self._lane = lane
         self._meetings = meetings
         self._soundness = soundness
         self._leave = leave
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
+        self._yielding: YieldingRun | None = None
+        """The call that runs, if it gives its result in pieces."""
+        self._may_checkpoint = True
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
         self._ground = ScratchGuard(os.path.dirname(settings.folder))
@@ -137,8 +148,8 @@ class Runner:
                 result = run(function, self._context, *args, **kwargs)
             else:
                 result = run(function, *args, **kwargs)
-            if type(result) is CoroutineType:  # an `async def` function
-                result = run(_in_an_event_loop, result)
+            if type(result) in _LAZY or work.run.options.stream:
+                result = self._result_of(run, work, result)
             if os.getpid() != self._pid:
                 leave_child(None)
             self.ended_at = ended = _now()
@@ -155,7 +166,7 @@ class Runner:
         except ambient.Evicted as evicted:
             self.ended_at = _now()
             self._finish()
-            return msgspec.structs.replace(self._last, call=call, state=evicted.state)
+            return self._evicted(call, state=evicted.state)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a function ends, not its library
             if os.getpid() != self._pid:
                 leave_child(error)
@@ -173,10 +184,67 @@ class Runner:
             _leave_fork()
         if not ok:
             self._leave_if_unsound(lacked_descriptors=lacked_descriptors)
+        run_s, pieces = ended - started, 0
+        if self._yielding is not None:
+            run_s, pieces = max(0.0, run_s - self._yielding.waited_s), self._yielding.count
+            if not self._yielding.wait_taken():
+                self._finish()
+                return self._evicted(call)
         printed = self._finish()
-        run_s = ended - started
         work.function.took(run_s)
-        return CallEnd(call, ok, payload, run_s, failure, printed)
+        return CallEnd(call, ok, payload, run_s, failure, printed, pieces)
+
+    def _evicted(self, call: CallId, *, state: bytes = b"") -> CallProgress:
+        return msgspec.structs.replace(self._last, call=call, state=state)
+
+    # ---- functions that yield
+
+    def _result_of(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
+        """The value of a coroutine; None for what is sent in pieces; else a list of what a generator yields."""
+        if type(result) is CoroutineType:  # an `async def` function
+            result = run(_in_an_event_loop, result)
+        if not work.run.options.stream:
+            return run(self._as_list, result) if yields(result) else result
+        if not can_be_drained(result):
+            raise TypeError(
+                f"{work.function.name} was called for its pieces (stream=True) and returned a"
+                f" {type(result).__name__}: yield the pieces, or return an iterator over them"
+            )
+        if self._lane is None:
+            raise TypeError(f"{work.function.name} gives its result in pieces, which no one takes here")
+        began_ns, call = _clock_ns(), work.spec.call
+        self._last = CallProgress(call)
+        self._yielding = self._lane.begin(
+            call,
+            is_to_end=lambda: self.evict,
+            on_waited=lambda s: self._marker.begin(self._slot, call, began_ns + int(s * 1e9)),  # its limit waits too
+        )
+        self._may_checkpoint = False
+        if not run(drain, result, self._put):
+            raise ambient.Evicted
+        return None
+
+    def _as_list(self, result: Any) -> list[Any]:
+        self._may_checkpoint = False
+        return as_list(result)
+
+    def _put(self, piece: Any) -> bool:
+        """Send a piece of the running call. False if nobody wants more of them."""
+        if os.getpid() != self._pid:
+            leave_child(None)
+        yielding = self._yielding
+        if yielding is None:
+            return False
+        parts = self._parts(piece, what="piece")
+        size = sum(map(len, parts))
+        if size > PIECE_BYTES:
+            raise _TransferError(
+                self._failure(
+                    f"piece {yielding.count}, a {type(piece).__name__}, has {show_bytes(size)} when it is pickled, and"
+                    f" no piece may have more than {show_bytes(PIECE_BYTES)}: yield smaller ones, or return one result"
+                )
+            )
+        return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
     def _leave_if_unsound(self, *, lacked_descriptors: bool) -> None:
         """End the library if the pilot or an earlier call may have made this call fail; the call runs elsewhere."""
@@ -209,6 +277,10 @@ class Runner:
         ambient.leave_call()
         if self._meetings is not None:
             self._meetings.over(self.call)
+        if self._yielding is not None and self._lane is not None:
+            self._lane.over(self._yielding)
+            self._yielding = None
+        self._may_checkpoint = True
         self.call = NO_CALL
         printed = self._tail.take()
         self._sandbox.restore()
@@ -240,17 +312,20 @@ class Runner:
             ) from error
         return args, kwargs
 
-    def _pack(self, call: int, result: Any) -> Payload:
+    def _parts(self, value: Any, *, what: str) -> list[Any]:
+        """A result or a piece of one, pickled."""
         try:
-            if type(result) in _SMALL:
-                parts: list[Any] = [payloads.dumps(result, what="result")]
-            else:
-                parts = payloads.dump_parts(result, what="result")
+            if type(value) in _SMALL:
+                return [payloads.dumps(value, what=what)]
+            return payloads.dump_parts(value, what=what)
         except SerializationError as error:
             raise _TransferError(self._failure(str(error))) from error
         except BaseException as error:
-            text = f"the result, a {type(result).__name__}, could not be pickled: {type(error).__name__}: {error}"
+            text = f"the {what}, a {type(value).__name__}, could not be pickled: {type(error).__name__}: {error}"
             raise _TransferError(self._failure(text)) from error
+
+    def _pack(self, call: int, result: Any) -> Payload:
+        parts = self._parts(result, what="result")
         if len(parts) == 1 and len(parts[0]) <= INLINE_LIMIT_BYTES:
             return parts[0] if type(parts[0]) is bytes else bytes(parts[0])
         if sum(map(len, parts)) <= INLINE_LIMIT_BYTES:
@@ -304,6 +379,11 @@ class Runner:
         )
 
     def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
+        if state and not self._may_checkpoint:
+            raise StokerError(
+                "stoker.progress(state=...) in a function that yields: such a call begins again with its first piece,"
+                " and has no use for a checkpoint; leave state out"
+            )
         self._last = CallProgress(call=self.call, done=done, total=total, metric=metric, state=state)  # type: ignore[arg-type]
         if self.call != NO_CALL:
             self._report(self._last)

@@ -20,6 +20,7 @@ import contextvars
 import errno
 import inspect
 import os
+import select
 import socket
 import threading
 import time
@@ -33,12 +34,23 @@ import msgspec
 from stoker.contexts import carried_modules
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
-from stoker.manager.protocol.to_agent import GivenBack, Reports, Resized, RunEvicted, RunsEnded
-from stoker.manager.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Stop
+from stoker.manager.protocol.to_agent import GivenBack, Reports, Resized, RunEvicted, RunsEnded, Yielded
+from stoker.manager.protocol.to_library import (
+    Evict,
+    GiveBack,
+    Load,
+    Meet,
+    Resize,
+    Run,
+    Stop,
+    Taken,
+    ToLibrary,
+)
 from stoker.pilot.core import exits
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import frames
 from stoker.pilot.library.functions import Functions
+from stoker.pilot.library.lane import PieceLane
 from stoker.pilot.library.meetings import GangMeetings
 from stoker.pilot.library.runner import NO_CALL, RunnableCall, Runner
 from stoker.pilot.library.side_by_side import SideBySide
@@ -65,6 +77,7 @@ class LibraryServer:
         self,
         sock: socket.socket,
         *,
+        library: int,
         context: Any,
         calls_allowed: int,
         soundness: Soundness,
@@ -79,6 +92,9 @@ class LibraryServer:
         self._decode = wire.to_library_decoder()
         self._functions = Functions()
         self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
+        self.lane = PieceLane(library, send=self._send_pieces)
+        self._reads_for_call = False
+        """Whether the thread that runs calls reads frames just now, because its call waits for its reader."""
         self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
         self._ends: deque[CallEnd] = deque()
@@ -111,6 +127,7 @@ class LibraryServer:
         """Run calls in this thread. `idle` is called whenever there is nothing to run."""
         self._runners = [runner]
         self._idle = idle
+        self.lane.read = self._read_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
         take, run, ends, soundness = self._queue.take, runner.run, self._ends, self._soundness
         read_at = 0.0
@@ -274,6 +291,23 @@ class LibraryServer:
             self._runners[0].suspect([*untold, *(end.call for end in self._ends)])
         _leave(error)
 
+    def _send_pieces(self, pieces: Yielded) -> None:
+        """Send pieces, after ends that wait: the call that yields may take long."""
+        if self._ends:
+            self._send_waiting()
+        self._send([pieces])
+
+    def _read_for_call(self, seconds: float) -> None:
+        """Take frames while the one call that runs waits for its reader."""
+        self._reads_for_call = True
+        try:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            if poll.poll(seconds * 1000):
+                self._receive(block=False)
+        finally:
+            self._reads_for_call = False
+
     def _receive(self, *, block: bool, over: Callable[[], bool] | None = None) -> None:
         """Read what has come. In the attendant, or between short calls, without waiting."""
         if not self._reading.acquire(blocking=block):
@@ -299,7 +333,7 @@ class LibraryServer:
         finally:
             self._reading.release()
 
-    def _handle(self, message: Load | Run | GiveBack | Evict | Meet | Resize | Stop) -> None:
+    def _handle(self, message: ToLibrary) -> None:
         match message:
             case Run():
                 self._queue_calls(message)
@@ -312,11 +346,14 @@ class LibraryServer:
                     if runner.call == call:
                         runner.evict = True
                         self.meetings.told(call, "")
+                        self.lane.wake()
                 back = self._queue.drop([call])
                 if back:
                     self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
             case Meet(call=call, address=address):
                 self.meetings.told(call, address)
+            case Taken():
+                self.lane.taken(message)
             case Resize(device_memory_bytes=size):
                 self._resizes.append(size)
                 side_by_side = len(self._runners) > 1  # then there may never be a moment between calls
@@ -368,7 +405,8 @@ class LibraryServer:
                 begun, call = runner.begun, runner.call
                 if call != NO_CALL and begun == seen:
                     self._send_waiting()
-                    self._receive(block=False)
+                    if not self._reads_for_call:
+                        self._receive(block=False)
                 elif call == NO_CALL and begun == seen:  # nothing ran for a whole tick
                     break
                 seen = begun

@@ -112,6 +112,8 @@ class VinePool:
                     library.hear(to_library)
             case commands.Acknowledged(sequence=sequence):
                 self._manager.acked(sequence)
+            case commands.PassOn():
+                pass  # its calls are refused if they want to give pieces
             case commands.Beat(message=heartbeat):
                 self._manager.say(heartbeat)
             case commands.Greet(hello=hello):

@@ -1,6 +1,6 @@
 """Stoker keeps models hot on GPUs that you do not own.
 
-What most programs need is here: `app`, `context`, `load`, `map`, `causal_lm`, `encoder`, and what a call asks
+What most programs need is here: `app`, `context`, `load`, `map`, `stream`, `causal_lm`, `encoder`, and what a call asks
 (`device`, `gang`, `progress`, `scratch`). More is in the public modules; everything else may change from one version
 to the next.
 
@@ -46,6 +46,7 @@ _HOME = {
     "map": "stoker.manager.executor",
     "progress": "stoker.contexts",
     "scratch": "stoker.contexts",
+    "stream": "stoker.manager.executor.piece_stream",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from stoker.manager.executor import app as app
     from stoker.manager.executor import load as load
     from stoker.manager.executor import map as map
+    from stoker.manager.executor.piece_stream import stream as stream
 
 
 _MODULES = (

@@ -14,6 +14,7 @@
         ├── CallTimeoutError    it ran longer than it was allowed
         ├── CallDroppedError    a policy dropped it, with a reason
         ├── CallCancelledError  somebody cancelled it, or the session ended before it ran
+        ├── StreamDiffersError  it ran again, and its pieces are not those that were handed on
         ├── GangBroken          ranks of its gang were lost, again and again
         ├── InfrastructureError devices, disks or networks failed it, on one pilot after the other
         └── RemoteCallError     it raised something that cannot be brought back as itself
@@ -99,6 +100,11 @@ class CallDroppedError(CallError):
 
 class CallCancelledError(CallError):
     """The call was cancelled, or the session ended before it ran."""
+
+
+class StreamDiffersError(CallError):
+    """A call that gives its result in pieces ran again, and its new run differs from what was handed on of the first.
+    Facts: `piece` (the number of the first one that is known to differ, from 0), `handed_on`."""
 
 
 class GangBroken(CallError):

@@ -34,7 +34,6 @@ WISHED = {
     "ttft_s": {"ttft_s": 1},
     "tpot_s": {"tpot_s": 1},
     "variants": {"variants": [stoker.context(load_model)()]},
-    "stream": {"stream": True},
     "expected_output": {"features": {"expected_output": 10}},
 }
 
@@ -61,8 +60,13 @@ def test_the_shipped_policies_honour_what_the_page_says() -> None:
 
 
 def test_the_manager_refuses_what_its_policy_does_not_honour_and_nothing_else() -> None:
-    c = cluster(pilots=1).call("no", stream=True).call("nor", objective=Objective(ttft_s=1.0)).call("yes", priority=3)
-    for name, wish in (("no", "stream"), ("nor", "ttft_s")):
+    c = (
+        cluster(pilots=1)
+        .call("no", objective=Objective(tpot_s=1.0))
+        .call("nor", objective=Objective(ttft_s=1.0))
+        .call("yes", priority=3)
+    )
+    for name, wish in (("no", "tpot_s"), ("nor", "ttft_s")):
         failure = c.ended[name].failure
         assert failure is not None
         assert failure.kind is FailureKind.DROPPED
@@ -74,10 +78,8 @@ def test_the_manager_refuses_what_its_policy_does_not_honour_and_nothing_else() 
 
 
 def test_several_wishes_are_named_together() -> None:
-    said = refusal(CallOptions(priority=1, stream=True), frozenset({"deadline"}))
-    assert (
-        "does not honour a priority, a stream of results (it honours a deadline); leave priority, stream away" in said
-    )
+    said = refusal(CallOptions(priority=1, objective=Objective(ttft_s=1.0)), frozenset({"deadline"}))
+    assert "a priority, a time to first token (it honours a deadline); leave priority, ttft_s away" in said
 
 
 def test_late_without_a_deadline_is_refused() -> None:

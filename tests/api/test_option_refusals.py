@@ -253,23 +253,33 @@ class Many:
         return path
 
 
-YIELD = [
-    one_by_one,
-    one_by_one_later,
-    functools.partial(one_by_one, "n"),
-    Many(),
-    Many().each,
-    contextlib.contextmanager(one_by_one),
-    contextlib.asynccontextmanager(one_by_one_later),
-]
+YIELD = [one_by_one, one_by_one_later, functools.partial(one_by_one, "n"), Many(), Many().each]
+MANAGE = [contextlib.contextmanager(one_by_one), contextlib.asynccontextmanager(one_by_one_later)]
+
+
+@pytest.mark.parametrize("function", MANAGE, ids=lambda function: str(function.__name__))
+def test_a_context_manager_is_no_app(function: Any) -> None:
+    for decorate in (stoker.app, stoker.app(context=MODEL)):
+        with pytest.raises(ConfigError, match="is a context manager"):
+            decorate(function)
 
 
 @pytest.mark.parametrize("function", YIELD, ids=lambda function: str(getattr(function, "__name__", type(function))))
-def test_what_yields_is_no_app_and_no_loader(function: Any) -> None:
+def test_what_yields_gives_pieces_unless_it_is_told_otherwise(function: Any) -> None:
+    assert stoker.app(function).specification.wants.options.stream
+    assert not stoker.app(stream=False)(function).specification.wants.options.stream
+    assert stoker.app(stream=True)(echo).specification.wants.options.stream
+    assert not stoker.app(echo).specification.wants.options.stream
+    with pytest.raises(ConfigError, match="gives its result in pieces, which calls of a gang cannot"):
+        stoker.app(gang=2)(function)
+    assert stoker.app(gang=2, stream=False)(function).specification.wants.options.gang == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "function", [*YIELD, *MANAGE], ids=lambda function: str(getattr(function, "__name__", type(function)))
+)
+def test_what_yields_is_no_loader(function: Any) -> None:
     said = r"is a (generator function|context manager)"
-    for decorate in (stoker.app, stoker.app(context=MODEL)):
-        with pytest.raises(ConfigError, match=said):
-            decorate(function)
     for make in (stoker.context, stoker.context(memory="1 GB"), recipe_of):
         with pytest.raises(RecipeError, match=said):
             make(function)

@@ -32,6 +32,7 @@ def test_exported_names():
         "map",
         "progress",
         "scratch",
+        "stream",
     ]
     for name in stoker.__all__:
         assert getattr(stoker, name) is not None

@@ -43,7 +43,8 @@ WRITERS: dict[type, dict[str, str]] = {
         "next_library": "libraries", "now": "core", "orphans": "repair", "past_blocks": "blocks",
         "pilots": "pilot_states", "pilots_gone": "pilot_states", "rate": "call_ends", "recorded_at": "accounting",
         "reports": "call_records", "rerun_calls": "libraries", "reserved": "reservations", "said_blocks": "clients",
-        "sources": "blocks", "tier_seconds": "libraries", "timers": "manager", "trials": "reservations",
+        "sources": "blocks", "streams": "call_records", "tier_seconds": "libraries", "timers": "manager",
+        "trials": "reservations",
         "unrecorded": "accounting", "unused_functions": "registry",
     },
     Context: {

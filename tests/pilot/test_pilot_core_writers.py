@@ -53,6 +53,7 @@ WRITERS: dict[str, dict[str, str]] = {
         "slots": "library_messages",
         "stage": "lifecycle",
         "started_at": "starting",
+        "streams": "holding",
         "times_idle": "library_messages limits",
         "told_to_end": "leaving lifecycle presence",
         "void_order": "limits",

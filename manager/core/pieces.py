@@ -1,0 +1,76 @@
+"""The lane of pieces: what running calls yield goes to their clients, and what clients have goes back.
+
+Nothing here decides anything or changes what decides: pieces are in no journal, so a replay must come to the same
+without them. They never pass `Core.handle`. What is kept of a call's pieces serves its story alone (`StreamFacts`).
+
+Pieces are passed on only from the library that holds the call, and only to a client that is there. Others are dropped:
+a pilot keeps what is not acknowledged and says it again after a welcome, and a client that has joined asks for what it
+may have missed. Acknowledgements come from the client alone, so a call's end means that its client has every piece.
+"""
+
+from __future__ import annotations
+
+from stoker.manager.core import call_records
+from stoker.manager.core.commands import Command, ToClient, ToPilot
+from stoker.manager.core.events import FromClient, FromPilot
+from stoker.manager.core.nouns import Call, Library
+from stoker.manager.core.phases import CallState, PilotState
+from stoker.manager.core.state import State
+from stoker.manager.protocol import bounds, to_client, to_manager, to_pilot
+
+
+def are_pieces(event: FromPilot | FromClient) -> bool:
+    """True for a frame of the lane alone."""
+    lane = to_manager.CallYielded if isinstance(event, FromPilot) else to_manager.PiecesTaken
+    messages = event.messages
+    return not event.sequence and bool(messages) and all(type(message) is lane for message in messages)
+
+
+def pass_on(state: State, event: FromPilot | FromClient, now: float) -> list[Command]:
+    """What is to be sent for a frame of the lane."""
+    out: list[Command] = []
+    if isinstance(event, FromPilot):
+        pilot = state.pilots.get(event.pilot)
+        if pilot is None or pilot.state not in _SPEAKS or pilot.hellos_asked:
+            return out
+        for message in event.messages:
+            library = pilot.libraries.get(message.library) if type(message) is to_manager.CallYielded else None
+            if type(message) is to_manager.CallYielded and library is not None and not bounds.wrong_with(message):
+                _came(state, library, message, out, now)
+    else:
+        for taken in event.messages:
+            call = state.calls.get(taken.call) if type(taken) is to_manager.PiecesTaken else None
+            if type(taken) is not to_manager.PiecesTaken or call is None or bounds.wrong_with(taken):
+                continue
+            if call.group.client.id == event.client:
+                _taken(state, call, taken, out)
+    return out
+
+
+_SPEAKS = (PilotState.HERE, PilotState.DRAINING)
+
+
+def _came(state: State, library: Library, message: to_manager.CallYielded, out: list[Command], now: float) -> None:
+    call = library.held.get(message.call)
+    if call is None or not call.group.options.stream or call.holder is not library:
+        return
+    facts = call_records.stream(state, call.id, message.run)
+    facts.sent = max(facts.sent, message.first + len(message.items))
+    if message.waits and facts.sent > facts.taken and facts.waits_since is None:
+        facts.waits_since = now
+    client = call.group.client
+    if client.connected:
+        said = to_client.Pieces(call.id, message.run, message.first, message.items, message.waits)
+        out.append(ToClient(client.id, said))
+
+
+def _taken(state: State, call: Call, message: to_manager.PiecesTaken, out: list[Command]) -> None:
+    library = call.holder
+    if call.state is not CallState.HELD or not isinstance(library, Library):
+        return
+    facts = state.streams.get(call.id)
+    if facts is not None and facts.run == message.run and message.upto > facts.taken:
+        facts.taken, facts.waits_since = message.upto, None
+    if library.pilot.state in _SPEAKS:
+        said = to_pilot.AckPieces(library.id, call.id, message.run, message.upto, message.again)
+        out.append(ToPilot(library.pilot.id, said))

@@ -1,0 +1,135 @@
+"""`stoker.stream`: one call, whose pieces are read while it runs.
+
+It goes to the link directly, as a `stoker.map` does. The link refers to the stream's `StreamEnd` and its inbox alone:
+a program that leaves its loop drops the last reference to the stream, which cancels the call.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from parsl.executors.errors import BadStateException
+
+from stoker.errors import ConfigError
+from stoker.manager.executor.failures import outcome
+from stoker.manager.executor.kernels import loaded_kernel
+from stoker.manager.executor.link import Link
+from stoker.manager.executor.map_calls import MapCalls
+from stoker.manager.executor.mapping import executor_of, refuse_unheeded
+from stoker.manager.executor.options import check_truth
+from stoker.manager.executor.packing import name_of
+from stoker.manager.executor.piece_inbox import PieceInbox
+from stoker.manager.executor.reading import PieceReader
+from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
+from stoker.manager.protocol.ids import CallId, show_call
+
+
+def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = False, **kwargs: Any) -> PieceStream:
+    """Call `function` once; iterate over what it yields, as it comes (`for` or `async for`).
+
+    `function` is an app or a plain function: a generator function (`async` too), or one that returns an iterator. A
+    piece is anything that can be pickled, of 1 MB at most. What the call raises comes behind the pieces before it. A
+    reader that is slow has the call wait, and nothing else; to leave the loop cancels the call, as `close()` does. If
+    the call has to run again (its pilot was lost), pieces that were handed on are not given again; where the new run
+    differs from them, StreamDiffersError is raised, unless `rerun_may_differ`. Raises SessionError before a site is
+    loaded, and ConfigError for what cannot be meant.
+    """
+    check_truth("stoker.stream: rerun_may_differ", rerun_may_differ)
+    if not callable(function):
+        raise ConfigError(f"stoker.stream: {function!r:.80} is not a function; write stoker.stream(function, item)")
+    name = name_of(function)
+    refuse_unheeded(function, "stoker.stream")
+    kernel = loaded_kernel(f"stoker.stream({name}, ...)", inside="loop over the function itself")
+    executor = executor_of(kernel, function, name, asked="stoker.stream")
+    calls = MapCalls(executor, function, streams=True)
+    end = StreamEnd(PieceInbox(keeps_all=False, may_differ=rerun_may_differ))
+    payload = calls.pack_call(args, kwargs)
+    call = executor.link.submit(calls.submission(), payload, end, features=calls.features, inbox=end.inbox)
+    return PieceStream(executor.link, end, call, name=calls.name)
+
+
+class StreamEnd:
+    """Waits for the end of a streamed call; readers get it behind the pieces."""
+
+    def __init__(self, inbox: PieceInbox) -> None:
+        self.inbox = inbox
+        self.failed: CallEnd | None = None
+        """How the call ended, if it did not end well."""
+
+    def settle(self, end: CallEnd) -> bool:
+        """The call has ended."""
+        self.failed = None if end.ok else end
+        self.inbox.finish(end=end)
+        return False
+
+    def fail(self, call: CallId, error: Exception) -> None:  # noqa: ARG002
+        """The call will have no end."""
+        self.inbox.finish(error.__cause__ if isinstance(error, BadStateException) and error.__cause__ else error)
+
+    def flush(self) -> None:
+        """Nothing: a reader is woken at once."""
+
+    def report(self, said: CallProgress | CallForecast) -> None:
+        """Reports of the call are not shown."""
+
+
+class PieceStream(Iterator[Any], AsyncIterator[Any]):
+    """The pieces of one call, for `for` and `async for`. `taken` counts those that were handed over; `call` is its name
+    for `stoker explain`."""
+
+    def __init__(self, link: Link, end: StreamEnd, call: CallId, *, name: str) -> None:
+        self._link = link
+        self._id = call
+        self._name = name
+        self._inbox = end.inbox
+        session = link.session.session
+        self._reader = PieceReader(
+            end.inbox,
+            link.acknowledge,
+            at_end=lambda: outcome(end.failed, session=session) if end.failed is not None else None,
+        )
+
+    @property
+    def call(self) -> str:
+        """The call's name, such as `c-12`."""
+        return show_call(self._id)
+
+    @property
+    def taken(self) -> int:
+        """How many pieces were handed over."""
+        return self._reader.taken
+
+    def __iter__(self) -> PieceStream:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._reader)
+
+    def __aiter__(self) -> PieceStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await anext(self._reader)
+
+    def close(self) -> None:
+        """Cancel the call, if it has not ended: its function ends at its next piece."""
+        self._link.cancel([self._id])
+        self._inbox.close()
+
+    def __enter__(self) -> PieceStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_reader") and not _ending():
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<stream of {self._name}: {self.call}, {self.taken:,} pieces taken>"

@@ -1,0 +1,209 @@
+"""What a program keeps of the pieces of a call: each is handed on once, in order, whatever comes how often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import CallError, StreamDiffersError
+from stoker.manager.executor.piece_inbox import ACK_PIECES, MOST_PIECES, PieceInbox
+from stoker.manager.executor.piece_log import BLOCK, PieceLog, Rerun
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.to_client import Pieces
+from stoker.manager.protocol.to_manager import PiecesTaken
+
+CALL = CallId(3)
+
+
+def make(**how: Any) -> PieceInbox:
+    inbox = PieceInbox(**{"keeps_all": False, **how})
+    inbox.begin(CALL)
+    return inbox
+
+
+def pieces(*numbers: int, run: int = 1, waits: bool = False, mark: str = "") -> Pieces:
+    """Pieces that follow each other, each named by its number."""
+    return Pieces(CALL, run, numbers[0] if numbers else 0, [f"{n}{mark}".encode() for n in numbers], waits)
+
+
+def read(inbox: PieceInbox, first: int, count: int) -> list[bytes]:
+    found = [inbox.take(number) for number in range(first, first + count)]
+    return [item[0] for item in found if item is not None]
+
+
+def test_pieces_are_taken_in_order_and_then_the_end_comes() -> None:
+    inbox = make()
+    inbox.add(pieces(0, 1))
+    assert read(inbox, 0, 2) == [b"0", b"1"]
+    assert inbox.take(2) is None
+    inbox.finish(end=CallEnd(CALL, ok=True, pieces=2))
+    with pytest.raises(StopIteration):
+        inbox.take(2)
+
+
+def test_an_error_comes_behind_the_pieces_before_it() -> None:
+    inbox = make()
+    inbox.add(pieces(0))
+    inbox.finish(ValueError("boom"))
+    assert read(inbox, 0, 1) == [b"0"]
+    with pytest.raises(ValueError, match="boom"):
+        inbox.take(1)
+
+
+def test_what_is_repeated_or_comes_behind_a_gap_is_not_taken() -> None:
+    inbox = make()
+    inbox.add(pieces(0, 1))
+    inbox.add(pieces(5, 6))
+    inbox.add(pieces(0, 1, 2))
+    assert read(inbox, 0, 9) == [b"0", b"1", b"2"]
+
+
+def test_acknowledgements_go_together_unless_the_call_waits() -> None:
+    inbox = make()
+    assert inbox.add(pieces(*range(ACK_PIECES - 1))) is None
+    assert inbox.add(pieces(ACK_PIECES - 1)) == PiecesTaken(CALL, 1, ACK_PIECES)
+    assert inbox.add(pieces(ACK_PIECES, waits=True)) == PiecesTaken(CALL, 1, ACK_PIECES + 1)
+    again = Pieces(CALL, 1, ACK_PIECES + 1, [], waits=True)  # the acknowledgement was lost
+    assert inbox.add(again) == PiecesTaken(CALL, 1, ACK_PIECES + 1)
+
+
+def test_a_full_inbox_acknowledges_when_its_reader_has_made_room() -> None:
+    inbox = make()
+    inbox.add(pieces(*range(MOST_PIECES)))
+    assert inbox.add(pieces(MOST_PIECES, MOST_PIECES + 1, waits=True)) is None
+    first = inbox.take(0)
+    assert first is not None
+    assert first[2] is None
+    second = inbox.take(1)
+    assert second is not None
+    assert second[2] == PiecesTaken(CALL, 1, MOST_PIECES + 2)
+    kept = make(keeps_all=True)
+    kept.add(pieces(*range(MOST_PIECES)))
+    assert kept.add(pieces(MOST_PIECES, waits=True)) == PiecesTaken(CALL, 1, MOST_PIECES + 1)
+
+
+@pytest.mark.parametrize("keeps_all", [True, False])
+def test_a_new_run_gives_only_what_is_new(keeps_all: bool) -> None:
+    inbox = make(keeps_all=keeps_all)
+    inbox.add(pieces(0, 1, 2))
+    assert read(inbox, 0, 2) == [b"0", b"1"]
+    inbox.add(pieces(0, 1, run=2))
+    inbox.add(pieces(2, 3, run=2))
+    assert read(inbox, 2, 9) == [b"2", b"3"]
+
+
+@pytest.mark.parametrize("keeps_all", [True, False])
+def test_pieces_that_no_one_has_seen_are_those_of_the_last_run(keeps_all: bool) -> None:
+    inbox = make(keeps_all=keeps_all)
+    inbox.add(pieces(0, 1, 2, 3))
+    assert read(inbox, 0, 1) == [b"0"]
+    inbox.add(pieces(0, run=2))
+    inbox.add(pieces(1, run=2, mark="!"))
+    assert read(inbox, 1, 9) == [b"1!"]
+    inbox.add(pieces(2, run=2, mark="!"))
+    assert read(inbox, 2, 9) == [b"2!"]
+
+
+@pytest.mark.parametrize("keeps_all", [True, False])
+def test_a_new_run_that_differs_from_what_was_handed_on_ends_the_stream(keeps_all: bool) -> None:
+    inbox = make(keeps_all=keeps_all)
+    inbox.add(pieces(0, 1, 2))
+    read(inbox, 0, 2)
+    with pytest.raises(StreamDiffersError, match=r"piece 1 .*2 pieces were handed on.*rerun_may_differ") as caught:
+        inbox.add(Pieces(CALL, 2, 0, [b"0", b"other"]))
+    assert (caught.value.piece, caught.value.handed_on, caught.value.call) == (1, 2, "c-3")
+    with pytest.raises(StreamDiffersError):
+        inbox.take(2)
+
+
+def test_a_new_run_may_differ_where_the_program_says_so() -> None:
+    inbox = make(may_differ=True)
+    inbox.add(pieces(0, 1, 2))
+    read(inbox, 0, 2)
+    inbox.add(pieces(0, 1, 2, 3, run=2, mark="!"))
+    assert read(inbox, 2, 9) == [b"2!", b"3!"]
+    inbox.finish(end=CallEnd(CALL, ok=True, pieces=1))
+    with pytest.raises(StopIteration):
+        inbox.take(4)
+
+
+def test_a_new_run_that_is_shorter_differs_too() -> None:
+    inbox = make()
+    inbox.add(pieces(0, 1, 2))
+    read(inbox, 0, 2)
+    inbox.add(pieces(0, run=2))
+    inbox.finish(end=CallEnd(CALL, ok=True, pieces=1))
+    with pytest.raises(StreamDiffersError, match="its new run ended after 1"):
+        inbox.take(2)
+
+
+def test_an_end_that_counts_more_pieces_than_came_is_an_error() -> None:
+    inbox = make(keeps_all=True)
+    inbox.add(pieces(0))
+    with pytest.raises(CallError, match="2 of its 3 pieces did not come"):
+        inbox.values_at_end(CallEnd(CALL, ok=True, pieces=3))
+
+
+def test_a_program_that_was_cut_off_asks_for_what_it_may_lack() -> None:
+    inbox = make()
+    assert inbox.ask_again() == PiecesTaken(CALL, 0, 0, again=True)
+    inbox.add(pieces(0, 1))
+    assert inbox.ask_again() == PiecesTaken(CALL, 1, 2, again=True)
+    inbox.close()
+    assert inbox.ask_again() is None
+    assert inbox.add(pieces(2)) is None
+
+
+def test_a_run_that_goes_on_after_another_one_began_is_known_by_its_number() -> None:
+    inbox = make()
+    inbox.add(pieces(0, 1))
+    inbox.add(pieces(0, run=2))
+    inbox.add(pieces(2, 3, run=1))  # its pilot is back
+    assert read(inbox, 0, 9) == [b"0", b"1", b"2", b"3"]
+
+
+def test_far_back_a_block_that_differs_is_noticed_at_its_end() -> None:
+    log = PieceLog(recent=BLOCK)
+    for number in range(5 * BLOCK):
+        log.add(b"%d" % number)
+    assert len(log) == 5 * BLOCK
+    assert len(log.latest) < 2 * BLOCK
+    same, other = Rerun(log), Rerun(log)
+    assert all(same.first_difference(number, b"%d" % number) is None for number in range(5 * BLOCK))
+    found = [
+        other.first_difference(n, b"x" if n in (BLOCK + 5, 5 * BLOCK - 1) else b"%d" % n) for n in range(5 * BLOCK)
+    ]
+    assert {n: at for n, at in enumerate(found) if at is not None} == {
+        2 * BLOCK - 1: BLOCK,
+        5 * BLOCK - 1: 5 * BLOCK - 1,
+    }
+
+
+@given(st.data())
+def test_whatever_is_lost_or_repeated_each_piece_is_handed_on_once_in_order(data: st.DataObject) -> None:
+    """Runs begin again, frames are cut, repeated and lost, and the reader takes some now and then."""
+    count = data.draw(st.integers(1, 40))
+    inbox, got, sent = make(), [], {}
+    run = 1
+    while len(got) < count:
+        step = data.draw(st.sampled_from(["send", "send", "repeat", "lose", "rerun", "read"]))
+        at = sent.get(run, 0)
+        if step == "rerun" and run < 5:
+            run += 1
+        elif step == "read":
+            got += read(inbox, len(got), data.draw(st.integers(0, 5)))
+        elif at < count:
+            items = list(range(at, min(count, at + data.draw(st.integers(1, 8)))))
+            if step != "lose":
+                inbox.add(pieces(*items, run=run))
+                sent[run] = items[-1] + 1
+            if step == "repeat":
+                inbox.add(pieces(*range(items[-1] + 1), run=run))
+        else:
+            got += read(inbox, len(got), count)
+    assert got == [b"%d" % number for number in range(count)]
+    assert len(inbox._log) == count

@@ -1,0 +1,281 @@
+"""Programs that read what a call yields while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.errors import ConfigError, SerializationError, StokerError
+from stoker.manager.executor.piece_inbox import MOST_BYTES, MOST_PIECES
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    with stoker.load(run_dir=str(folder)) as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def _loaded(session):
+    return session
+
+
+@stoker.app
+def count(number, *, fail_at=None, pause_s=0.0):
+    for each in range(number):
+        if each == fail_at:
+            raise ValueError(f"no {each}")
+        yield each
+        time.sleep(pause_s)
+
+
+@stoker.app
+async def count_later(number):
+    for each in range(number):
+        await asyncio.sleep(0)
+        yield each
+
+
+@stoker.context(slots=4)
+def four_slots():
+    return os.getpid()
+
+
+@stoker.app(context=four_slots())
+def count_beside(context, number):
+    for each in range(number):
+        yield context, each
+
+
+@stoker.app(context=four_slots())
+def one(context):
+    return context
+
+
+@stoker.app
+def until_it_is_told(place):
+    """Yields until it is closed, and says so."""
+    try:
+        yield from range(10**9)
+    finally:
+        Path(place).touch()
+
+
+def test_pieces_come_while_the_call_runs(tmp_path, until):
+    gate = tmp_path / "gate"
+
+    def gated(path):
+        yield "first"
+        while not os.path.exists(path):
+            time.sleep(0.001)
+        yield {"second": 2}
+
+    stream = stoker.stream(gated, str(gate))
+    assert next(stream) == "first"
+    gate.touch()
+    assert list(stream) == [{"second": 2}]
+    with pytest.raises(StopIteration):
+        next(stream)
+    assert stream.taken == 2
+
+
+@pytest.mark.parametrize("app", [count, count_later, count.function], ids=["app", "async app", "plain function"])
+def test_many_pieces_come_in_order(app):
+    assert list(stoker.stream(app, 1000)) == list(range(1000))
+
+
+def test_an_exception_comes_behind_the_pieces_before_it():
+    stream = stoker.stream(count, 10, fail_at=3)
+    assert [next(stream) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="no 3") as caught:
+        next(stream)
+    assert "count" in str(caught.value.__cause__)
+
+
+def test_a_future_of_a_function_that_yields_has_a_list_and_its_pieces():
+    future = count(5)
+    assert list(future.pieces()) == [0, 1, 2, 3, 4]
+    assert future.result(30) == [0, 1, 2, 3, 4]
+    assert list(future.pieces()) == [0, 1, 2, 3, 4]
+    failing = count(5, fail_at=2)
+    pieces = failing.pieces()
+    assert [next(pieces), next(pieces)] == [0, 1]
+    with pytest.raises(ValueError, match="no 2"):
+        next(pieces)
+    with pytest.raises(ValueError, match="no 2"):
+        failing.result(30)
+
+
+def test_a_future_passes_its_list_to_other_calls():
+    assert stoker.app(sum)(count(5)).result(30) == 10
+
+
+def test_a_map_over_a_function_that_yields_gives_lists():
+    assert list(stoker.map(count, [0, 1, 3])) == [[], [0], [0, 1, 2]]
+    assert list(stoker.map(count_later, [2])) == [[0, 1]]
+    assert stoker.app(stream=False)(count.function)(3).result(30) == [0, 1, 2]
+
+
+def test_a_function_that_returns_an_iterator_gives_pieces_if_it_says_so():
+    def squares(number):
+        return (each * each for each in range(number))
+
+    assert list(stoker.stream(squares, 4)) == [0, 1, 4, 9]
+    assert list(stoker.app(stream=True)(squares)(4).pieces()) == [0, 1, 4, 9]
+    with pytest.raises(TypeError, match=r"called for its pieces .* and returned a int: yield"):
+        list(stoker.stream(abs, -1))
+
+
+def test_in_an_event_loop():
+    async def read():
+        got = [each async for each in stoker.stream(count, 50, pause_s=0.001)]
+        future = count(3)
+        also = [each async for each in future.pieces()]
+        failing = stoker.stream(count, 3, fail_at=1)
+        failed = await anext(failing)
+        with pytest.raises(ValueError, match="no 1"):
+            await anext(failing)
+        both = await asyncio.gather(*(collect(stoker.stream(count, n)) for n in (5, 300)))
+        return got, also, failed, await future, both
+
+    async def collect(stream):
+        return [each async for each in stream]
+
+    got, also, failed, result, both = asyncio.run(read())
+    assert got == list(range(50))
+    assert also == result == [0, 1, 2]
+    assert failed == 0
+    assert both == [list(range(5)), list(range(300))]
+
+
+def test_a_reader_that_waits_in_an_event_loop_can_be_cancelled(tmp_path, until):
+    place = tmp_path / "closed"
+
+    async def give_up():
+        async for _ in stoker.stream(until_it_is_told, str(place)):
+            await asyncio.sleep(3600)
+
+    with contextlib.suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(give_up(), 0.5))
+    gc.collect()
+    until(place.exists, limit_s=30)
+
+
+@pytest.mark.parametrize("how", ["break", "close", "with", "cancel"])
+def test_to_leave_the_loop_ends_the_call_at_its_next_piece_and_its_library_lives_on(tmp_path, until, how):
+    place, loads = tmp_path / "closed", tmp_path / "loads"
+
+    @stoker.context
+    def loaded(path):
+        with open(path, "a") as file:
+            file.write("x")
+        return path
+
+    @stoker.app(context=loaded(str(loads)))
+    def endless(context, place):
+        yield from until_it_is_told.function(place)
+
+    if how == "cancel":
+        future = endless(str(place))
+        next(future.pieces())
+        assert future.cancel()
+    else:
+        stream = stoker.stream(endless, str(place))
+        assert next(stream) == 0
+        if how == "close":
+            stream.close()
+            assert list(stream) == []
+        elif how == "with":
+            with stream:
+                next(stream)
+        del stream
+    until(place.exists, limit_s=30)
+    assert stoker.app(context=loaded(str(loads)))(len)().result(60) == len(str(loads))
+    assert loads.read_text() == "x"
+
+
+def test_a_slow_reader_loses_nothing_and_stalls_no_one(session, until):
+    """Four slots of one library, one of which waits for its reader: the other slots, and other streams, go on."""
+    count_all = 3 * MOST_PIECES
+    slow = stoker.stream(count_beside, count_all)
+    first = next(slow)
+    told = until(lambda: (said := session.explain(slow.call).headline) and "waits for its reader" in said and said)
+    assert MOST_PIECES < int(told.partition(" pieces")[0].rpartition(" ")[2].replace(",", "")) < count_all
+    assert [each for _, each in stoker.stream(count_beside, 1000)] == list(range(1000))
+    assert one().result(30) == first[0]
+    assert [each for _, each in slow] == list(range(1, count_all))
+
+
+def test_two_streams_of_one_library_with_one_slot_take_turns():
+    first, second = stoker.stream(count, 3000), stoker.stream(count, 3000)
+    assert list(second) == list(first) == list(range(3000))
+
+
+def test_the_time_that_a_call_waits_for_its_reader_is_not_its_own():
+    @stoker.app(timeout=2.0)
+    def limited(number, size, pause_s):
+        for _ in range(number):
+            yield b"x" * size
+            time.sleep(pause_s)
+
+    size = MOST_BYTES // 100
+    stream = stoker.stream(limited, 200, size, 0.0)
+    next(stream)
+    time.sleep(3.5)
+    assert sum(map(len, stream)) == 199 * size
+    with pytest.raises(StokerError, match="its limit is 2 s"):
+        list(stoker.stream(limited, 100, 1, 0.1))
+
+
+def test_pieces_that_cannot_travel_end_the_call_and_say_which():
+    def large(size):
+        yield "small"
+        yield b"x" * size
+
+    def odd():
+        yield 1
+        yield iter([])
+
+    stream = stoker.stream(large, 1_100_000)
+    assert next(stream) == "small"
+    with pytest.raises(SerializationError, match=r"piece 1, a bytes, has 1\.1 MB .* than 1\.0 MB: yield smaller ones"):
+        next(stream)
+    assert len(list(stoker.stream(large, 900_000))[1]) == 900_000
+    stream = stoker.stream(odd)
+    assert next(stream) == 1
+    with pytest.raises((SerializationError, TypeError)):
+        list(stoker.stream(lambda: (lock for lock in [__import__("threading").Lock()])))
+
+
+def test_a_checkpoint_in_a_function_that_yields_is_refused():
+    def saving():
+        yield 1
+        stoker.progress(1, 2)
+        stoker.progress(1, 2, state="here")
+        yield 2
+
+    stream = stoker.stream(saving)
+    assert next(stream) == 1
+    with pytest.raises(StokerError, match="has no use for a checkpoint; leave state out"):
+        next(stream)
+
+
+def test_what_cannot_be_meant_is_refused_at_once():
+    with pytest.raises(ConfigError, match=r"stoker\.stream: 3 is not a function"):
+        stoker.stream(3)
+    with pytest.raises(ConfigError, match="rerun_may_differ"):
+        stoker.stream(count, 3, rerun_may_differ="yes")
+    with pytest.raises(ConfigError, match="this call gives no pieces"):
+        stoker.app(abs)(-1).pieces()
+    with pytest.raises(ConfigError, match="cache=True"):
+        stoker.stream(stoker.app(cache=True)(count.function), 3)
+    with pytest.raises(ConfigError, match="Parsl's walltime"):
+        count(3, walltime=5)

@@ -1,0 +1,105 @@
+"""The lane of pieces through the manager: to the client that waits for them, and its acknowledgements back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from core.builders import Cluster
+
+from stoker.manager.core.commands import ToClient, ToPilot
+from stoker.manager.core.events import FromClient, FromPilot
+from stoker.manager.core.pieces import are_pieces
+from stoker.manager.live.decisions import check_of
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.ids import ClientId, LibraryId, PilotId, show_call
+
+Make = Callable[..., Cluster]
+RUN = 9
+
+
+@pytest.fixture
+def c(cluster: Make) -> Cluster:
+    """Call `s` runs on pilot p1, and gives pieces."""
+    return cluster(pilots=1).call("s", stream=True).ready().forget()
+
+
+def came(c: Cluster, first: int, *items: bytes, waits: bool = False, pilot: str = "p1", library: int = 1) -> list[Any]:
+    message = say.CallYielded(LibraryId(library), c.ids["s"], RUN, first, list(items), waits)
+    event = FromPilot(PilotId(pilot), 0, [message])
+    assert are_pieces(event)
+    return c.core.pass_on(event, c.now)
+
+
+def taken(c: Cluster, upto: int, *, client: str = "ana", again: bool = False) -> list[Any]:
+    event = FromClient(ClientId(client), 0, [say.PiecesTaken(c.ids["s"], RUN, upto, again)])
+    assert are_pieces(event)
+    return c.core.pass_on(event, c.now)
+
+
+def test_pieces_go_to_the_client_and_what_it_has_goes_back(c: Cluster) -> None:
+    said = came(c, 0, b"a", b"b")
+    assert said == [ToClient(ClientId("ana"), to_client.Pieces(c.ids["s"], RUN, 0, [b"a", b"b"]))]
+    back = taken(c, 2, again=True)
+    assert back == [ToPilot(PilotId("p1"), to_pilot.AckPieces(LibraryId(1), c.ids["s"], RUN, 2, again=True))]
+    assert check_of([*said, *back]) == 0  # nothing was decided
+    c.nothing_else_was_said()
+
+
+def test_pieces_that_no_one_waits_for_are_dropped(c: Cluster) -> None:
+    assert came(c, 0, b"a", pilot="p2") == []
+    assert came(c, 0, b"a", library=5) == []
+    assert taken(c, 1, client="bob") == []
+    c.end("s")
+    assert came(c, 0, b"a") == []
+    assert taken(c, 1) == []
+    assert not c.core.state.streams
+
+
+def test_a_call_that_gives_no_pieces_has_none(cluster: Make) -> None:
+    c = cluster(pilots=1).call("s").ready().forget()
+    assert came(c, 0, b"a") == []
+
+
+def test_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
+    message = say.CallYielded(LibraryId(1), c.ids["s"], RUN, 0, [b"a"])
+    assert not are_pieces(FromPilot(PilotId("p1"), 3, [message]))
+    c.report("p1", message)
+    c.tell("ana", say.PiecesTaken(c.ids["s"], RUN, 0))
+    assert c.refused == {"pieces in a frame that is journalled": 2}
+    c.nothing_else_was_said()
+
+
+def test_its_story_says_how_many_pieces_there_were_and_who_waits(c: Cluster) -> None:
+    c.by_hand = True  # a question is in no journal, and a replay knows nothing of pieces
+
+    def told() -> str:
+        return c.the_story(show_call(c.ids["s"])).headline
+
+    assert "piece" not in told()
+    came(c, 0, b"a")
+    assert told().endswith("1 piece sent")
+    came(c, 1, b"b", waits=True)
+    c.wait(5)
+    assert told().endswith("2 pieces sent; it waits for its reader for 5.0 s")
+    taken(c, 2)
+    assert told().endswith("2 pieces sent")
+
+
+def test_an_end_of_a_run_that_was_given_up_does_not_count(cluster: Make) -> None:
+    """The client may lack pieces of that run. Of a call with one result it would count."""
+    c = cluster(pilots=2).call("s", stream=True).ready()
+    first = c.holders("s")[0]
+    lost, other = first.pilot.id, {"p1": "p2", "p2": "p1"}[first.pilot.id]
+    c.cut(lost).lose(lost).ready()
+    assert c.held(other) == ["s"]
+    c.come_back(lost, **{f"lib{first.id}": ("s",)}).forget()
+    assert came(c, 0, b"a", pilot=lost, library=first.id) == []
+    c.report(lost, say.CallsEnded(first.id, [CallEnd(c.ids["s"], True, pieces=3)]))
+    assert "s" not in c.ended
+    assert not first.zombies
+    c.end("s")
+    assert c.ended["s"].ok

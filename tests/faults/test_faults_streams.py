@@ -1,0 +1,140 @@
+"""kill -9 while a call yields: its reader gets each piece once, in order."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from faults.world import count_lines, kill, note, until
+
+import stoker
+from stoker.errors import StreamDiffersError
+
+COUNT = 600
+
+
+@pytest.fixture
+def quick(world):
+    """A session that starts another pilot soon."""
+    with stoker.load(run_dir=str(world.runs), strategy_period=0.2) as session:
+        yield session
+
+
+@stoker.app
+def count(log, number):
+    """The same pieces in each run. It begins by saying that it does."""
+    note(log, "begun")
+    for each in range(number):
+        yield f"piece {each}"
+        time.sleep(0.001)
+
+
+@stoker.app
+def who(log):
+    """Other pieces in each run."""
+    note(log, "begun")
+    for _ in range(COUNT):
+        yield os.getpid()
+        time.sleep(0.001)
+
+
+def expected(first=0):
+    return [f"piece {each}" for each in range(first, COUNT)]
+
+
+def test_a_pilot_is_killed_while_its_call_yields(quick, world, tmp_path):
+    log = tmp_path / "log"
+    stream = stoker.stream(count, str(log), COUNT)
+    got = []
+    for piece in stream:
+        got.append(piece)
+        if len(got) in (50, 300):
+            kill([world.pilot()])
+    assert got == expected()
+    assert count_lines(log)["begun"] == 3
+
+
+def test_a_library_is_killed_while_its_calls_yield_and_a_future_has_the_whole_list(session, world, tmp_path):
+    log = tmp_path / "log"
+
+    @stoker.app
+    def count_once_killed(log, number):
+        note(log, os.getpid())
+        for each in range(number):
+            yield f"piece {each}"
+            time.sleep(0.001)
+
+    future = count_once_killed(str(log), COUNT)
+    pieces = future.pieces()
+    got = [next(pieces) for _ in range(20)]
+    kill([int(next(iter(count_lines(log))))])
+    got += pieces
+    assert got == expected() == future.result(60)
+    assert len(count_lines(log)) == 2
+
+
+def test_the_manager_is_killed_while_calls_yield_and_none_runs_again(session, world, tmp_path):
+    logs = [tmp_path / "one", tmp_path / "two"]
+    stream = stoker.stream(count, str(logs[0]), COUNT)
+    future = count(str(logs[1]), COUNT)
+    got, also = [next(stream)], future.pieces()
+    next(also)
+    for piece in stream:
+        got.append(piece)
+        if len(got) in (100, 400):
+            kill([world.manager()])
+    assert got == expected()
+    assert list(also) == expected(1)
+    assert future.result(60) == expected()
+    assert [count_lines(log) for log in logs] == [{"begun": 1}, {"begun": 1}]
+
+
+def test_a_pilot_and_the_manager_are_killed_together(quick, world, tmp_path):
+    log = tmp_path / "log"
+    stream = stoker.stream(count, str(log), COUNT)
+    got = [next(stream) for _ in range(50)]
+    kill([world.manager(), world.pilot()])
+    got += stream
+    assert got == expected()
+    assert count_lines(log)["begun"] == 2
+
+
+def test_a_second_run_that_differs_ends_the_stream_and_says_where(quick, world, tmp_path):
+    log = tmp_path / "log"
+    stream = stoker.stream(who, str(log))
+    first = [next(stream) for _ in range(10)]
+    kill([world.pilot()])
+    with pytest.raises(StreamDiffersError, match=r"piece 0 .*rerun_may_differ=True") as caught:
+        list(stream)
+    assert (caught.value.piece, caught.value.call) == (0, stream.call)
+    assert caught.value.handed_on >= len(first)
+    until(lambda: quick.status().cancelled == 1, why="the call is cancelled")
+
+
+def test_a_second_run_may_differ_where_the_program_says_so(quick, world, tmp_path):
+    stream = stoker.stream(who, str(tmp_path / "log"), rerun_may_differ=True)
+    first = [next(stream) for _ in range(10)]
+    kill([world.pilot()])
+    got = first + list(stream)
+    assert len(got) == COUNT
+    assert len(set(got)) == 2
+
+
+def test_a_reader_whose_program_ends_leaves_nothing_that_waits(world):
+    """It had not read what came, and its call waits for it."""
+    program = world.start(
+        "import stoker, os\n"
+        "def endless():\n"
+        "    for each in range(10**9):\n"
+        "        yield each\n"
+        "if __name__ == '__main__':\n"
+        "    session = stoker.load()\n"
+        "    stream = stoker.stream(endless)\n"
+        "    print(next(stream), flush=True)\n"
+        "    import time; time.sleep(60)\n"
+    )
+    assert program.stdout.readline() == "0\n"
+    kill([program.pid])
+    program.communicate()
+    world.empty(limit_s=30)

@@ -1,0 +1,110 @@
+"""The pieces that a pilot keeps: until its manager's client has them, and no longer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core.pilot_shell import CoreShell
+
+from stoker.manager.protocol import to_agent, to_library
+from stoker.manager.protocol import to_pilot as order
+from stoker.manager.protocol.calls import WINDOW_PIECES, CallOptions, CallProgress, CallSpec
+from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
+from stoker.pilot.core import commands
+from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
+from stoker.pilot.core.pieces import CLOSE_S
+
+RUN = 7
+
+
+@pytest.fixture
+def pilot() -> CoreShell:
+    """Its library runs call 1, which gives pieces."""
+    pilot = CoreShell().join().ready()
+    return stream(pilot, 1).forget()
+
+
+def stream(pilot: CoreShell, *calls: int) -> CoreShell:
+    specs = [CallSpec(CallId(call), b"x") for call in calls]
+    return pilot.hear(order.RunCalls(LibraryId(1), FunctionKey("f"), specs, CallOptions(stream=True)))
+
+
+def yielded(pilot: CoreShell, first: int, *items: bytes, call: int = 1, run: int = RUN) -> CoreShell:
+    return pilot.say(1, to_agent.Yielded(CallId(call), run, first, list(items)))
+
+
+def taken(pilot: CoreShell, upto: int, *, run: int = RUN, again: bool = False) -> CoreShell:
+    return pilot.hear(order.AckPieces(LibraryId(1), CallId(1), run, upto, again))
+
+
+def passed(pilot: CoreShell) -> list[tuple[int, list[bytes], bool]]:
+    """What was passed on: the first piece's number, the pieces, and whether an acknowledgement is waited for."""
+    said: list[Any] = [command.message for command in pilot.all(commands.PassOn)]
+    return [(message.first, message.items, message.waits) for message in said]
+
+
+def test_pieces_are_passed_on_and_kept_until_they_are_acknowledged(pilot: CoreShell) -> None:
+    yielded(pilot, 0, b"a", b"b")
+    yielded(pilot, 2, b"c")
+    assert passed(pilot) == [(0, [b"a", b"b"], False), (2, [b"c"], False)]
+    taken(pilot, 2)
+    assert pilot.take(to_library.Taken) == to_library.Taken(CallId(1), RUN, 2)
+    taken(pilot, 2, again=True)
+    assert not pilot.all(to_library.Taken)
+    assert passed(pilot) == [(2, [b"c"], True)]
+
+
+def test_after_each_welcome_all_that_is_not_acknowledged_is_said_again(pilot: CoreShell) -> None:
+    yielded(pilot, 0, b"a", b"b")
+    taken(pilot, 1).forget()
+    pilot.give(HelloDue(UnacknowledgedFacts(), 0, ()))
+    yielded(pilot, 2, b"c")
+    assert passed(pilot) == []  # the manager may not know this pilot yet
+    pilot.hear(order.PilotWelcome("s", 5.0, 60.0))
+    assert passed(pilot) == [(1, [b"b", b"c"], True)]
+
+
+def test_another_run_begins_with_its_first_piece(pilot: CoreShell) -> None:
+    yielded(pilot, 0, b"a", b"b")
+    pilot.say(1, to_agent.RunEvicted(CallProgress(CallId(1))))
+    yielded(pilot, 2, b"late")
+    assert len(passed(pilot)) == 1
+    stream(pilot, 1)
+    yielded(pilot, 0, b"A", run=RUN + 1)
+    assert passed(pilot) == [(0, [b"A"], False)]
+    taken(pilot, 1)
+    assert not pilot.all(to_library.Taken)
+    taken(pilot, 1, run=RUN + 1)
+    assert pilot.take(to_library.Taken).upto == 1
+
+
+def test_nothing_is_kept_of_a_call_that_has_ended(pilot: CoreShell) -> None:
+    yielded(pilot, 0, b"a")
+    taken(pilot, 1)
+    pilot.end(1)
+    assert not pilot.library().streams
+    stream(pilot, 2).forget()
+    pilot.die().join()
+    assert passed(pilot) == []
+
+
+@pytest.mark.parametrize("wrong", [(1, [b"a"]), (0, [b"x"] * (WINDOW_PIECES + 1))])
+def test_a_library_that_sends_pieces_out_of_order_or_too_many_is_ended(pilot: CoreShell, wrong: Any) -> None:
+    first, items = wrong
+    yielded(pilot, first, *items)
+    assert pilot.take(commands.KillProcess).library == 1
+    assert passed(pilot) == []
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_cancelled_call_that_yields_is_asked_to_end_and_stopped_only_if_it_does_not(
+    pilot: CoreShell, running: bool
+) -> None:
+    yielded(pilot, 0, b"a")
+    pilot.hear(order.CancelCalls(LibraryId(1), (CallId(1),), running=running))
+    assert pilot.take(to_library.Evict).call == 1
+    pilot.observe(c1=1.0)
+    assert not pilot.all(commands.KillProcess)
+    pilot.wait(CLOSE_S + 1).observe(c1=CLOSE_S + 2)
+    assert len(pilot.all(commands.KillProcess)) == running
