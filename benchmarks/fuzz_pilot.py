@@ -182,7 +182,9 @@ class _Life:
                 accepted = self.core.state.answered == self.core.state.hellos
                 self.sent.update(spec.call for spec in new if accepted)
                 limit_s = chance.choice(_SECONDS)
-                return to_pilot.RunCalls(number, FunctionKey("f"), new, CallOptions(limit_s=limit_s))
+                return to_pilot.RunCalls(
+                    number, FunctionKey("f"), new, CallOptions(limit_s=limit_s, stream=chance.random() < 0.3)
+                )
             case 7:
                 return to_pilot.TakeBack(number, chance.choice((-1, 0, 2, 10**9)))
             case 8:
@@ -198,6 +200,7 @@ class _Life:
                     to_pilot.PilotWelcome("s", chance.choice(_SECONDS), 60.0, hello=chance.randrange(4)),
                     to_pilot.HelloAgain(chance.randrange(5)), to_pilot.Ack(chance.randrange(5)),
                     to_pilot.EvictCall(number, CallId(1)), to_pilot.MeetGang(number, CallId(1), "h:1"),
+                    to_pilot.AckPieces(number, CallId(1), chance.randrange(3), chance.randrange(9), again=True),
                 ))  # fmt: skip
 
     def held_of(self, number: LibraryId) -> tuple[CallId, ...]:
@@ -227,4 +230,5 @@ class _Life:
                 return chance.choice((
                     to_agent.Reports([CallProgress(CallId(1))]), to_agent.Listens(CallId(1), 70000),
                     to_agent.SnapshotMade("bf16", "/snapshots/x", 1.0),
+                    to_agent.Yielded(CallId(1), chance.randrange(3), chance.randrange(3), [b"x"] * chance.randrange(3)),
                 ))  # fmt: skip

@@ -92,6 +92,7 @@ class ResultStream(Iterator[Any]):
         """How often Parsl's kernel would try a call again."""
         self._exhausted = False
         self._closed = False
+        self._is_stopped = False
         self.taken = 0
         self.items = 0
         self.failed_item = -1
@@ -131,6 +132,11 @@ class ResultStream(Iterator[Any]):
                     discard_result(end)
             self._window.clear()
             self._ready.clear()
+
+    def stop(self) -> None:
+        """Have the thread that waits for a result, if there is one, close the stream. Any thread may call this."""
+        self._is_stopped = True
+        self._bell.put(None)
 
     def interrupted(self) -> str:
         """Close the stream; returns a message with what was taken and how to go on."""
@@ -174,6 +180,9 @@ class ResultStream(Iterator[Any]):
         if self._closed:
             raise StopIteration
         while True:
+            if self._is_stopped:
+                self.close()
+                raise StopIteration
             if self._arrived:
                 self._collect()
             if (

@@ -1,6 +1,7 @@
 """Stoker keeps models hot on GPUs that you do not own.
 
-What most programs need is here: `app`, `context`, `load`, `map`, `stream`, `causal_lm`, `encoder`, and what a call asks
+What most programs need is here: `app`, `context`, `load`, `map`, `amap`, `stream`, `causal_lm`, `encoder`, and what a
+call asks
 (`device`, `gang`, `progress`, `scratch`). More is in the public modules; everything else may change from one version
 to the next.
 
@@ -35,6 +36,7 @@ __version__ = RELEASE
 _HOME = {
     "StokerError": "stoker.errors",
     "StokerExecutor": "stoker.manager.executor",
+    "amap": "stoker.manager.executor.amapping",
     "app": "stoker.manager.executor",
     "causal_lm": "stoker.contexts.causal_lm",
     "context": "stoker.contexts",
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from stoker.manager.executor import app as app
     from stoker.manager.executor import load as load
     from stoker.manager.executor import map as map
+    from stoker.manager.executor.amapping import amap as amap
     from stoker.manager.executor.piece_stream import stream as stream
 
 

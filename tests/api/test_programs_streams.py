@@ -279,3 +279,96 @@ def test_what_cannot_be_meant_is_refused_at_once():
         stoker.stream(stoker.app(cache=True)(count.function), 3)
     with pytest.raises(ConfigError, match="Parsl's walltime"):
         count(3, walltime=5)
+
+
+# ---- stoker.amap
+
+
+def double(number):
+    if number < 0:
+        raise ValueError(f"no {number}")
+    return number * 2
+
+
+async def numbers(count):
+    for each in range(count):
+        await asyncio.sleep(0)
+        yield each
+
+
+def test_a_map_in_an_event_loop_gives_what_a_map_gives():
+    async def run():
+        got = [each async for each in stoker.amap(double, range(500), window=50)]
+        awaited = [each async for each in stoker.amap(double, numbers(100))]
+        batches = [each async for each in stoker.amap(len, range(5), batch_size=2)]
+        errors = [each async for each in stoker.amap(double, [1, -1, 2], return_exceptions=True)]
+        return got, awaited, batches, errors
+
+    got, awaited, batches, errors = asyncio.run(run())
+    assert got == [each * 2 for each in range(500)]
+    assert awaited == [each * 2 for each in range(100)]
+    assert batches == [2, 2, 1]
+    assert [errors[0], str(errors[1]), errors[2]] == [2, "no -1", 4]
+
+
+def test_the_event_loop_goes_on_while_a_map_has_no_result(tmp_path):
+    gate = tmp_path / "gate"
+
+    def gated(path):
+        while not os.path.exists(path):
+            time.sleep(0.001)
+        return "through"
+
+    async def run():
+        results = stoker.amap(gated, [str(gate)])
+        waiting = asyncio.ensure_future(anext(results))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        gate.touch()
+        assert await waiting == "through"
+        with pytest.raises(StopAsyncIteration):
+            await anext(results)
+
+    asyncio.run(run())
+
+
+def test_an_async_map_that_fails_or_is_left_cancels_the_rest(session, until):
+    def sleep(number):
+        time.sleep(60 if number else 0)
+        return number
+
+    async def fail():
+        async for _ in stoker.amap(double, [1, -1, 2]):
+            pass
+
+    async def leave():
+        async for each in stoker.amap(sleep, range(4), ordered=False):
+            assert each == 0
+            break
+
+    async def give_up():
+        await asyncio.wait_for(collect(stoker.amap(sleep, [1, 2])), 0.3)
+
+    async def give_up_input():
+        async def never():
+            yield 0
+            await asyncio.sleep(3600)
+
+        await asyncio.wait_for(collect(stoker.amap(sleep, never())), 0.3)
+
+    async def collect(results):
+        return [each async for each in results]
+
+    with pytest.raises(ValueError, match="no -1"):
+        asyncio.run(fail())
+    asyncio.run(leave())
+    for end in (give_up, give_up_input):
+        with pytest.raises(TimeoutError):
+            asyncio.run(end())
+    gc.collect()
+    until(lambda: session.status().running == session.status().queued == 0, limit_s=30)
+
+
+def test_items_that_are_awaited_need_an_event_loop():
+    with pytest.raises(ConfigError, match="need a running event loop"):
+        stoker.amap(double, numbers(3))

@@ -21,6 +21,7 @@ def test_exported_names():
         "StokerError",
         "StokerExecutor",
         "__version__",
+        "amap",
         "app",
         "causal_lm",
         "context",

@@ -101,6 +101,7 @@ def ours(page: str) -> list[str]:
 
 WALKED = {"docs/watching.md", "docs/plan-and-replay.md", "docs/simulator.md", "docs/scenarios.md"}
 PROGRAMS_RUN = {("README.md", 0), ("docs/clusters.md", 0), ("docs/contexts.md", 0), ("docs/notebooks.md", 0)}
+PROGRAMS_RUN |= {("docs/streams.md", number) for number in (0, 1)}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -208,6 +209,17 @@ def test_the_program_with_a_site_runs(place: Place) -> None:
 def test_the_program_over_a_table_runs(place: Place) -> None:
     (program,) = programs("docs/notebooks.md")
     assert place.run_program(program.text).strip() == "[(1, 3), (0, 5)]"
+
+
+def test_the_programs_about_streams_print_what_the_page_says(place: Place) -> None:
+    read, in_a_loop = programs("docs/streams.md")
+    pieces = [f"piece {number}" for number in range(3)]
+    assert place.run_program(read.text).splitlines() == [
+        *pieces,
+        f"{pieces} {pieces}",
+        "[['piece 0'], ['piece 0', 'piece 1']]",
+    ]
+    assert place.run_program(in_a_loop.text).splitlines() == ["0", "1", "2", "[0, 1]", "1", "2"]
 
 
 def test_a_session_can_be_watched_planned_from_and_replayed_as_the_pages_say(place: Place) -> None:

@@ -41,6 +41,8 @@ REAL = {
     "Resource specification": set(KEYS),
     "@context": parameters(ContextOptions.__init__),
     "stoker.map": parameters(stoker.map),
+    "stoker.stream": parameters(stoker.stream),
+    "stoker.amap": parameters(stoker.amap),
     "stoker.load": parameters(stoker.load),
     "StokerExecutor": parameters(StokerExecutor.__init__),
     "Site file": settings(Site),
