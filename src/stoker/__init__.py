@@ -1,9 +1,8 @@
 """Stoker keeps models hot on GPUs that you do not own.
 
 What most programs need is here: `app`, `context`, `load`, `map`, `amap`, `stream`, `causal_lm`, `encoder`, and what a
-call asks
-(`device`, `gang`, `progress`, `scratch`). More is in the public modules; everything else may change from one version
-to the next.
+call asks (`device`, `gang`, `progress`, `scratch`). More is in the public modules; everything else may change from one
+version to the next.
 
 config      site files: `load_site`, `Site`
 console     a terminal or a pipe to write on: `Screen` with its progress line, option types
