@@ -138,3 +138,20 @@ def test_a_reader_whose_program_ends_leaves_nothing_that_waits(world):
     kill([program.pid])
     program.communicate()
     world.empty(limit_s=30)
+
+
+def test_a_try_of_parsls_goes_on_where_the_one_before_it_failed(world, tmp_path):
+    log = tmp_path / "log"
+
+    @stoker.app
+    def fail_once(log):
+        note(log, "begun")
+        for each in range(10):
+            if each == 5 and os.path.getsize(log) < len("begun\n" * 2):
+                raise OSError("not this time")
+            yield each
+
+    with stoker.load(run_dir=str(world.runs), retries=1):
+        future = fail_once(str(log))
+        assert list(future.pieces()) == list(range(10)) == future.result(60)
+    assert count_lines(log) == {"begun": 2}
