@@ -21,9 +21,10 @@ from stoker.manager.protocol import bounds, to_client, to_manager, to_pilot
 
 def are_pieces(event: FromPilot | FromClient) -> bool:
     """True for a frame of the lane alone."""
+    if event.sequence or not event.messages:
+        return False
     lane = to_manager.CallYielded if isinstance(event, FromPilot) else to_manager.PiecesTaken
-    messages = event.messages
-    return not event.sequence and bool(messages) and all(type(message) is lane for message in messages)
+    return all(type(message) is lane for message in event.messages)
 
 
 def pass_on(state: State, event: FromPilot | FromClient, now: float) -> list[Command]:

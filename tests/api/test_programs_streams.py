@@ -214,6 +214,21 @@ def test_a_slow_reader_loses_nothing_and_stalls_no_one(session, until):
     assert [each for _, each in slow] == list(range(1, count_all))
 
 
+def test_a_library_that_serves_one_call_ends_when_its_reader_has_every_piece():
+    @stoker.context(awareness="none")
+    def fresh():
+        return os.getpid()
+
+    @stoker.app(context=fresh())
+    def count_in(context, number):
+        for each in range(number):
+            yield context, each
+
+    runs = [list(stoker.stream(count_in, 300)) for _ in range(2)]
+    assert [[each for _, each in run] for run in runs] == [list(range(300))] * 2
+    assert len({context for run in runs for context, _ in run}) == 2
+
+
 def test_two_streams_of_one_library_with_one_slot_take_turns():
     first, second = stoker.stream(count, 3000), stoker.stream(count, 3000)
     assert list(second) == list(first) == list(range(3000))

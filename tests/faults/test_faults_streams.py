@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -121,22 +122,26 @@ def test_a_second_run_may_differ_where_the_program_says_so(quick, world, tmp_pat
     assert len(set(got)) == 2
 
 
-def test_a_reader_whose_program_ends_leaves_nothing_that_waits(world):
-    """It had not read what came, and its call waits for it."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_a_reader_whose_program_ends_leaves_nothing_that_waits(world, how):
+    """Killed, it had not read what came, and its call waits for it; or it waits for a piece, and is interrupted."""
     program = world.start(
         "import stoker, os\n"
         "def endless():\n"
         "    for each in range(10**9):\n"
         "        yield each\n"
+        "def one():\n"
+        "    yield 0\n"
+        "    import time; time.sleep(60)\n"
         "if __name__ == '__main__':\n"
         "    session = stoker.load()\n"
-        "    stream = stoker.stream(endless)\n"
+        f"    stream = stoker.stream({'endless' if how == signal.SIGKILL else 'one'})\n"
         "    print(next(stream), flush=True)\n"
-        "    import time; time.sleep(60)\n"
+        f"    {'import time; time.sleep(60)' if how == signal.SIGKILL else 'next(stream)'}\n"
     )
     assert program.stdout.readline() == "0\n"
-    kill([program.pid])
-    program.communicate()
+    kill([program.pid], how)
+    program.communicate(timeout=30)
     world.empty(limit_s=30)
 
 
