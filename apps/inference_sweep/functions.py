@@ -31,16 +31,17 @@ class Writer(Protocol):
         """The prompt that puts this message in the model's own chat format."""
 
     def generate(
-        self, prompts: list[str], *, max_new_tokens: int, batch_size: int, temperature: float, seed: int
+        self, prompts: list[str], *, max_new_tokens: int, batch_size: int, temperature: float, seed: Sequence[int]
     ) -> list[str]:
-        """What the model writes after each prompt; draws depend on the seed and the prompt's place in the call.
+        """What the model writes after each prompt; a prompt's draws depend on its own seed.
 
         Raises ValueError for a prompt that it cannot take.
         """
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One call's work: texts that share their generation parameters, `tensor_batch` of them in one tensor.
+    """One call's work: texts that share their generation parameters. `tensor_batch`: so many are written at a time at
+    most (0 = as many as the engine takes).
 
     `seeds` has one a text: what is drawn for a row must not depend on which call it is in.
     """
@@ -51,7 +52,7 @@ class Request(msgspec.Struct, frozen=True):
     max_new_tokens: int
     temperature: float
     chat: bool = False
-    tensor_batch: int = 1
+    tensor_batch: int = 0
 
 
 class WrittenTexts(msgspec.Struct, frozen=True):
@@ -69,28 +70,28 @@ class WrittenTexts(msgspec.Struct, frozen=True):
 
 
 @context
-def language_model(path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0) -> CausalLM:
+def language_model(
+    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
+) -> CausalLM:
     """Load the model once, into a process that then serves call after call."""
-    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads)
+    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 
 @app
 def generate(model: Writer, request: Request) -> WrittenTexts:
     """Has the model write. Only the inference is timed. A prompt that the model cannot take costs no other its text."""
     started_at, begun = time.time(), time.perf_counter()
-    each = [((text,), seed) for text, seed in zip(request.texts, request.seeds, strict=True)]
     texts: list[str] = []
     errors: list[str] = []
-    for some, seed in each if request.temperature > 0 else [(request.texts, 0)]:
-        try:
-            texts += _write(model, request, some, seed=seed)
-            errors += [""] * len(some)
-        except ValueError:
-            # The model refuses a batch for one of its prompts, before it writes: which one, each alone tells.
-            for text in some:
-                written, error = _try_alone(model, request, text, seed=seed)
-                texts.append(written)
-                errors.append(error)
+    try:
+        texts = _write(model, request, request.texts, seeds=request.seeds)
+        errors = [""] * len(texts)
+    except ValueError:
+        # The model refuses a call for one of its prompts, before it writes: which one, each alone tells.
+        for text, seed in zip(request.texts, request.seeds, strict=True):
+            written, error = _try_alone(model, request, text, seed=seed)
+            texts.append(written)
+            errors.append(error)
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"
     return WrittenTexts(
@@ -101,17 +102,17 @@ def generate(model: Writer, request: Request) -> WrittenTexts:
 def _try_alone(model: Writer, request: Request, text: str, *, seed: int) -> tuple[str, str]:
     """What the model writes, and why it cannot; one of the two is empty."""
     try:
-        return _write(model, request, (text,), seed=seed)[0], ""
+        return _write(model, request, (text,), seeds=(seed,))[0], ""
     except ValueError as error:
         reason = str(error) or type(error).__name__
         return "", reason.replace("prompt 0 ", "the prompt ", 1)
 
 
-def _write(model: Writer, request: Request, texts: Sequence[str], *, seed: int) -> list[str]:
+def _write(model: Writer, request: Request, texts: Sequence[str], *, seeds: Sequence[int]) -> list[str]:
     return model.generate(
         [model.chat(text) for text in texts] if request.chat else list(texts),
         max_new_tokens=request.max_new_tokens,
         batch_size=request.tensor_batch,
         temperature=request.temperature,
-        seed=seed,
+        seed=seeds,
     )

@@ -11,13 +11,14 @@ from stoker.errors import ConfigError
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one sweep. Empty texts are not given; `limit` 0 is every row."""
+    """The options of one sweep. Empty texts are not given; `limit` 0 is every row, `tensor_batch` 0 leaves it to the
+    engine how many rows of a call are written at a time."""
 
     sweep: str = ""
     data: str = ""
     limit: int = 0
     batch_size: int = 4
-    tensor_batch: int = 1
+    tensor_batch: int = 0
     format: str = "parquet"
     site: str = ""
 

@@ -48,11 +48,12 @@ _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
 class SweepModel(msgspec.Struct, frozen=True):
-    """One model of the sweep."""
+    """One model of the sweep. `engine`: what writes, as in `stoker.causal_lm`."""
 
     name: str
     path: str = ""
     dtype: str = "auto"
+    engine: str = "auto"
 
 
 class Template(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ from stoker.apps.inference_sweep.plan import (
     Combination,
     Sweep,
     SweepItem,
+    SweepModel,
     combinations,
     digest_items,
     read_sweep,
@@ -56,7 +57,7 @@ def run(
     sweep = read_sweep(file, data=Path(options.data) if options.data else None, limit=options.limit)
     combined = combinations(sweep)
     total = len(combined) * len(sweep.items)
-    recipes = {model.name: model_recipe(language_model, model.path, dtype=model.dtype) for model in sweep.models}
+    recipes = {model.name: _recipe(model) for model in sweep.models}
     load_site(options.site or None)  # a wrong site file is said before there is a run folder
     folder = open_run(
         Path("runs"),
@@ -197,6 +198,10 @@ def _infer(
         failed,
         lines,
     )
+
+
+def _recipe(model: SweepModel) -> Recipe:
+    return model_recipe(language_model, model.path, dtype=model.dtype, engine=model.engine, slots="auto")
 
 
 def _request(number: int, call: SweepCall, options: SweepOptions) -> Request:

@@ -20,8 +20,8 @@ Within a priority the nearest deadline comes first (`by_deadline`, `stoker.manag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 
 from stoker.manager.core.load_index import Burst
 from stoker.manager.core.nouns import Call, Context, Library
@@ -76,7 +76,7 @@ class HottestFirst(Quiet):
         burst = context.index.burst
         if burst is not None and group.cost.runs and self._joins(view, burst, call):
             return burst.library.id
-        for library in context.index.hottest():
+        for library in _with_free_slot(context):
             if library.load < self.window(view, library) and library.admits(call) and call_fits(view, library, call):
                 return library.id
         if group.cost.runs and group.cost.run_s <= self.prefetch_s:
@@ -101,6 +101,9 @@ class HottestFirst(Quiet):
         group = head.group
         if not call_fits(view, library, head):
             return 0
+        if library.slots > 1 and free > 0:  # several that are free share what waits: each then computes a part of it
+            free = min(free, max(1, -(-context.queue.count // max(1, len(context.index.free)))))
+            room = min(room, free)
         if room <= free:
             return room
         if not group.cost.runs or group.cost.run_s > self.prefetch_s:
@@ -141,6 +144,19 @@ class HottestFirst(Quiet):
         smallest, largest = call.group.options.gang
         free = [id for id, library in reversed(context.index.free.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
+
+
+def _with_free_slot(context: Context) -> Iterable[Library]:
+    """Libraries with a free slot, the hottest first. Where they have several slots, the least loaded of the hottest
+    come
+    first: calls that run at once in one library share its device, and another one stands free."""
+    hottest = context.index.hottest()
+    first = next(hottest, None)
+    if first is None or first.slots == 1:
+        return context.index.hottest()
+    some = [first, *islice(hottest, _MOST_COMPARED - 1)]
+    some.sort(key=lambda library: library.load / library.slots)
+    return chain(some, hottest)
 
 
 def _nothing_waits(context: Context) -> bool:

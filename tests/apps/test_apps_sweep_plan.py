@@ -130,12 +130,15 @@ class Toy:
         for number, prompt in enumerate(prompts):
             if "long" in prompt:
                 raise ValueError(f"prompt {number} comes to 9005 tokens")
-        return [f"{prompt}!{max_new_tokens},{temperature},{batch_size},{seed}" for prompt in prompts]
+        return [
+            f"{prompt}!{max_new_tokens},{temperature},{batch_size},{own}"
+            for prompt, own in zip(prompts, seed, strict=True)
+        ]
 
 
 def test_a_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nlong,sky\nHow?,sea\n"))
-    combined = combinations(sweep)[:2]  # temperature 0: one call to the model; 0.7: one a row
+    combined = combinations(sweep)[:2]
     failed = {}
     with RecordLog(tmp_path / "log", key=KEY) as log:
         calls = plan_calls(combined, sweep.items, log, batch_size=8)
@@ -154,8 +157,8 @@ def test_a_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
         ("3", True, "the prompt comes to 9005 tokens"),
         ("4", False, ""),
     ]
-    assert rows[2]["output"] == "Q: How? (sea)\nA:!4,0.0,1,0"
-    assert rows[5]["output"] == "Q: How? (sea)\nA:!4,0.7,1,7"
+    assert rows[2]["output"] == "Q: How? (sea)\nA:!4,0.0,0,7"
+    assert rows[5]["output"] == "Q: How? (sea)\nA:!4,0.7,0,7"
     assert [[item.id for item in call.items] for call in again] == [["3"], ["3"]], "a run that goes on tries them again"
     said = first_error(sweep, combined, failed)
     assert said == (
@@ -185,8 +188,8 @@ def test_what_is_left_and_what_comes_of_it(files, tmp_path):
         rows = make_rows(sweep, combined[:2], log, {})
     assert [(row["id"], row["temperature"]) for row in rows] == [("2", 0.0), ("3", 0.0), ("2", 0.7), ("3", 0.7)]
     assert rows[3]["output"] == "Q: How? (sea)\nA:!4,0.7,2,6"
-    assert rows[1]["output"] == "Q: How? (sea)\nA:!4,0.0,2,0"
+    assert rows[1]["output"] == "Q: How? (sea)\nA:!4,0.0,2,6"
     chatted = generate.function(Toy(), Request(0, ("a",), (1,), max_new_tokens=4, temperature=0.0, chat=True))
-    assert chatted.texts == ["<a>!4,0.0,1,0"]
+    assert chatted.texts == ["<a>!4,0.0,0,1"]
     with pytest.raises(StokerError, match="2 rows went out and 1 came back"):
         make_records(calls[0], WrittenTexts(0, ["x"], 0.0, 0.0, "w", [""]))
