@@ -68,9 +68,11 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
 
 @context
-def language_model(path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0) -> CausalLM:
+def language_model(
+    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
+) -> CausalLM:
     """Load the model once, into a process that then serves call after call."""
-    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads)
+    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 
 @app

@@ -89,7 +89,7 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
     """
     checked, models = _checked(options)
     paths = {name: models.path_of(name) for name in checked.models}
-    recipes = {path: model_recipe(language_model, path) for path in dict.fromkeys(paths.values())}
+    recipes = {path: model_recipe(language_model, path, slots="auto") for path in dict.fromkeys(paths.values())}
     load_site(options.site or None)  # a wrong site file is said before there is a run folder
     identities = {path: ", ".join(part.name for part in recipe.objects) or path for path, recipe in recipes.items()}
     folder = open_run(

@@ -101,8 +101,8 @@ class HottestFirst(Quiet):
         group = head.group
         if not call_fits(view, library, head):
             return 0
-        if library.slots > 1 and free > 0:  # several that are free share what waits: each then computes a part of it
-            free = min(free, max(1, -(-context.queue.count // max(1, len(context.index.free)))))
+        if library.slots > 1 and free > 0:
+            free = min(free, _share(library))
             room = min(room, free)
         if room <= free:
             return room
@@ -144,6 +144,16 @@ class HottestFirst(Quiet):
         smallest, largest = call.group.options.gang
         free = [id for id, library in reversed(context.index.free.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
+
+
+def _share(library: Library) -> int:
+    """How many calls a library of several slots takes of those that wait, for it to have no more than the others that
+    are free. The least loaded one always takes some."""
+    context = library.context
+    others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]
+    if not others:
+        return library.slots
+    return max(0, min(others) + -(-context.queue.count // (len(others) + 1)) - library.load)
 
 
 def _with_free_slot(context: Context) -> Iterable[Library]:

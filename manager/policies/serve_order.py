@@ -32,6 +32,12 @@ def hottest_first(view: View, context: Context) -> Iterator[Library]:
             yield library
             if queue.single() is None:  # gangs may still wait: what the first library did for them, others would too
                 return
+    before = -1
+    while (
+        queue.count != before and index.free and context.slots > 1
+    ):  # they share: the last of it goes to the least loaded
+        before = queue.count
+        yield from tuple(islice(index.hottest(), _MOST_EXAMINED))
     while queue.count:
         before = queue.count
         yield from tuple(islice(index.least_loaded(), SATED))  # those that take some stand elsewhere then

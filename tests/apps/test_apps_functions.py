@@ -32,11 +32,14 @@ def test_each_application_has_a_loader_under_context_and_functions_under_app():
 
 
 def test_loaders_that_are_written_alike_make_one_context_of_one_model(model):
-    """So a model is hot for every application of a session, and for programs that ask for `causal_lm`."""
-    recipes = [model_recipe(each.language_model, model) for each in (batch, facts, sweep, tuning)]
-    assert {recipe.key for recipe in recipes} == {stoker.causal_lm(model).key}
-    assert {recipe.title for recipe in recipes} == {stoker.causal_lm(model).title}
-    assert model_recipe(facts.language_model, model, dtype="bfloat16").key != recipes[0].key
+    """So a model is hot for every application of a session, and for programs that ask for `causal_lm`. Those that have
+    texts written ask for as many slots as the engine serves; those that score or tune run one call at a time."""
+    for slots in ("auto", 1):
+        recipes = [model_recipe(each.language_model, model, slots=slots) for each in (batch, facts, sweep, tuning)]
+        assert {recipe.key for recipe in recipes} == {stoker.causal_lm(model, slots=slots).key}
+        assert {recipe.title for recipe in recipes} == {stoker.causal_lm(model).title}
+        assert model_recipe(facts.language_model, model, dtype="bfloat16", slots=slots).key != recipes[0].key
+    assert model_recipe(sweep.language_model, model).slots == 1
 
 
 def test_a_model_is_preloaded_with_what_the_application_wants_ahead(model):
