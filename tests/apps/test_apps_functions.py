@@ -37,7 +37,7 @@ def test_loaders_that_are_written_alike_make_one_context_of_one_model(model):
     for slots in ("auto", 1):
         recipes = [model_recipe(each.language_model, model, slots=slots) for each in (batch, facts, sweep, tuning)]
         assert {recipe.key for recipe in recipes} == {stoker.causal_lm(model, slots=slots).key}
-        assert {recipe.title for recipe in recipes} == {stoker.causal_lm(model).title}
+        assert {recipe.title for recipe in recipes} == {stoker.causal_lm(model, slots=slots).title}
         assert model_recipe(facts.language_model, model, dtype="bfloat16", slots=slots).key != recipes[0].key
     assert model_recipe(sweep.language_model, model).slots == 1
 
