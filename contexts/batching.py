@@ -85,7 +85,7 @@ def row_tokens(tokens: int) -> int:
     return max(SMALLEST_ROW_TOKENS, 1 << max(0, tokens - 1).bit_length())
 
 
-class Batch:
+class RunningBatch:
     """The requests of one engine, and what it computes next."""
 
     def __init__(self, limits: BatchLimits) -> None:

@@ -37,7 +37,7 @@ class TokenDraw:
 
 def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int]:
     """The next token of each row of logits `[rows, vocabulary]`."""
-    likeliest = logits.argmax(dim=-1).tolist()
+    likeliest = logits.float().argmax(dim=-1).tolist()  # in half precision it takes twice as long on a CPU
     return [token if draw.greedy else draw.take(row) for draw, token, row in zip(draws, likeliest, logits, strict=True)]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from stoker.contexts.batching import SMALLEST_ROW_TOKENS, Batch, BatchLimits, Step
+from stoker.contexts.batching import SMALLEST_ROW_TOKENS, BatchLimits, RunningBatch, Step
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, GenerationRequest, NewToken
 from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart
 from stoker.contexts.inference.written import ModelTexts, Written
@@ -58,7 +58,7 @@ class ContinuousEngine:
         self._prefix_limit = prefixes.limit_bytes
         self._took = took
         self._store = decoder.new_store()
-        self._batch = Batch(limits)
+        self._batch = RunningBatch(limits)
         self._writing: dict[int, _Writing] = {}
         self._load = EngineLoad()
         self._asleep = False

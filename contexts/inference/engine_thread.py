@@ -64,7 +64,7 @@ class Generation:
         self._come.put(error)
 
 
-class _Job(Generic[T]):
+class _ModelJob(Generic[T]):
     """A function that the engine's thread runs, and what comes of it."""
 
     def __init__(self, function: Callable[[], T]) -> None:
@@ -97,7 +97,7 @@ class EngineThread:
         self.engine = engine
         self._turn = threading.RLock()  # who holds it may touch the model; the thread holds it for a step at a time
         self._inbox: deque[Generation | int] = deque()
-        self._jobs: deque[_Job[Any]] = deque()
+        self._jobs: deque[_ModelJob[Any]] = deque()
         self._work = threading.Condition()
         self._open: dict[int, Generation] = {}
         self._numbers = 0
@@ -131,7 +131,7 @@ class EngineThread:
     def run(self, function: Callable[[], T]) -> T:
         """Run a function that reads the model, between two steps; returns its result."""
         self._check_process()
-        job = _Job(function)
+        job = _ModelJob(function)
         with self._work:
             self._check_open()
             self._jobs.append(job)

@@ -20,7 +20,7 @@ from stoker.contexts.inference.written import ModelTexts, Written
 from stoker.contexts.sampling import TokenDraw, chances_of, take_tokens
 
 
-class _Writing:
+class _BatchMember:
     """A request of the batch: all its tokens, and what it has written of them."""
 
     def __init__(self, request: GenerationRequest, written: Written) -> None:
@@ -40,8 +40,8 @@ class StaticEngine:
         self._runner = runner
         self._texts = texts
         self._rows = rows
-        self._waiting: deque[_Writing] = deque()
-        self._batch: list[_Writing] = []
+        self._waiting: deque[_BatchMember] = deque()
+        self._batch: list[_BatchMember] = []
         self._steps: _Steps | None = None
         self._load = EngineLoad()
         self._asleep = False
@@ -51,7 +51,7 @@ class StaticEngine:
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
         self._texts.check(request)
-        self._waiting.append(_Writing(request, self._texts.begin(request)))
+        self._waiting.append(_BatchMember(request, self._texts.begin(request)))
 
     def abort(self, request: int) -> None:
         """The request leaves the batch."""
@@ -132,7 +132,7 @@ class StaticEngine:
             return self._runner.whole([writing.ids for writing in self._batch])[:, -1]
         return self._steps.next([writing.ids[-1] for writing in self._batch])
 
-    def _new_token(self, writing: _Writing, token: int, logits: torch.Tensor) -> NewToken:
+    def _new_token(self, writing: _BatchMember, token: int, logits: torch.Tensor) -> NewToken:
         id, most = writing.request.id, writing.request.sampling.logprobs
         writing.ids = (*writing.ids, token)
         text = writing.written.add(token)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.contexts.batching import Batch, BatchLimits, Step, row_tokens
+from stoker.contexts.batching import BatchLimits, RunningBatch, Step, row_tokens
 
 
-def run(batch: Batch, ends: dict[int, int], *, steps: int = 10_000) -> list[Step]:
+def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> list[Step]:
     """Compute steps until all requests have written `ends[id]` tokens; returns them."""
     done: list[Step] = []
     while (step := batch.next()) is not None:
@@ -29,7 +29,7 @@ def run(batch: Batch, ends: dict[int, int], *, steps: int = 10_000) -> list[Step
 
 
 def test_requests_are_read_together_and_each_leaves_when_it_has_ended() -> None:
-    batch = Batch(BatchLimits(rows=8, prefill_tokens=100))
+    batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=100))
     batch.add(1, prompt=10, most=5)
     batch.add(2, prompt=20, most=5)
     steps = run(batch, {1: 1, 2: 3})
@@ -42,7 +42,7 @@ def test_requests_are_read_together_and_each_leaves_when_it_has_ended() -> None:
 
 
 def test_a_row_that_is_free_is_taken_before_the_others_have_ended() -> None:
-    batch = Batch(BatchLimits(rows=2, prefill_tokens=100))
+    batch = RunningBatch(BatchLimits(rows=2, prefill_tokens=100))
     for id in (1, 2, 3):
         batch.add(id, prompt=4, most=9)
     steps = run(batch, {1: 2, 2: 6, 3: 2})
@@ -50,7 +50,7 @@ def test_a_row_that_is_free_is_taken_before_the_others_have_ended() -> None:
 
 
 def test_a_long_prompt_is_read_in_parts_between_steps_that_write() -> None:
-    batch = Batch(BatchLimits(rows=4, prefill_tokens=16))
+    batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16))
     batch.add(1, prompt=4, most=9)
     first = batch.next()
     assert first is not None
@@ -63,7 +63,7 @@ def test_a_long_prompt_is_read_in_parts_between_steps_that_write() -> None:
 
 
 def test_what_is_due_first_is_read_first() -> None:
-    batch = Batch(BatchLimits(rows=1, prefill_tokens=100))
+    batch = RunningBatch(BatchLimits(rows=1, prefill_tokens=100))
     batch.add(1, prompt=4, most=2)
     batch.add(2, prompt=4, most=2, due_at=9.0, tpot_s=0.25)
     batch.add(3, prompt=4, most=2, due_at=5.0)
@@ -73,7 +73,7 @@ def test_what_is_due_first_is_read_first() -> None:
 
 
 def test_the_next_token_is_due_a_tpot_later() -> None:
-    batch = Batch(BatchLimits())
+    batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=4, most=9, due_at=2.0, tpot_s=0.25)
     for made in range(3):
         assert batch.due_at == 2.0 + 0.25 * made
@@ -83,7 +83,7 @@ def test_the_next_token_is_due_a_tpot_later() -> None:
 
 
 def test_memory_that_is_wanted_is_that_of_equation_2() -> None:
-    batch = Batch(BatchLimits())
+    batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=10, most=100)
     run(batch, {1: 30})
     assert batch.mean_output == 30
@@ -96,7 +96,7 @@ def test_memory_that_is_wanted_is_that_of_equation_2() -> None:
 
 
 def test_requests_wait_for_memory_and_grow_into_it() -> None:
-    batch = Batch(BatchLimits(rows=8, prefill_tokens=1000, cache_tokens=192))
+    batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=1000, cache_tokens=192))
     for id in (1, 2, 3, 4):
         batch.add(id, prompt=50, most=60)
     step = batch.next()
@@ -108,10 +108,10 @@ def test_requests_wait_for_memory_and_grow_into_it() -> None:
 
 
 def test_what_can_never_fit_is_told() -> None:
-    batch = Batch(BatchLimits(cache_tokens=256))
+    batch = RunningBatch(BatchLimits(cache_tokens=256))
     assert batch.why_not(prompt=200, most=56) == ""
     assert "row of 512 tokens" in batch.why_not(prompt=200, most=57)
-    assert Batch(BatchLimits()).why_not(prompt=10**6, most=10**6) == ""
+    assert RunningBatch(BatchLimits()).why_not(prompt=10**6, most=10**6) == ""
 
 
 @pytest.mark.parametrize(("tokens", "row"), [(1, 64), (64, 64), (65, 128), (128, 128), (1000, 1024)])
@@ -133,7 +133,7 @@ requests = st.lists(
 def test_every_request_comes_to_its_end_within_the_limits(
     asked: list[tuple[int, int, int, float]], rows: int, part: int, room: int, aborted: set[int]
 ) -> None:
-    batch = Batch(BatchLimits(rows=rows, prefill_tokens=part, cache_tokens=room))
+    batch = RunningBatch(BatchLimits(rows=rows, prefill_tokens=part, cache_tokens=room))
     ends = {}
     for id, (prompt, most, made, due_at) in enumerate(asked):
         assert not batch.why_not(prompt=prompt, most=most)
