@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -31,9 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
     keep what Python compiles, also where the environment says otherwise, and so does pytest: hundreds of processes
     start, and compiling the same sources anew was half of what many of them cost. And converting the demo's model
     takes most of a minute: they share one snapshot, kept from run to run, which begins as the user's, or as that of
-    the user's pilots here. A random example has no time limit of its own: on a busy machine it would judge the
-    machine.
+    the user's pilots here. While tests are collected, nothing becomes garbage. A random example has no time limit of
+    its own: on a busy machine it would judge the machine.
     """
+    gc.disable()
     settings.register_profile("stoker", deadline=None)
     settings.load_profile("stoker")
     os.environ.pop("MAKELEVEL", None)
@@ -52,3 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
                 if snapshot.is_dir() and not (shared / snapshot.name).exists():
                     shutil.copytree(snapshot, shared / snapshot.name)
         os.environ["STOKER_SNAPSHOTS"] = str(shared)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The collector looks at what tests make, and not at the modules and items of the whole suite each time."""
+    gc.freeze()
+    gc.enable()

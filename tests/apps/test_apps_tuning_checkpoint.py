@@ -2,36 +2,23 @@ import os
 import stat
 
 import pytest
+from lazily import lazily
 
 from stoker.errors import ConfigError
+from stoker.tuning.result import Point
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-pytest.importorskip("peft", reason="PEFT is not installed")
-
-from stoker.tuning.checkpoint import (  # noqa: E402
-    FILE,
-    Header,
-    TuningState,
-    pack,
-    put_back,
-    read_file,
-    tensors_of,
-    unpack,
-    write_file,
-)
-from stoker.tuning.result import Point  # noqa: E402
-
+torch, checkpoint = lazily("torch", "stoker.tuning.checkpoint", needs="peft")
 POINT = Point(10, 0.5, 2.5)
 
 
 def state(job="job"):
-    header = Header(job, 12, points=(POINT,), best=POINT, spent_s={"compute": 2.0})
+    header = checkpoint.Header(job, 12, points=(POINT,), best=POINT, spent_s={"compute": 2.0})
     prompt = torch.arange(6.0).view(2, 3)
-    return TuningState(header, prompt, prompt, {"step": torch.tensor(12.0), "exp_avg": prompt + 1})
+    return checkpoint.TuningState(header, prompt, prompt, {"step": torch.tensor(12.0), "exp_avg": prompt + 1})
 
 
 def test_a_state_comes_back_as_it_was():
-    found = unpack(pack(state()), job="job")
+    found = checkpoint.unpack(checkpoint.pack(state()), job="job")
     assert found is not None
     assert found.header == state().header
     assert torch.equal(found.prompt, state().prompt)
@@ -42,43 +29,43 @@ def test_a_state_comes_back_as_it_was():
 
 
 def test_what_is_no_checkpoint_is_as_none(caplog):
-    data = pack(state())
-    assert unpack(b"", job="job") is None
+    data = checkpoint.pack(state())
+    assert checkpoint.unpack(b"", job="job") is None
     assert not caplog.records
     for damaged in (data[:-1], data[: len(data) // 2], data[:7], b"\0" * 100, b"{}", data[:8] + b"x" + data[9:]):
         caplog.clear()
-        assert unpack(damaged, job="job") is None
+        assert checkpoint.unpack(damaged, job="job") is None
         assert "can't be read" in caplog.text
 
 
 def test_the_checkpoint_of_another_job_is_refused():
     with pytest.raises(ConfigError, match=r"another job or other data \(job, and this is new\)"):
-        unpack(pack(state()), job="new")
+        checkpoint.unpack(checkpoint.pack(state()), job="new")
 
 
 def test_a_file_is_replaced_whole(tmp_path):
     folder = tmp_path / "new" / "run"
-    assert read_file(folder) == b""
-    write_file(folder, b"one")
-    held = (folder / FILE).open("rb")
-    write_file(folder, b"two")
-    assert read_file(folder) == b"two"
+    assert checkpoint.read_file(folder) == b""
+    checkpoint.write_file(folder, b"one")
+    held = (folder / checkpoint.FILE).open("rb")
+    checkpoint.write_file(folder, b"two")
+    assert checkpoint.read_file(folder) == b"two"
     assert held.read() == b"one"
     held.close()
-    assert [file.name for file in folder.iterdir()] == [FILE]
+    assert [file.name for file in folder.iterdir()] == [checkpoint.FILE]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"checkpoint\.safetensors: cannot be written"):
-        write_file(tmp_path / "file", b"x")
-    (tmp_path / FILE).mkdir()
+        checkpoint.write_file(tmp_path / "file", b"x")
+    (tmp_path / checkpoint.FILE).mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_file(tmp_path)
+        checkpoint.read_file(tmp_path)
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_file(tmp_path, b"x")
+        checkpoint.write_file(tmp_path, b"x")
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
-    assert stat.S_ISDIR((tmp_path / FILE).stat().st_mode)
+    assert stat.S_ISDIR((tmp_path / checkpoint.FILE).stat().st_mode)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD"])
@@ -98,6 +85,6 @@ def test_an_optimizer_goes_on_where_it_was(kind):
     first, before = fresh(torch.ones(3))
     steps(first, before, 2)
     second, after = fresh(first.detach())
-    put_back(after, tensors_of(before))
+    checkpoint.put_back(after, checkpoint.tensors_of(before))
     steps(second, after, 3)
     assert torch.equal(second, whole)

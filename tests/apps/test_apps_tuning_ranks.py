@@ -5,18 +5,17 @@ import signal
 import socket
 
 import pytest
+from lazily import lazily
+from tuning import gang
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-pytest.importorskip("peft", reason="PEFT is not installed")
+from stoker.contexts import payloads
+from stoker.contexts.ambient import Evicted
+from stoker.errors import ConfigError
+from stoker.tuning.result import Tuned
 
-from tuning import gang, tiny  # noqa: E402
-
-from stoker.contexts import payloads  # noqa: E402
-from stoker.contexts.ambient import Evicted  # noqa: E402
-from stoker.errors import ConfigError  # noqa: E402
-from stoker.tuning.exchange import ExchangeError  # noqa: E402
-from stoker.tuning.result import Tuned  # noqa: E402
-from stoker.tuning.tune import tune  # noqa: E402
+torch, tiny, exchange, tuner = lazily(
+    "torch", "tuning.tiny", "stoker.tuning.exchange", "stoker.tuning.tune", needs="peft"
+)
 
 
 def specs(size, **more):
@@ -35,7 +34,7 @@ def tuned(size, each=None, **more):
 def alone():
     """The job in a piece, on one rank."""
     torch.set_num_threads(1)
-    return tune(tiny.context(), tiny.job(), tiny.samples())
+    return tuner.tune(tiny.context(), tiny.job(), tiny.samples())
 
 
 def prompt(result):
@@ -77,7 +76,7 @@ def test_four_ranks_tune_as_one_does(alone):
 def test_more_ranks_than_samples_in_a_batch(alone):
     small = tiny.job(batch=2, iterations=2)
     answers, _ = tuned(3, each={rank: {"job": small} for rank in range(3)})
-    assert same(answers[2], tune(tiny.context(), small, tiny.samples()))
+    assert same(answers[2], tuner.tune(tiny.context(), small, tiny.samples()))
 
 
 def test_a_killed_job_goes_on_from_its_last_checkpoint_with_the_same_numbers(alone, tmp_path):
@@ -86,7 +85,7 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint_with_the_same_numbers(alo
     assert answers == [None]
     assert codes[0] in (None, -signal.SIGKILL)
     seen = []
-    rest = tune(tiny.context(), tiny.job(), tiny.samples(), folder=tmp_path, report=seen.append)
+    rest = tuner.tune(tiny.context(), tiny.job(), tiny.samples(), folder=tmp_path, report=seen.append)
     assert seen[0].iteration == 4
     assert (rest.adapter, rest.points, rest.held_out) == (alone.adapter, alone.points, alone.held_out)
 
@@ -95,7 +94,7 @@ def test_a_lost_rank_is_told_and_the_job_goes_on_with_what_is_left(alone, tmp_pa
     answers, _ = tuned(3, each={1: {"die_at": 6}, 0: {"folder": tmp_path}})
     assert answers[1] is None
     for rank in (0, 2):
-        assert isinstance(answers[rank], ExchangeError), answers
+        assert isinstance(answers[rank], exchange.ExchangeError), answers
         assert f"rank {rank} of 3 lost a rank" in str(answers[rank])
     answers, _ = tuned(2, each={0: {"folder": tmp_path}})
     assert all(same(answer, alone) for answer in answers)
@@ -123,13 +122,13 @@ def test_ranks_that_wait_in_vain_say_who_did_not_come():
     three = specs(3, limit_s=2.0)
     with gang.gang("meet", [three[0], three[2]]) as ranks:
         first, last = ranks.answers()
-    assert isinstance(first, ExchangeError)
+    assert isinstance(first, exchange.ExchangeError)
     assert "rank 0 of 3 waited" in str(first)
     assert re.search("ranks? 1(, 2)? did not come", str(first))
-    assert isinstance(last, ExchangeError)
+    assert isinstance(last, exchange.ExchangeError)
     with gang.gang("meet", [three[2]]) as ranks:
         (lonely,) = ranks.answers()
-    assert isinstance(lonely, ExchangeError)
+    assert isinstance(lonely, exchange.ExchangeError)
     assert "rank 2 of 3 did not find rank 0 at 127.0.0.1:" in str(lonely)
 
 
@@ -137,9 +136,9 @@ def test_strangers_part_with_an_error():
     two = specs(2)
     with gang.gang("meet", [{**two[0], "job": "one"}, {**two[1], "job": "other"}]) as ranks:
         answers = ranks.answers()
-    assert all(isinstance(answer, ExchangeError) and "another job or gang" in str(answer) for answer in answers), (
-        answers
-    )
+    assert all(
+        isinstance(answer, exchange.ExchangeError) and "another job or gang" in str(answer) for answer in answers
+    ), answers
 
 
 def test_an_address_that_rank_0_cannot_serve_is_told_at_once():
@@ -150,7 +149,7 @@ def test_an_address_that_rank_0_cannot_serve_is_told_at_once():
         there = f"127.0.0.1:{taken.getsockname()[1]}"
         for where, why in ((there, "in use"), ("192.0.2.1:29500", "assign")):
             with pytest.raises(
-                ExchangeError, match=f"rank 0 of 2 cannot serve the rendezvous at {where}: .*{why}.*free"
+                exchange.ExchangeError, match=f"rank 0 of 2 cannot serve the rendezvous at {where}: .*{why}.*free"
             ):
                 gang.meet({**two[0], "rendezvous": where})
 
@@ -159,7 +158,7 @@ def test_two_processes_of_one_rank_are_one_too_many():
     three = specs(3)
     with gang.gang("meet", [three[0], three[1], three[1]]) as early:
         refused = early.first([1, 2])
-        assert isinstance(refused, ExchangeError)
+        assert isinstance(refused, exchange.ExchangeError)
         assert "rank 1 of 3 is at 127.0.0.1:" in str(refused)
         with gang.gang("meet", [three[2]]) as late:
             assert late.answers() == [6.0]

@@ -8,16 +8,13 @@ import threading
 from contextlib import suppress
 
 import pytest
+from lazily import lazily
+from tuning import gang
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-pytest.importorskip("peft", reason="PEFT is not installed")
+from stoker.addresses import join_address, split_address
+from stoker.pilot.transfer import wire
 
-from tuning import gang  # noqa: E402
-
-from stoker.addresses import join_address, split_address  # noqa: E402
-from stoker.pilot.transfer import wire  # noqa: E402
-from stoker.tuning.exchange import ExchangeError  # noqa: E402
-from stoker.tuning.store import LocalValues, StoreError, reach, serve  # noqa: E402
+exchange, stores = lazily("stoker.tuning.exchange", "stoker.tuning.store", needs="torch peft")
 
 JOB = "the-name-of-the-job"
 SAYS = [b"", b"GET / HTTP/1.0\r\n\r\n", bytes(4096), wire.MAGIC + bytes(32) + bytes(32), b"\x07init/" * 50]
@@ -56,7 +53,7 @@ class Strangers:
     def _use_a_wrong_key(self) -> None:
         while not self._stop.wait(0.02):
             with suppress(wire.PeerError):
-                reach(self.address, key=secrets.token_bytes(32), limit_s=1.0).close()
+                stores.reach(self.address, key=secrets.token_bytes(32), limit_s=1.0).close()
                 raise AssertionError("a wrong key was taken")
             self.refused += 1
 
@@ -99,17 +96,17 @@ def test_a_rank_with_another_key_does_not_meet_the_gang() -> None:
     ]
     with gang.gang("meet", specs) as ranks:
         first, second = ranks.answers()
-    assert isinstance(first, ExchangeError)
+    assert isinstance(first, exchange.ExchangeError)
     assert "rank 1 did not come" in str(first)
-    assert isinstance(second, ExchangeError)
+    assert isinstance(second, exchange.ExchangeError)
     assert "does not know the session's transfer key" in str(second)
 
 
 def test_values_are_the_same_for_rank_0_and_for_others() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     address = join_address(*listener.getsockname()[:2])
-    first = serve(listener, key=b"k" * 32, limit_s=0.3)
-    other = reach(address, key=b"k" * 32, limit_s=0.3)
+    first = stores.serve(listener, key=b"k" * 32, limit_s=0.3)
+    other = stores.reach(address, key=b"k" * 32, limit_s=0.3)
     try:
         first.set("a", b"1\x00\xff")
         other.set("b", "text")
@@ -118,9 +115,9 @@ def test_values_are_the_same_for_rank_0_and_for_others() -> None:
             assert store.check(["a", "b"])
             assert not store.check(["a", "c"])
             store.wait(["a", "b"])
-            with pytest.raises(StoreError, match="c did not come within"):
+            with pytest.raises(stores.StoreError, match="c did not come within"):
                 store.get("c")
-            with pytest.raises(StoreError, match="c did not come within"):
+            with pytest.raises(stores.StoreError, match="c did not come within"):
                 store.wait(["a", "c"])
         assert [first.add("n", 2), other.add("n", 3), first.add("n", -1)] == [2, 5, 4]
         assert other.compare_set("a", b"wrong", b"new") == b"1\x00\xff"
@@ -131,7 +128,7 @@ def test_values_are_the_same_for_rank_0_and_for_others() -> None:
         assert other.get("late") == b"x" * 100_000
     finally:
         first.close()
-        with pytest.raises(StoreError, match="is lost"):
+        with pytest.raises(stores.StoreError, match="is lost"):
             other.get("a")
         other.close()
 
@@ -139,7 +136,7 @@ def test_values_are_the_same_for_rank_0_and_for_others() -> None:
 def test_a_question_that_makes_no_sense_ends_its_connection_alone() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     address = join_address(*listener.getsockname()[:2])
-    first = serve(listener, key=b"k" * 32, limit_s=1.0)
+    first = stores.serve(listener, key=b"k" * 32, limit_s=1.0)
     try:
         for question in ({"op": "get"}, {"op": "add", "name": "a", "amount": "x"}, {"op": "has", "names": 3}):
             channel = wire.connect(address, key=b"k" * 32)
@@ -147,7 +144,7 @@ def test_a_question_that_makes_no_sense_ends_its_connection_alone() -> None:
             with pytest.raises(wire.PeerError):
                 channel.receive()
             channel.close()
-        other = reach(address, key=b"k" * 32, limit_s=1.0)
+        other = stores.reach(address, key=b"k" * 32, limit_s=1.0)
         other.set("a", b"1")
         assert first.get("a") == b"1"
         other.close()
@@ -156,7 +153,7 @@ def test_a_question_that_makes_no_sense_ends_its_connection_alone() -> None:
 
 
 def test_local_values_wait_for_what_is_set_meanwhile() -> None:
-    values = LocalValues()
+    values = stores.LocalValues()
     threading.Timer(0.05, lambda: values.set("a", b"1")).start()
     assert values.get("a", wait_s=5.0) == b"1"
     assert values.get("b", wait_s=0.0) is None

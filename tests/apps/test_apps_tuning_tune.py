@@ -7,23 +7,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from lazily import lazily
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-peft = pytest.importorskip("peft", reason="PEFT is not installed")
+from stoker.contexts import payloads
+from stoker.contexts.ambient import Evicted
+from stoker.errors import ConfigError
+from stoker.site import Duration
+from stoker.tuning.encoding import EncodedSample, encode_prompt, encode_samples
+from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Training, Until
+from stoker.tuning.result import TuningEnd, write_tuned
+from stoker.tuning.samples import Sample, read_samples
 
-from tuning import tiny  # noqa: E402
-
-from stoker.contexts import payloads  # noqa: E402
-from stoker.contexts.ambient import Evicted  # noqa: E402
-from stoker.errors import ConfigError  # noqa: E402
-from stoker.site import Duration  # noqa: E402
-from stoker.tuning.encoding import EncodedSample, encode_prompt, encode_samples  # noqa: E402
-from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Training, Until  # noqa: E402
-from stoker.tuning.passes import gradient, measure, write  # noqa: E402
-from stoker.tuning.result import TuningEnd, write_tuned  # noqa: E402
-from stoker.tuning.samples import Sample, read_samples  # noqa: E402
-from stoker.tuning.softprompt import embed, nearest_tokens, soft_prompt  # noqa: E402
-from stoker.tuning.tune import tune  # noqa: E402
+torch, peft, tiny, passes, softprompt, tuner = lazily(
+    "torch", "peft", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.softprompt", "stoker.tuning.tune"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,8 +57,8 @@ def prompt_of(context, text="say yes or no"):
 def test_tuning_begins_with_the_loss_of_the_text_as_the_bare_model_has_it(kind):
     context = tiny.context(kind=kind)
     rows, prompt = rows_of(context), prompt_of(context)
-    with soft_prompt(context.model, embed(context.model, prompt)) as soft:
-        found = measure(soft, rows, metric=Metric.LOSS, tokenizer=context.tokenizer, batch=7)
+    with softprompt.soft_prompt(context.model, softprompt.embed(context.model, prompt)) as soft:
+        found = passes.measure(soft, rows, metric=Metric.LOSS, tokenizer=context.tokenizer, batch=7)
     total = 0.0
     for row in rows:
         whole = torch.tensor([prompt + row.source + row.target])
@@ -78,11 +75,11 @@ def test_tuning_begins_with_the_loss_of_the_text_as_the_bare_model_has_it(kind):
 def test_the_gradient_is_that_of_plain_embeddings_and_does_not_depend_on_micro_batches(kind):
     context = tiny.context(kind=kind)
     rows = rows_of(context)[:7]
-    vectors = embed(context.model, prompt_of(context))
-    with soft_prompt(context.model, vectors) as soft:
-        whole, loss, tokens = gradient(soft, rows, micro_batch=0)
-        pieces = gradient(soft, rows, micro_batch=2)
-        nothing = gradient(soft, [], micro_batch=0)
+    vectors = softprompt.embed(context.model, prompt_of(context))
+    with softprompt.soft_prompt(context.model, vectors) as soft:
+        whole, loss, tokens = passes.gradient(soft, rows, micro_batch=0)
+        pieces = passes.gradient(soft, rows, micro_batch=2)
+        nothing = passes.gradient(soft, [], micro_batch=0)
     plain = vectors.clone().requires_grad_(True)
     table = context.model.get_input_embeddings()
     for row in rows:
@@ -100,7 +97,7 @@ def test_the_gradient_is_that_of_plain_embeddings_and_does_not_depend_on_micro_b
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_accuracy_is_whether_the_model_would_write_the_target(kind):
     context = tiny.context(kind=kind)
-    vectors = embed(context.model, prompt_of(context))
+    vectors = softprompt.embed(context.model, prompt_of(context))
     table = context.model.get_input_embeddings()
     right = []
     for row in rows_of(context)[:6]:
@@ -111,10 +108,10 @@ def test_accuracy_is_whether_the_model_would_write_the_target(kind):
                 written += (int(context.model(inputs_embeds=inputs[None]).logits[0, -1].argmax()),)
         right.append(EncodedSample(row.source, written, context.tokenizer.decode(written).strip()))
     wrong = [EncodedSample(row.source, (*row.target[:-1], (row.target[-1] + 1) % 256), "") for row in right]
-    with soft_prompt(context.model, vectors) as soft:
-        found = measure(soft, right + wrong, metric=Metric.ACCURACY, tokenizer=context.tokenizer, batch=5)
-        texts = write(soft, right, tokenizer=context.tokenizer)
-        alone = [write(soft, [row], tokenizer=context.tokenizer)[0] for row in right]
+    with softprompt.soft_prompt(context.model, vectors) as soft:
+        found = passes.measure(soft, right + wrong, metric=Metric.ACCURACY, tokenizer=context.tokenizer, batch=5)
+        texts = passes.write(soft, right, tokenizer=context.tokenizer)
+        alone = [passes.write(soft, [row], tokenizer=context.tokenizer)[0] for row in right]
     assert (found.correct, found.samples) == (6.0, 12.0)
     assert texts == alone
     for row, text in zip(right, texts, strict=True):
@@ -126,7 +123,7 @@ def test_a_job_learns_ends_at_its_target_and_is_measured_on_held_out_samples(con
     same = [Sample(f"{'x' * (1 + number % 5)}{number}", "ok") for number in range(30)]
     job = tiny.job(iterations=200, metric=Metric.ACCURACY, reach=1.0, evaluate_every=5)
     seen = []
-    tuned = tune(context, job, same, report=seen.append)
+    tuned = tuner.tune(context, job, same, report=seen.append)
     assert tuned.end is TuningEnd.REACHED
     assert tuned.iterations == tuned.iterations_to_accuracy == tuned.best.iteration < 200
     assert tuned.best.metric == 1.0
@@ -141,41 +138,41 @@ def test_a_job_learns_ends_at_its_target_and_is_measured_on_held_out_samples(con
     assert all(one.left_s is not None and one.left_s > 0 for one in seen[1:-1])
     assert tuned.spent_s["compute"] > 0
     assert tuned.communication_share < 0.1
-    assert tuned.text == context.tokenizer.decode(nearest_tokens(context.model, weights(tuned.adapter)))
+    assert tuned.text == context.tokenizer.decode(softprompt.nearest_tokens(context.model, weights(tuned.adapter)))
 
 
 def test_without_a_target_the_best_prompt_of_all_is_given_back(context):
     # The first steps are too long, and the one that comes after the best does harm.
     steep = {"learning_rate": 0.5, "optimizer": Optimizer.SGD}
-    tuned = tune(context, tiny.job(iterations=4, **steep), tiny.samples())
+    tuned = tuner.tune(context, tiny.job(iterations=4, **steep), tiny.samples())
     assert tuned.end is TuningEnd.ITERATIONS
     assert tuned.iterations == 4
     assert tuned.iterations_to_accuracy is None
     assert [point.iteration for point in tuned.points] == [0, 2, 4]
     assert tuned.best == tuned.points[1] == min(tuned.points, key=lambda point: point.metric)
-    shorter = tune(context, tiny.job(iterations=2, **steep), tiny.samples())
+    shorter = tuner.tune(context, tiny.job(iterations=2, **steep), tiny.samples())
     assert (shorter.adapter, shorter.held_out, shorter.text) == (tuned.adapter, tuned.held_out, tuned.text)
-    uneven = tune(context, tiny.job(iterations=3), tiny.samples())
+    uneven = tuner.tune(context, tiny.job(iterations=3), tiny.samples())
     assert [point.iteration for point in uneven.points] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("metric", [Metric.ROUGE, Metric.BLEU])
 def test_metrics_of_written_text(context, metric):
     longer = [Sample(one.input, f"it is {one.target} for me", one.place) for one in tiny.samples(12)]
-    tuned = tune(context, tiny.job(iterations=2, metric=metric), longer)
+    tuned = tuner.tune(context, tiny.job(iterations=2, metric=metric), longer)
     assert all(0 <= point.metric <= 1 for point in (*tuned.points, tuned.held_out))
     assert math.isfinite(tuned.held_out.loss)
 
 
 def test_a_loss_that_is_no_number_ends_the_job_with_the_best_prompt_from_before():
     context = tiny.context()
-    good = tune(context, tiny.job(iterations=2), tiny.samples())
+    good = tuner.tune(context, tiny.job(iterations=2), tiny.samples())
 
     def break_it(progress):
         if progress.iteration == 3:
             context.model.get_input_embeddings().weight.mul_(float("inf"))
 
-    tuned = tune(context, tiny.job(), tiny.samples(), report=break_it)
+    tuned = tuner.tune(context, tiny.job(), tiny.samples(), report=break_it)
     assert tuned.end is TuningEnd.DIVERGED
     assert tuned.iterations == 4
     assert (tuned.adapter, tuned.best) == (good.adapter, good.best)
@@ -189,9 +186,9 @@ def test_the_model_is_left_as_it_was_and_jobs_do_not_see_each_other(context):
     names, config = sorted(vars(context.model)), context.model.config.to_dict()
     parameters = {name: (value.data_ptr(), value.requires_grad) for name, value in context.model.named_parameters()}
     before, chance = context.model(ids).logits, torch.random.get_rng_state()
-    first = tune(context, tiny.job(), tiny.samples())
-    other = tune(context, tiny.job(initial="something else", batch=4, optimizer=Optimizer.SGD), tiny.samples())
-    again = tune(context, tiny.job(), tiny.samples())
+    first = tuner.tune(context, tiny.job(), tiny.samples())
+    other = tuner.tune(context, tiny.job(initial="something else", batch=4, optimizer=Optimizer.SGD), tiny.samples())
+    again = tuner.tune(context, tiny.job(), tiny.samples())
     assert (again.adapter, again.points) == (first.adapter, first.points)
     assert other.points[0] != first.points[0]
     assert sorted(vars(context.model)) == names
@@ -209,7 +206,7 @@ def test_a_model_that_may_be_trained_may_be_trained_afterwards():
     context.model.requires_grad_(True).train()
 
     def fail():
-        with soft_prompt(context.model, embed(context.model, prompt_of(context))) as soft:
+        with softprompt.soft_prompt(context.model, softprompt.embed(context.model, prompt_of(context))) as soft:
             assert [soft.vectors.shape] == [value.shape for value in soft.wrapped.parameters() if value.requires_grad]
             assert not context.model.training
             raise KeyError("on the way")
@@ -221,7 +218,7 @@ def test_a_model_that_may_be_trained_may_be_trained_afterwards():
 
 
 def test_the_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
-    tuned = tune(context, tiny.job(), tiny.samples())
+    tuned = tuner.tune(context, tiny.job(), tiny.samples())
     said = json.loads(write_tuned(tuned, tmp_path / "tuned").read_text())
     assert said["metric"] == "loss"
     assert said["held_out"]["loss"] == tuned.held_out.loss
@@ -236,11 +233,12 @@ def test_the_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 def test_a_gpu_tunes_as_a_cpu_does(context):
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device here")
     there = tiny.context()
     there.model.to("cuda")
-    here, found = (tune(one, tiny.job(iterations=2), tiny.samples()) for one in (context, there))
+    here, found = (tuner.tune(one, tiny.job(iterations=2), tiny.samples()) for one in (context, there))
     assert [point.loss for point in found.points] == pytest.approx([point.loss for point in here.points], rel=1e-3)
 
 
@@ -248,41 +246,41 @@ def test_a_gpu_tunes_as_a_cpu_does(context):
 
 
 def test_a_job_that_makes_room_goes_on_elsewhere_with_the_same_numbers(context):
-    whole = tune(context, tiny.job(), tiny.samples())
+    whole = tuner.tune(context, tiny.job(), tiny.samples())
 
     def leave(progress):
         if progress.iteration == 3:
             raise Evicted(b"not what comes out")
 
     with pytest.raises(Evicted) as caught:
-        tune(context, tiny.job(), tiny.samples(), report=leave)
+        tuner.tune(context, tiny.job(), tiny.samples(), report=leave)
     seen = []
-    rest = tune(context, tiny.job(), tiny.samples(), start=payloads.loads(caught.value.state), report=seen.append)
+    rest = tuner.tune(context, tiny.job(), tiny.samples(), start=payloads.loads(caught.value.state), report=seen.append)
     assert [one.iteration for one in seen] == [5, 6]
     assert (rest.adapter, rest.points, rest.held_out) == (whole.adapter, whole.points, whole.held_out)
 
 
 def test_checkpoints_come_with_reports_and_the_farther_one_counts(context, tmp_path):
     kept = {}
-    tune(context, tiny.job(), tiny.samples(), report=lambda one: kept.update({one.iteration: one.checkpoint}))
+    tuner.tune(context, tiny.job(), tiny.samples(), report=lambda one: kept.update({one.iteration: one.checkpoint}))
     assert all(kept.values())
     (tmp_path / "checkpoint.safetensors").write_bytes(kept[3])
     for start, first in ((kept[2], 4), (kept[4], 5), (b"", 4)):
         seen = []
-        tune(context, tiny.job(), tiny.samples(), start=start, folder=tmp_path, report=seen.append)
+        tuner.tune(context, tiny.job(), tiny.samples(), start=start, folder=tmp_path, report=seen.append)
         assert seen[0].iteration == first
         (tmp_path / "checkpoint.safetensors").write_bytes(kept[3])
     rare = tiny.job(checkpoint_every_s=Duration(3600.0))
-    tune(context, rare, tiny.samples(), report=lambda one: kept.update({one.iteration: one.checkpoint}))
+    tuner.tune(context, rare, tiny.samples(), report=lambda one: kept.update({one.iteration: one.checkpoint}))
     assert not any(kept.values())
 
 
 def test_a_damaged_checkpoint_costs_only_time(context, tmp_path):
     (tmp_path / "checkpoint.safetensors").write_bytes(b"half")
-    tuned = tune(context, tiny.job(), tiny.samples(), folder=tmp_path)
-    assert tuned.points == tune(context, tiny.job(), tiny.samples()).points
+    tuned = tuner.tune(context, tiny.job(), tiny.samples(), folder=tmp_path)
+    assert tuned.points == tuner.tune(context, tiny.job(), tiny.samples()).points
     with pytest.raises(ConfigError, match="another job or other data"):
-        tune(context, tiny.job(), tiny.samples(30), folder=tmp_path)
+        tuner.tune(context, tiny.job(), tiny.samples(30), folder=tmp_path)
 
 
 def test_an_error_of_the_report_is_the_callers(context):
@@ -290,7 +288,7 @@ def test_an_error_of_the_report_is_the_callers(context):
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        tune(context, tiny.job(), tiny.samples(), report=fail)
+        tuner.tune(context, tiny.job(), tiny.samples(), report=fail)
 
 
 # ---- what is refused
@@ -311,13 +309,13 @@ def test_what_cannot_be_tuned_is_said_before_it_begins(context, change, key, sai
     job = tiny.job(**change)
     job = msgspec.structs.replace(job, prompt=msgspec.structs.replace(job.prompt, **prompt))
     with pytest.raises(ConfigError, match=said) as caught:
-        tune(context, job, tiny.samples())
+        tuner.tune(context, job, tiny.samples())
     assert caught.value.key == key
 
 
 def test_too_few_samples_are_refused(context):
     with pytest.raises(ConfigError, match="has 2 different inputs"):
-        tune(context, tiny.job(), tiny.samples(2))
+        tuner.tune(context, tiny.job(), tiny.samples(2))
 
 
 def test_a_long_prompt_is_cut_and_a_short_one_repeated(context):
@@ -357,7 +355,7 @@ def test_smollm2_learns_to_tell_claims_that_are_supported(request, tmp_path):
         until=Until(metric=Metric.ACCURACY, reach=0.9, iterations=60, evaluate_every=4),
         training=Training(batch=4, learning_rate=0.03),
     )  # fmt: skip
-    tuned = tune(model, job, read_samples(data))
+    tuned = tuner.tune(model, job, read_samples(data))
     assert tuned.end is TuningEnd.REACHED
     assert tuned.points[-1].loss < tuned.points[0].loss / 2
     assert tuned.held_out.metric >= 0.75

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from lazily import lazily, without_gradients
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
-
-from stoker.contexts.language_model import CausalLM  # noqa: E402  # it imports PyTorch
+torch, transformers, models = lazily("torch", "transformers", "stoker.contexts.language_model")
 
 SMALL = {
     "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
@@ -51,14 +49,14 @@ PROMPTS = ["one template: abc", "one template: xyz and more", "one template: q",
 LABELS = [" yes", " no", "!", " yes yes"]
 
 
-@torch.inference_mode()
+@without_gradients
 def bare(model: Any, prompt: str, label: str) -> float:
     ids = torch.tensor([[ord(letter) for letter in prompt + label]])
     steps = torch.log_softmax(model(ids, use_cache=False).logits[0].float(), dim=-1)
     return sum(float(steps[at - 1, ids[0, at]]) for at in range(len(prompt), ids.shape[1]))
 
 
-@torch.inference_mode()
+@without_gradients
 def bare_text(model: Any, prompt: str, most: int) -> str:
     ids = [ord(letter) for letter in prompt]
     while len(ids) < len(prompt) + most:
@@ -79,7 +77,7 @@ def test_scores_and_texts(name: str) -> None:
         for weights in model.parameters():  # large enough that a wrong mask or position would show
             if weights.dim() > 1:
                 weights.data.normal_(0, 0.3)
-        engine = CausalLM(model, Letters())
+        engine = models.CausalLM(model, Letters())
         expected = [[bare(model, prompt, label) for label in LABELS] for prompt in PROMPTS]
         for batch_size in (1, 4, 1):
             found = engine.label_scores(PROMPTS, LABELS, batch_size=batch_size)
@@ -96,7 +94,7 @@ def test_which_share() -> None:
     """Those with plain attention share what their prompts have in common; the others share nothing."""
     shares = {}
     for name, config in CONFIGS.items():
-        engine = CausalLM(transformers.AutoModelForCausalLM.from_config(config()).eval(), Letters())
+        engine = models.CausalLM(transformers.AutoModelForCausalLM.from_config(config()).eval(), Letters())
         engine.label_scores(PROMPTS, LABELS[:1])
         shares[name] = engine.reused_tokens > 0
     assert [name for name, found in shares.items() if not found] == ["sliding", "gemma3", "recurrent"]

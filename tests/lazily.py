@@ -1,0 +1,50 @@
+"""Modules that take seconds to import, for test files that every worker of pytest-xdist reads and only one runs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import pytest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LazyModule:
+    """A module that is imported when something of it is first used. To change it, name the module itself."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_mock_name":  # pytest asks every name of a file for such
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._name), name)
+
+
+def lazily(*names: str, needs: str = "") -> Any:
+    """These modules, or the one if there is only one. The file is skipped where a package of theirs, or that they need,
+    is not installed."""
+    for package in dict.fromkeys([*(name.partition(".")[0] for name in names), *needs.split()]):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed", allow_module_level=True)
+    found = tuple(LazyModule(name) for name in names)
+    return found if len(found) > 1 else found[0]
+
+
+def without_gradients(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that runs in PyTorch's inference mode; `torch.inference_mode` as a decorator imports PyTorch at
+    once."""
+
+    @functools.wraps(function)
+    def run(*arguments: P.args, **more: P.kwargs) -> R:
+        with importlib.import_module("torch").inference_mode():
+            return function(*arguments, **more)
+
+    return run
