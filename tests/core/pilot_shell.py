@@ -96,10 +96,13 @@ class CoreShell:
     def ready(self, number: int = 1, recipe: Recipe | None = None, **more: Any) -> CoreShell:
         return self.start(number, recipe, **more).load(number)
 
-    def run(self, *calls: int, library: int = 1, limit_s: float = 0.0, payload: Any = b"x") -> CoreShell:
+    def run(
+        self, *calls: int, library: int = 1, limit_s: float = 0.0, payload: Any = b"x", stream: bool = False
+    ) -> CoreShell:
         """The manager sends calls."""
         specs = [CallSpec(CallId(call), payload) for call in calls]
-        return self.hear(RunCalls(LibraryId(library), FunctionKey("f"), specs, CallOptions(limit_s=limit_s)))
+        options = CallOptions(limit_s=limit_s, stream=stream)
+        return self.hear(RunCalls(LibraryId(library), FunctionKey("f"), specs, options))
 
     def end(self, *calls: int, library: int = 1) -> CoreShell:
         """Calls end in a library."""

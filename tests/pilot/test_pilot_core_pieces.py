@@ -9,8 +9,8 @@ from core.pilot_shell import CoreShell
 
 from stoker.manager.protocol import to_agent, to_library
 from stoker.manager.protocol import to_pilot as order
-from stoker.manager.protocol.calls import WINDOW_PIECES, CallOptions, CallProgress, CallSpec
-from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
+from stoker.manager.protocol.calls import WINDOW_PIECES, CallProgress
+from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
 from stoker.pilot.core.pieces import CLOSE_S
@@ -26,8 +26,7 @@ def pilot() -> CoreShell:
 
 
 def stream(pilot: CoreShell, *calls: int) -> CoreShell:
-    specs = [CallSpec(CallId(call), b"x") for call in calls]
-    return pilot.hear(order.RunCalls(LibraryId(1), FunctionKey("f"), specs, CallOptions(stream=True)))
+    return pilot.run(*calls, stream=True)
 
 
 def yielded(pilot: CoreShell, first: int, *items: bytes, call: int = 1, run: int = RUN) -> CoreShell:

@@ -17,7 +17,7 @@ from stoker.contexts.recipe import Needs, ObjectRef, Recipe
 from stoker.manager.protocol import to_agent
 from stoker.manager.protocol import to_manager as told
 from stoker.manager.protocol import to_pilot as order
-from stoker.manager.protocol.calls import CallEnd, CallProgress
+from stoker.manager.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress
 from stoker.manager.protocol.ids import LibraryId
 from stoker.pilot.core.commands import SetTimer, Tell
 from stoker.pilot.core.events import (
@@ -100,12 +100,12 @@ class Pilot(RuleBasedStateMachine):
         self.pilot.start(number, recipe, device_memory_bytes=memory * GIB)
         self.settle()
 
-    @rule(number=libraries, count=st.integers(1, 4), limit_s=st.sampled_from((0.0, 1.0)))
-    def run(self, number: int, count: int, limit_s: float) -> None:
+    @rule(number=libraries, count=st.integers(1, 4), limit_s=st.sampled_from((0.0, 1.0)), stream=st.booleans())
+    def run(self, number: int, count: int, limit_s: float, stream: bool) -> None:
         calls = range(self.calls + 1, self.calls + 1 + count)
         self.calls += count
         self.believed.setdefault(number, {}).update(dict.fromkeys(calls))
-        self.pilot.run(*calls, library=number, limit_s=limit_s)
+        self.pilot.run(*calls, library=number, limit_s=limit_s, stream=stream)
         self.settle()
 
     @rule(number=libraries, count=st.integers(1, 3))
@@ -171,6 +171,16 @@ class Pilot(RuleBasedStateMachine):
         self.pilot.say(number, to_agent.RunEvicted(CallProgress(call)), to_agent.Resized(size * GIB))  # type: ignore[arg-type]
         self.settle()
 
+    @rule(number=libraries, run=st.integers(1, 2), count=st.integers(0, 5), taken=st.integers(0, 9))
+    def give_pieces(self, number: int, run: int, count: int, taken: int) -> None:
+        """A call yields, and its client acknowledges some of what it has."""
+        library = self.pilot.core.state.libraries.get(LibraryId(number))
+        for call, window in list(library.streams.items())[:1] if library is not None else ():
+            first = window.first + len(window.items) if run == window.run else 0
+            self.pilot.say(number, to_agent.Yielded(call, run, first, [b"x"] * count))
+            self.pilot.hear(order.AckPieces(LibraryId(number), call, run, taken))
+        self.settle()
+
     @rule(number=libraries, every=st.integers(1, 3), signal=st.sampled_from((0, 9, 11)), fails=st.booleans())
     def die(self, number: int, every: int, signal: int, fails: bool) -> None:
         running = tuple(self.some(number, every))
@@ -210,6 +220,12 @@ class Pilot(RuleBasedStateMachine):
     def walltime(self, left_s: float) -> None:
         self.pilot.give(WalltimeKnown(left_s))
         self.settle()
+
+    @invariant()
+    def pieces_are_kept_of_held_calls_alone(self) -> None:
+        for library in self.pilot.core.state.libraries.values():
+            assert library.streams.keys() <= library.held.keys()
+            assert all(len(window.items) <= WINDOW_PIECES for window in library.streams.values())
 
     @invariant()
     def memory_adds_up(self) -> None:
