@@ -7,9 +7,11 @@ import contextlib
 import gc
 import os
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
+from parsl.dataflow.errors import DependencyError
 
 import stoker
 from stoker.errors import ConfigError, SerializationError, StokerError
@@ -112,6 +114,20 @@ def test_a_future_of_a_function_that_yields_has_a_list_and_its_pieces():
         next(pieces)
     with pytest.raises(ValueError, match="no 2"):
         failing.result(30)
+
+
+def test_pieces_of_a_future_that_is_remembered_cancelled_or_never_sent():
+    remembered = stoker.app(cache=True)(count.function)
+    assert list(remembered(4).pieces()) == [0, 1, 2, 3]
+    assert list(remembered(4).pieces()) == [0, 1, 2, 3]
+    cancelled = count(10**6, pause_s=0.01)
+    pieces = cancelled.pieces()
+    next(pieces)
+    cancelled.cancel()
+    with pytest.raises(CancelledError):
+        list(pieces)
+    with pytest.raises(DependencyError):
+        list(count(stoker.app(abs)("no number")).pieces())
 
 
 def test_a_future_passes_its_list_to_other_calls():
