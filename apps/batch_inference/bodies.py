@@ -34,14 +34,14 @@ _SAMPLING = ("temperature", "top_p", "seed", "stop", "max_tokens")
 HONOURED = {
     Endpoint.CHAT: frozenset({"model", "messages", "max_completion_tokens", *_SAMPLING}),
     Endpoint.COMPLETIONS: frozenset({"model", "prompt", *_SAMPLING}),
-    Endpoint.EMBEDDINGS: frozenset({"model", "input"}),
+    Endpoint.EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
 }
 """The fields of each endpoint's bodies that have their effect."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,), "suffix": ("",), "frequency_penalty": (0,),
     "presence_penalty": (0,), "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
     "function_call": ("none", "auto"), "parallel_tool_calls": (True, False), "modalities": (["text"],),
-    "response_format": ({"type": "text"},), "encoding_format": ("float",),
+    "response_format": ({"type": "text"},),
 }  # fmt: skip
 """Values that change nothing, of fields that are refused otherwise."""
 _KNOWN = frozenset(
@@ -66,7 +66,8 @@ def read_body(body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_t
     _refuse_others(given, endpoint)
     model = _model(given)
     if endpoint is Endpoint.EMBEDDINGS:
-        return BatchRequest(custom_id, line, endpoint, model, texts=_texts(given, "input"))
+        packed = _is_packed(given)
+        return BatchRequest(custom_id, line, endpoint, model, texts=_texts(given, "input"), packed=packed)
     sampling = _sampling(given, endpoint, custom_id=custom_id, max_tokens=max_tokens)
     if endpoint is Endpoint.CHAT:
         return BatchRequest(custom_id, line, endpoint, model, messages=_messages(given), sampling=sampling)
@@ -100,6 +101,13 @@ def _model(body: Body) -> str:
     if not isinstance(model, str) or not model:
         raise _refused("model", f"must be a text, and is {_shown(model)}", "invalid_type")
     return model
+
+
+def _is_packed(body: Body) -> bool:
+    form = body.get("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise _refused("encoding_format", f"is {_shown(form)}; it must be float or base64", "invalid_value")
+    return bool(form == "base64")
 
 
 def _messages(body: Body) -> tuple[ChatMessage, ...]:

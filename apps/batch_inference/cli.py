@@ -41,7 +41,7 @@ def command(
     json_: bool,
 ) -> None:
     """Answer FILE, an OpenAI batch file, with models of your own: one JSON object a line, with custom_id, method, url
-    (/v1/chat/completions or /v1/completions) and body. Without FILE: a small example.
+    (/v1/chat/completions, /v1/completions or /v1/embeddings) and body. Without FILE: a small example.
 
     The run folder gets responses.jsonl and errors.jsonl, in OpenAI's form and in the order of FILE: each custom_id is
     in one of them, once. A batch that was stopped or killed is gone on with by the same command. The exit status is 1

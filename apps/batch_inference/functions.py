@@ -2,8 +2,9 @@
 
     recipe = model_recipe(language_model, "models/small")       a value: nothing is loaded yet
     answered = answer.with_options(context=recipe)              the same function, on that model
+    embedded = embed.with_options(context=encoder("models/e5")) vectors, of an encoder
 
-A batch makes a recipe of each of its models and maps `answer` over each model's requests: `run.py` does so. A call is
+A batch makes a recipe of each of its models and maps `answer` or `embed` over its requests: `run.py` does so. A call is
 one request. The loader under `@context` runs once in a process on a pilot; the function under `@app` gets what it
 returned as its first argument.
 """
@@ -22,6 +23,7 @@ from stoker.contexts import load_causal_lm
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
+_PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
 _UNKNOWN_LENGTH = 4096
 """The length of a model that does not say how many tokens it reads."""
 
@@ -54,8 +56,21 @@ class Choice(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
+class Embedder(Protocol):
+    """What an encoder context offers to this application. `longest`: the tokens that it reads; 0 is any number."""
+
+    longest: int
+
+    def count_tokens(self, text: str) -> int:
+        """The length of a text in tokens."""
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        """A vector a text. Raises ValueError for a text that it cannot take."""
+
+
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """What a call brings back: a choice a prompt, or why there is none; when it ended (epoch) and what it took."""
+    """What a call brings back: a choice a prompt or a vector a text, or why there is none; when it ended (epoch) and
+    what it took. `packed` is the request's; `read_tokens` are those of texts that have vectors."""
 
     custom_id: str
     line: int
@@ -65,6 +80,9 @@ class BatchAnswer(msgspec.Struct, frozen=True):
     error: ApiError | None
     ended_at: float
     infer_s: float
+    vectors: list[list[float]] = []
+    read_tokens: int = 0
+    packed: bool = False
 
 
 @context
@@ -95,6 +113,37 @@ def answer(model: BatchModel, request: BatchRequest) -> BatchAnswer:
         error=error,
         ended_at=time.time(),
         infer_s=time.perf_counter() - begun,
+    )
+
+
+@app
+def embed(model: Embedder, request: BatchRequest) -> BatchAnswer:
+    """Has the model embed the texts of one request."""
+    begun = time.perf_counter()
+    vectors: list[list[float]] = []
+    tokens = 0
+    error: ApiError | None = None
+    try:
+        for text in request.texts:
+            length = model.count_tokens(text)
+            if 0 < model.longest < length:
+                raise ContextTooShort(f"the model reads {model.longest} tokens, and a text has {length}")
+            tokens += length
+        vectors = model.embed(list(request.texts))
+    except ValueError as refusal:
+        error = _as_api_error(refusal, request)
+    return BatchAnswer(
+        custom_id=request.custom_id,
+        line=request.line,
+        endpoint=request.endpoint,
+        model=request.model,
+        choices=[],
+        error=error,
+        ended_at=time.time(),
+        infer_s=time.perf_counter() - begun,
+        vectors=vectors,
+        read_tokens=tokens,
+        packed=request.packed,
     )
 
 
@@ -145,7 +194,7 @@ def _prompts(model: BatchModel, request: BatchRequest) -> tuple[str, ...]:
 
 
 def _as_api_error(error: ValueError, request: BatchRequest) -> ApiError:
-    param = "messages" if request.endpoint is Endpoint.CHAT else "prompt"
+    param = _PARAMS[request.endpoint]
     code = "context_length_exceeded" if isinstance(error, ContextTooShort) else None
     text = str(error).replace("prompt 0 ", "the prompt ", 1)
     return ApiError(f"line {request.line}: {text}", param=param, code=code)

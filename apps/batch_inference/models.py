@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.apps.batch_inference.request import BatchRequest, Endpoint, RequestRefused
+from stoker.apps.batch_inference.request import BatchRequest, RequestRefused
 from stoker.errors import ConfigError
 
 
@@ -24,10 +24,6 @@ class ModelPaths(msgspec.Struct, frozen=True):
 
     def admit(self, request: BatchRequest) -> None:
         """Raise RequestRefused for a request that none of these models answers."""
-        if request.endpoint is Endpoint.EMBEDDINGS:
-            raise RequestRefused(
-                f"url {request.endpoint.value} is not answered yet", param="url", code="unsupported_endpoint"
-            )
         if not self.path_of(request.model):
             known = ", ".join(self.named)
             raise RequestRefused(

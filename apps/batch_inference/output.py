@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from typing import Any
+import struct
+from typing import Any, assert_never
 
 from stoker.apps.batch_inference.functions import BatchAnswer, Choice
 from stoker.apps.batch_inference.request import ApiError, Endpoint
@@ -16,10 +18,18 @@ def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
     key = f"{digest} {answer.line}"
     if answer.error is not None:
         return error_line(answer.custom_id, answer.error, key=key)
-    body = _chat_body if answer.endpoint is Endpoint.CHAT else _completion_body
     name = _name(key)
     facts = {"created": int(answer.ended_at), "model": answer.model}
-    return _line(answer.custom_id, name=name, status=200, body=body(name, facts, answer.choices))
+    match answer.endpoint:
+        case Endpoint.CHAT:
+            body = _chat_body(name, facts, answer.choices)
+        case Endpoint.COMPLETIONS:
+            body = _completion_body(name, facts, answer.choices)
+        case Endpoint.EMBEDDINGS:
+            body = _embedding_body(answer)
+        case _:
+            assert_never(answer.endpoint)
+    return _line(answer.custom_id, name=name, status=200, body=body)
 
 
 def error_line(custom_id: str | None, error: ApiError, *, key: str) -> dict[str, Any]:
@@ -67,6 +77,23 @@ def _completion_body(name: str, facts: dict[str, Any], choices: list[Choice]) ->
         "usage": _usage(choices),
         "system_fingerprint": None,
     }
+
+
+def _embedding_body(answer: BatchAnswer) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _packed(vector) if answer.packed else vector}
+            for index, vector in enumerate(answer.vectors)
+        ],
+        "model": answer.model,
+        "usage": {"prompt_tokens": answer.read_tokens, "total_tokens": answer.read_tokens},
+    }
+
+
+def _packed(vector: list[float]) -> str:
+    """Little-endian float32 in base64, as OpenAI's."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
 def _usage(choices: list[Choice]) -> dict[str, int]:

@@ -38,7 +38,8 @@ class SamplingOptions(msgspec.Struct, frozen=True):
 class BatchRequest(msgspec.Struct, frozen=True):
     """One request, checked: what travels to the model. `line` is where in the file it stands.
 
-    A conversation has `messages`; the other endpoints have `texts`, and an answer to each.
+    A conversation has `messages`; the other endpoints have `texts`, and an answer to each. `packed`: vectors are wanted
+    as base64.
     """
 
     custom_id: str
@@ -48,6 +49,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
     messages: tuple[ChatMessage, ...] = ()
     texts: tuple[str, ...] = ()
     sampling: SamplingOptions = SamplingOptions()
+    packed: bool = False
 
 
 class ApiError(msgspec.Struct, frozen=True):

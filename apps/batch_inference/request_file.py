@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 
 _FIELDS = ("custom_id", "method", "url", "body")
+Name = TypeVar("Name", Endpoint, str)
 Admit = Callable[[BatchRequest], None]
 """Raises RequestRefused for a request that no model here can answer."""
 
@@ -40,14 +41,23 @@ class CheckedFile(msgspec.Struct, frozen=True):
     digest: str
     custom_ids: dict[str, int]
     refused: tuple[RefusedLine, ...]
-    endpoints: dict[Endpoint, int]
-    models: dict[str, int]
-    """The requests of each model's name."""
+    counts: dict[tuple[Endpoint, str], int]
+    """The requests of each endpoint and model's name."""
 
     @property
     def lines(self) -> int:
         """The requests of the file, refused ones too."""
         return len(self.custom_ids) + len(self.refused)
+
+    @property
+    def endpoints(self) -> dict[Endpoint, int]:
+        """The requests of each endpoint."""
+        return _sums((endpoint, number) for (endpoint, _), number in self.counts.items())
+
+    @property
+    def models(self) -> dict[str, int]:
+        """The requests of each model's name."""
+        return _sums((model, number) for (_, model), number in self.counts.items())
 
 
 def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
@@ -56,8 +66,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
     digest = hashlib.sha256()
     custom_ids: dict[str, int] = {}
     refused: list[RefusedLine] = []
-    endpoints: Counter[Endpoint] = Counter()
-    models: Counter[str] = Counter()
+    counts: Counter[tuple[Endpoint, str]] = Counter()
     for line in read_lines(path):
         digest.update(line.data + b"\n")
         found = read_request(line, seen=custom_ids, admit=admit, max_tokens=max_tokens)
@@ -65,8 +74,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
             refused.append(found)
             continue
         custom_ids[found.custom_id] = line.number
-        endpoints[found.endpoint] += 1
-        models[found.model] += 1
+        counts[found.endpoint, found.model] += 1
     if not custom_ids and not refused:
         raise ConfigError(f"{path}: holds no requests", file=str(path))
     return CheckedFile(
@@ -74,8 +82,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
         digest=digest.hexdigest()[:16],
         custom_ids=custom_ids,
         refused=tuple(refused),
-        endpoints=dict(endpoints),
-        models=dict(models),
+        counts=dict(counts),
     )
 
 
@@ -113,6 +120,13 @@ def read_request(line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: 
         error = msgspec.structs.replace(refused.error, message=f"line {line.number}: {refused.error.message}")
         return RefusedLine(line=line.number, custom_id=custom_id, error=error)
     return request
+
+
+def _sums(pairs: Iterable[tuple[Name, int]]) -> dict[Name, int]:
+    sums: dict[Name, int] = {}
+    for name, number in pairs:
+        sums[name] = sums.get(name, 0) + number
+    return sums
 
 
 def _object(data: bytes) -> dict[str, Any]:

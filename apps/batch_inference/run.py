@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ import msgspec
 
 import stoker
 from stoker.apps.batch_inference import APP
-from stoker.apps.batch_inference.functions import answer, language_model
+from stoker.apps.batch_inference.functions import answer, embed, language_model
 from stoker.apps.batch_inference.models import ModelPaths, read_models
 from stoker.apps.batch_inference.options import EXAMPLE, BatchOptions
-from stoker.apps.batch_inference.request import ApiError, BatchRequest
+from stoker.apps.batch_inference.request import ApiError, BatchRequest, Endpoint
 from stoker.apps.batch_inference.request_file import CheckedFile, check_file, read_requests
 from stoker.apps.batch_inference.results import (
     KEY,
@@ -38,7 +38,7 @@ from stoker.console import Screen
 from stoker.contexts import Recipe, default_model, model_recipe
 from stoker.errors import CallCancelledError, CallError, ConfigError, ContextError, SerializationError, StokerError
 from stoker.run_folder import RecordLog, open_run
-from stoker.sessions import ContextFacts, facts_of
+from stoker.sessions import ContextFacts, StokerApp, facts_of
 from stoker.units import show_seconds
 
 INTERRUPTED = 130
@@ -88,17 +88,19 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
     Raises StokerError for input that cannot be used, and where no answer can be had (those so far are kept then too).
     """
     checked, models = _checked(options)
-    paths = {name: models.path_of(name) for name in checked.models}
-    recipes = {path: model_recipe(language_model, path, slots="auto") for path in dict.fromkeys(paths.values())}
+    recipes = _recipes(checked, models)
     load_site(options.site or None)  # a wrong site file is said before there is a run folder
-    identities = {path: ", ".join(part.name for part in recipe.objects) or path for path, recipe in recipes.items()}
+    identities = {
+        f"{name} for {endpoint.value}": ", ".join(part.name for part in recipe.objects) or models.path_of(name)
+        for (endpoint, name), recipe in recipes.items()
+    }
     folder = open_run(
         Path("runs"),
         app=APP,
         prefix="batch",
         parameters={
             "requests": checked.digest,
-            "models": {name: identities[path] for name, path in paths.items()},
+            "models": identities,
             "max_tokens": options.max_tokens,
         },
         options=msgspec.to_builtins(options),
@@ -114,7 +116,7 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
                     screen.line(f"  note  no request asks for the model {name}")
             if len(log):
                 screen.line(f"  going on with {folder.path}: {len(log):,} of {len(checked.custom_ids):,} are there")
-            attempt = _infer(options, checked, paths, recipes, log=log, screen=screen)
+            attempt = _infer(options, checked, recipes, log=log, screen=screen)
             totals = count_totals(log)
             summary = _summary(checked, totals, attempt)
             messages = first_errors(checked, log, totals, attempt.failed, most=_SHOWN_ERRORS)
@@ -166,8 +168,7 @@ def _headline(checked: CheckedFile) -> list[str]:
 def _infer(
     options: BatchOptions,
     checked: CheckedFile,
-    paths: dict[str, str],
-    recipes: dict[str, Recipe],
+    recipes: Mapping[tuple[Endpoint, str], Recipe],
     *,
     log: RecordLog,
     screen: Screen,
@@ -177,11 +178,12 @@ def _infer(
     if len(log) == len(checked.custom_ids):
         return attempt
     begun = time.perf_counter()
-    senders = [RequestSender(checked, path=path, paths=paths, log=log, options=options) for path in recipes]
-    jobs = [(answer.with_options(context=recipes[sender.path]), sender) for sender in senders]
+    each = {recipe.key: recipe for recipe in recipes.values()}  # two names may stand for one model
+    senders = [RequestSender(checked, recipe, recipes=recipes, log=log, options=options) for recipe in each.values()]
+    jobs = [(_app(sender.recipe, recipes), sender) for sender in senders]
     with stoker.load(options.site or None, session=options.session or None, progress=False) as session:
         screen.line(session_line(session))
-        ask = facts_of(session, {recipe.key for recipe in recipes.values()})
+        ask = facts_of(session, set(each))
         total = len(checked.custom_ids)
         with screen.progress(total=total, done=len(log), noun="requests", facts=ask, also="tokens") as progress:
             for found in run_calls(jobs, keep_errors=True):
@@ -189,12 +191,12 @@ def _infer(
                     if found.item < 0:
                         raise found.error
                     custom_id = senders[found.job].sent[found.item]
-                    attempt.failed[custom_id] = _failed(found.error, line=checked.custom_ids[custom_id])
+                    attempt.failed[custom_id] = stop_or_error(found.error, line=checked.custom_ids[custom_id])
                     progress.advance(1)
                     continue
                 attempt.made += log.append([make_record(found, digest=checked.digest)])
                 attempt.infer_s += found.infer_s
-                tokens = sum(choice.completion_tokens for choice in found.choices)
+                tokens = found.read_tokens + sum(choice.completion_tokens for choice in found.choices)
                 attempt.tokens += tokens
                 progress.advance(1, also=tokens)
         attempt.facts = ask()
@@ -206,24 +208,46 @@ class RequestSender:
     """The requests of one model that have no answer yet, read from the file as they are sent."""
 
     def __init__(
-        self, checked: CheckedFile, *, path: str, paths: dict[str, str], log: RecordLog, options: BatchOptions
+        self,
+        checked: CheckedFile,
+        recipe: Recipe,
+        *,
+        recipes: Mapping[tuple[Endpoint, str], Recipe],
+        log: RecordLog,
+        options: BatchOptions,
     ) -> None:
-        self.path = path
+        self.recipe = recipe
         self.sent: list[str] = []
         """Their `custom_id`s, in the order in which they were sent."""
         self._checked = checked
-        self._paths = paths
+        self._names = {name for name, one in recipes.items() if one.key == recipe.key}
         self._log = log
         self._max_tokens = options.max_tokens
 
     def __iter__(self) -> Iterator[BatchRequest]:
         for request in read_requests(self._checked, max_tokens=self._max_tokens):
-            if self._paths[request.model] == self.path and (request.custom_id,) not in self._log:
+            if (request.endpoint, request.model) in self._names and (request.custom_id,) not in self._log:
                 self.sent.append(request.custom_id)
                 yield request
 
 
-def _failed(error: Exception, *, line: int) -> ApiError:
+def _recipes(checked: CheckedFile, models: ModelPaths) -> dict[tuple[Endpoint, str], Recipe]:
+    """The context of each endpoint and model's name that requests ask for. Raises RecipeError."""
+    return {
+        (endpoint, name): stoker.encoder(models.path_of(name))
+        if endpoint is Endpoint.EMBEDDINGS
+        else model_recipe(language_model, models.path_of(name))
+        for endpoint, name in checked.counts
+    }
+
+
+def _app(recipe: Recipe, recipes: Mapping[tuple[Endpoint, str], Recipe]) -> StokerApp:
+    """The function that a context's requests are for, with that context."""
+    embeds = any(endpoint is Endpoint.EMBEDDINGS for (endpoint, _), one in recipes.items() if one.key == recipe.key)
+    return (embed if embeds else answer).with_options(context=recipe)
+
+
+def stop_or_error(error: Exception, *, line: int) -> ApiError:
     """The error of one request. Raises what concerns all requests: a model that cannot be loaded, a lost session."""
     own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
     if not own or isinstance(error, ContextError | CallCancelledError):

@@ -463,6 +463,19 @@ def test_map_over_a_file_says_which_row_it_cannot_read_and_keeps_those_before(se
         stoker.map(len, "rows.jsonl")
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_map_says_which_item_an_error_is_of(session, ordered):
+    def refuse(number):
+        if number % 10 == 3:
+            raise ValueError(number)
+        return number
+
+    stream = stoker.map(refuse, itertools.chain(range(40), [threading.Lock()]), ordered=ordered, return_exceptions=True)
+    found = [(stream.failed_item, error) for error in stream if isinstance(error, Exception)]
+    assert sorted(place for place, _ in found) == [3, 13, 23, 33, 40]
+    assert all(error.args == (place,) for place, error in found if place < 40)
+
+
 @pytest.mark.parametrize("kind", ["Table", "RecordBatch", "DataFrame"])
 def test_a_table_with_two_columns_of_one_name_is_refused_because_a_row_has_room_for_one(session, kind):
     if kind == "DataFrame":

@@ -5,6 +5,7 @@ The model is small and of random weights: what it writes is the same every time,
 
 from __future__ import annotations
 
+import base64
 import collections
 import contextlib
 import importlib.util
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -217,6 +219,51 @@ def test_what_cannot_be_answered_is_in_the_errors_and_nothing_else_is_lost(tmp_p
     done = subprocess.run([*BATCH, *arguments, "--out", "run"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "this run is finished, its results are in run/responses.jsonl" in done.stderr
+
+
+def test_one_model_answers_and_embeds(tmp_path, models):
+    lines = [
+        request(0, temperature=0),
+        {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": ["one", "two"]}},
+        {
+            "custom_id": "p", "method": "POST", "url": "/v1/embeddings",
+            "body": {"model": "m", "input": "two", "encoding_format": "base64"},
+        },
+        {"custom_id": "long", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x" * 2100}},
+    ]  # fmt: skip
+    write_lines(tmp_path / "r.jsonl", lines)
+    batch(tmp_path, "r.jsonl", "--model", str(models / "tiny"), "--out", "run", code=1)
+    text, plain, packed = (line["response"]["body"] for line in read_lines(tmp_path / "run" / "responses.jsonl"))
+    assert text["object"] == "text_completion"
+    assert plain["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    vectors = [each["embedding"] for each in plain["data"]]
+    assert [sum(number**2 for number in vector) for vector in vectors] == [pytest.approx(1), pytest.approx(1)]
+    given = base64.b64decode(packed["data"][0]["embedding"])
+    assert struct.unpack(f"<{len(given) // 4}f", given) == pytest.approx(vectors[1], abs=1e-6)
+    (refused,) = read_lines(tmp_path / "run" / "errors.jsonl")
+    error = refused["response"]["body"]["error"]
+    assert (refused["custom_id"], error["code"], error["param"]) == ("long", "context_length_exceeded", "input")
+
+
+def test_a_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, models, monkeypatch):
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    write_lines(tmp_path / "r.jsonl", [request(0), request(1)])
+    (tmp_path / "one.toml").write_text('[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\nmax_blocks = 1\n')
+    program = [sys.executable, "-m", "stoker.manager.cli.entry"]
+
+    def stoker(*arguments):
+        done = subprocess.run([*program, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    name = json.loads(stoker("up", "one.toml", "--json"))["session"]
+    try:
+        arguments = ["r.jsonl", "--model", str(models / "tiny"), "--session", name]
+        assert f"session {name}" in batch(tmp_path, *arguments, "--out", "run")
+        assert len(read_lines(tmp_path / "run" / "responses.jsonl")) == 2
+        assert f"session {name} · up" in stoker("status", name)
+    finally:
+        stoker("down", name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")

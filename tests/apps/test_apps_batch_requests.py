@@ -73,6 +73,30 @@ def test_a_completion_takes_a_text_or_several():
     assert read({"model": "m", "prompt": ["x", "y"]}, url=COMPLETIONS).texts == ("x", "y")
 
 
+def test_embeddings_take_a_text_or_several_as_numbers_or_packed():
+    found = read({"model": "m", "input": "x", "encoding_format": "float"}, url=EMBEDDINGS)
+    assert (found.endpoint, found.texts, found.packed) == (Endpoint.EMBEDDINGS, ("x",), False)
+    found = read({"model": "m", "input": ["x", "y"], "encoding_format": "base64"}, url=EMBEDDINGS)
+    assert (found.texts, found.packed) == (("x", "y"), True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"input": [[1, 2]]}, "input[0]", "token ids are not read"),
+        ({"input": ""}, "input", "is empty"),
+        ({"encoding_format": "int8"}, "encoding_format", "must be float or base64"),
+        ({"dimensions": 256}, "dimensions", "is not supported here"),
+        ({"temperature": 0}, "temperature", "is no field that /v1/embeddings is known to have"),
+    ],
+)
+def test_embeddings_that_cannot_be_had(fields, param, says):
+    found = read({"model": "m", "input": "x", **fields}, url=EMBEDDINGS)
+    assert isinstance(found, RefusedLine)
+    assert found.error.param == param
+    assert says in found.error.message
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -183,7 +207,6 @@ def test_a_completion_that_cannot_be_had(fields, param, says):
         (line_of({}, url=["x"]).data, "invalid_url", "url must be one of"),
         (line_of({}, label="x").data, "unknown_parameter", "label is no field of a request"),
         (line_of([]).data, "invalid_type", "body must be an object, and is []"),
-        (line_of({"model": "m", "input": "x"}, url=EMBEDDINGS).data, "unsupported_endpoint", "is not answered yet"),
     ],
 )
 def test_a_line_that_is_no_request(line, code, says):

@@ -129,6 +129,19 @@ def test_progress_says_what_it_waits_for():
     assert (progress.numbers(), progress.waiting()) == ("220/600", "")
 
 
+def test_progress_shows_what_else_is_counted_as_a_rate(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("stoker.console.time.monotonic", lambda: now)
+    facts = ContextFacts(names=("llm-a",), hot=1, pilots=1, devices=1)
+    progress = Progress(total=100, done=0, noun="requests", facts=lambda: facts, also="tokens")
+    progress.refresh()
+    progress.advance(1, also=500)
+    now = 102.0
+    progress.advance(20, also=2000)
+    progress.advance(1)  # a request without an answer
+    assert progress.numbers() == "22/100   10.5 requests/s   1,000 tokens/s   hot 1/1   left 0:07"
+
+
 def test_progress_is_one_line_on_a_narrow_terminal():
     facts = ContextFacts(names=("llm-a",), hot=2, loads=2, load_total_s=0.8, pilots=1, devices=2)
     progress = Progress(total=100_000, done=99_212, noun="inferences", facts=lambda: facts)

@@ -1,0 +1,93 @@
+"""What a run of `stoker batch` keeps of its requests, and what its two files are made of."""
+
+import json
+
+import pytest
+
+from stoker.apps.batch_inference.functions import BatchAnswer, Choice
+from stoker.apps.batch_inference.models import ModelPaths
+from stoker.apps.batch_inference.request import ApiError, Endpoint
+from stoker.apps.batch_inference.request_file import check_file
+from stoker.apps.batch_inference.results import (
+    KEY,
+    call_error,
+    count_totals,
+    first_errors,
+    make_record,
+    write_errors,
+    write_responses,
+)
+from stoker.apps.batch_inference.run import stop_or_error
+from stoker.errors import CallTimeoutError, ContextError, PoisonCallError, SessionError
+from stoker.run_folder import RecordLog
+
+
+def answer(custom_id, line, *, error=None, text="…", endpoint=Endpoint.CHAT):
+    choices = [] if error else [Choice(text, "stop", prompt_tokens=3, completion_tokens=2)]
+    return BatchAnswer(custom_id, line, endpoint, "m", choices, error, ended_at=1700000000.7, infer_s=0.5)
+
+
+@pytest.fixture
+def checked(tmp_path):
+    body = {"model": "m", "prompt": "x"}
+    lines = [{"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body} for name in "abcd"]
+    lines.insert(1, {"custom_id": "wrong", "method": "GET", "url": "/v1/completions", "body": body})
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return check_file(tmp_path / "r.jsonl", admit=ModelPaths({}, "m").admit)
+
+
+@pytest.fixture
+def log(tmp_path, checked):
+    """Answers to a and c, which came in another order, and what the model said of b."""
+    with RecordLog(tmp_path / "log", key=KEY) as log:
+        for one in (answer("c", 4, text="é"), answer("b", 3, error=ApiError("too long")), answer("a", 1)):
+            log.append([make_record(one, digest=checked.digest)])
+        yield log
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_answers_and_errors_come_in_the_order_of_the_requests(tmp_path, checked, log):
+    totals, failed = count_totals(log), {"d": ApiError("line 5: lost", status=500)}
+    assert (totals.answered, totals.prompt_tokens, totals.completion_tokens, totals.refused) == (2, 6, 4, {"b"})
+    write_responses(tmp_path / "out", checked, log, totals)
+    write_errors(tmp_path / "err", checked, log, totals, failed)
+    assert [line["custom_id"] for line in read(tmp_path / "out")] == ["a", "c"]
+    assert [line["custom_id"] for line in read(tmp_path / "err")] == ["wrong", "b", "d"]
+    assert [line["response"]["status_code"] for line in read(tmp_path / "err")] == [400, 400, 500]
+    assert first_errors(checked, log, totals, failed, most=2) == ["line 2: method must be POST", "too long"]
+
+
+def test_a_line_is_what_openai_writes_and_the_same_whenever_it_is_made(checked):
+    line = make_record(answer("a", 1), digest=checked.digest)["line"]
+    assert line == make_record(answer("a", 1), digest=checked.digest)["line"]
+    assert list(line) == ["id", "custom_id", "response", "error"]
+    assert line["id"].startswith("batch_req_")
+    assert line["error"] is None
+    body = line["response"]["body"]
+    assert body.pop("id").startswith("chatcmpl-")
+    message = {"role": "assistant", "content": "…", "refusal": None}
+    assert body == {
+        "object": "chat.completion",
+        "created": 1700000000,
+        "model": "m",
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        "system_fingerprint": None,
+    }
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), PoisonCallError("it killed three"), CallTimeoutError("too slow")])
+def test_a_call_that_fails_is_the_error_of_its_request(error):
+    found = stop_or_error(error, line=7)
+    assert found == call_error(error, line=7)
+    assert (found.status, found.type, found.code) == (500, "server_error", "call_failed")
+    assert found.message.startswith("line 7: ")
+
+
+@pytest.mark.parametrize("error", [ContextError("no model"), SessionError("it is over")])
+def test_what_concerns_all_requests_ends_the_run(error):
+    with pytest.raises(type(error)):
+        stop_or_error(error, line=7)
