@@ -30,9 +30,11 @@ _SERVICE = frozenset(
     }
 )  # fmt: skip
 """Fields of OpenAI's service: bills, logs, queues. They change no answer."""
-_SAMPLING = ("temperature", "top_p", "seed", "stop", "max_tokens")
+_SAMPLING = ("temperature", "top_p", "seed", "stop", "max_tokens", "logprobs")
 HONOURED = {
-    Endpoint.CHAT: frozenset({"model", "messages", "max_completion_tokens", *_SAMPLING}),
+    Endpoint.CHAT: frozenset(
+        {"model", "messages", "max_completion_tokens", "top_logprobs", "response_format", *_SAMPLING}
+    ),
     Endpoint.COMPLETIONS: frozenset({"model", "prompt", *_SAMPLING}),
     Endpoint.EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
 }
@@ -41,12 +43,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,), "suffix": ("",), "frequency_penalty": (0,),
     "presence_penalty": (0,), "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
     "function_call": ("none", "auto"), "parallel_tool_calls": (True, False), "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
 }  # fmt: skip
 """Values that change nothing, of fields that are refused otherwise."""
 _KNOWN = frozenset(
     {
-        "logprobs", "top_logprobs", "stream_options", "dimensions", "reasoning_effort", "verbosity", "audio",
+        "stream_options", "dimensions", "reasoning_effort", "verbosity", "audio",
         "prediction", "web_search_options",
     }
 )  # fmt: skip
@@ -55,6 +56,8 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _COMPLETION_TOKENS = 16
 """What OpenAI writes of a completion whose request does not say how much."""
 _MOST_TOKENS = 1 << 31
+_MOST_LIKELIEST = 20
+_LEAST_TEMPERATURE = 1e-6
 _SEEDS = 1 << 63
 
 
@@ -79,10 +82,6 @@ def _refuse_others(body: Body, endpoint: Endpoint) -> None:
     honoured = HONOURED[endpoint]
     for name, value in body.items():
         if name in honoured:
-            continue
-        if name == "logprobs" and endpoint is Endpoint.CHAT and value is False:
-            continue
-        if name == "top_logprobs" and _equals(value, 0):
             continue
         if any(_equals(value, neutral) for neutral in _NEUTRAL.get(name, ())):
             continue
@@ -172,12 +171,48 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
     own = _COMPLETION_TOKENS if endpoint is Endpoint.COMPLETIONS else 0
     return SamplingOptions(
         max_new_tokens=_whole(body, limits[0], least=1, most=_MOST_TOKENS) if limits else max_tokens or own,
-        temperature=_number(body, "temperature", lambda value: 0 <= value <= 2, "from 0 to 2"),
+        temperature=_number(body, "temperature", _is_temperature, "from 0 to 2, no nearer to 0 than 1e-6"),
         top_p=_number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
         # What is drawn for a request depends on nothing but the request: it may run again elsewhere.
         seed=_whole(body, "seed", least=-_SEEDS, most=_SEEDS) if "seed" in body else zlib.crc32(custom_id.encode()),
         stop=_stops(body.get("stop", [])),
+        logprobs=_logprobs(body) if endpoint is Endpoint.CHAT else _completion_logprobs(body),
+        json_schema=_json_schema(body.get("response_format", {"type": "text"})),
     )
+
+
+def _is_temperature(value: float) -> bool:
+    """A model's numbers that are divided by a smaller one have no place in a float any more."""
+    return value == 0 or _LEAST_TEMPERATURE <= value <= 2
+
+
+def _logprobs(body: Body) -> int:
+    """How many of the likeliest tokens a conversation wants at each place; -1 for no likelihood at all."""
+    wants = body.get("logprobs", False)
+    if not isinstance(wants, bool):
+        raise _refused("logprobs", f"must be true or false, and is {_shown(wants)}", "invalid_type")
+    most = _whole(body, "top_logprobs", least=0, most=_MOST_LIKELIEST) if "top_logprobs" in body else 0
+    if most and not wants:
+        raise _refused("top_logprobs", "wants logprobs to be true", "invalid_value")
+    return most if wants else -1
+
+
+def _completion_logprobs(body: Body) -> int:
+    return _whole(body, "logprobs", least=0, most=_MOST_LIKELIEST) if "logprobs" in body else -1
+
+
+def _json_schema(form: Any) -> str:
+    """The schema that a conversation's answer has to satisfy; empty for any text."""
+    kind = form.get("type") if isinstance(form, dict) else None
+    if form == {"type": "text"}:
+        return ""
+    named = form.get("json_schema") if kind == "json_schema" else None
+    schema = named.get("schema") if isinstance(named, dict) else None
+    if not isinstance(schema, dict):
+        what = "has no json_schema.schema" if kind == "json_schema" else f"is {_shown(form)}; it must be of the"
+        types = "" if kind == "json_schema" else " type text or json_schema"
+        raise _refused("response_format", f"{what}{types}", "unsupported_value")
+    return _json(schema)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -190,7 +225,7 @@ def _stops(value: Any) -> tuple[str, ...]:
 def _whole(body: Body, name: str, *, least: int, most: int) -> int:
     value = body[name]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        shape = f"a whole number from {least}" if least > 0 else "a whole number of 64 bits"
+        shape = "a whole number of 64 bits" if least < 0 else f"a whole number from {least} to {most}"
         raise _refused(name, f"must be {shape}, and is {_shown(value)}", "invalid_value")
     return value
 

@@ -20,6 +20,10 @@ from stoker.console import Screen, WholeNumber
 )  # fmt: skip
 @click.option("--check", is_flag=True, help="Check every line, run nothing.")
 @click.option("--max-tokens", metavar="N", type=WholeNumber(), help="For requests that set no limit. [as OpenAI's]")
+@click.option(
+    "--engine", type=click.Choice(["auto", "continuous", "static", "vllm"]), default="auto", show_default=True,
+    help="What writes; as in causal_lm(engine=...).",
+)  # fmt: skip
 @click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
 @click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
 @click.option("--out", metavar="DIR", default="", help="The run folder. [runs/batch-DATE-TIME]")
@@ -34,6 +38,7 @@ def command(
     models: tuple[str, ...],
     check: bool,
     max_tokens: int | None,
+    engine: str,
     site: str,
     session: str,
     out: str,
@@ -53,7 +58,8 @@ def command(
     if site and session:
         raise click.UsageError("--session and --site say different things; give one")
     options = BatchOptions(
-        file=file, models=models, max_tokens=max_tokens or 0, site=site, session=session, out=out, fresh=fresh
-    )
+        file=file, models=models, max_tokens=max_tokens or 0, engine=engine, site=site, session=session, out=out,
+        fresh=fresh,
+    )  # fmt: skip
     do = check_alone if check else run
     context.exit(do(options, screen=Screen(json_only=json_), json=json_))

@@ -23,37 +23,50 @@ from stoker.contexts import load_causal_lm
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
+Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
+"""Of each token its text, its log-likelihood, and the likeliest tokens there with theirs."""
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
 _UNKNOWN_LENGTH = 4096
 """The length of a model that does not say how many tokens it reads."""
+
+
+class CompletedText(Protocol):
+    """What a causal LM context brings back of a prompt, as `stoker.contexts.language_model` has it."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    logprobs: Likelihoods
 
 
 class BatchModel(Protocol):
     """What a causal LM context offers to this application."""
 
     model: Any
-    tokenizer: Any
 
-    def chat(self, message: str, *, system: str = "") -> str:
-        """The prompt that puts a message in the model's own chat format."""
+    def chat_prompt(self, messages: list[dict[str, str]]) -> str:
+        """The prompt that puts a conversation in the model's own chat format."""
 
     def count_tokens(self, text: str) -> int:
         """The length of a prompt in tokens."""
 
-    def generate(
-        self, prompts: list[str], *, max_new_tokens: int, temperature: float, top_p: float, seed: int,
-        stop: tuple[str, ...],
-    ) -> list[str]:  # fmt: skip
-        """What the model writes after each prompt. Raises ValueError for a prompt that it cannot take."""
+    def complete(
+        self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int, stop: tuple[str, ...],
+        logprobs: int, json_schema: str,
+    ) -> CompletedText:  # fmt: skip
+        """What the model writes after a prompt. Raises ValueError for a prompt or a wish that it cannot take."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What the model wrote after one prompt. `finish_reason`: `stop` or `length`."""
+    """What the model wrote after one prompt. `finish_reason`: `stop` or `length`. `logprobs` is None unless it was
+    asked for."""
 
     text: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    logprobs: Likelihoods | None = None
 
 
 class Embedder(Protocol):
@@ -167,30 +180,35 @@ def complete(model: BatchModel, prompt: str, sampling: SamplingOptions, *, place
         raise ContextTooShort(
             f"the model reads {longest} tokens, and the prompt has {prompt_tokens}; {most} more were asked for"
         )
-    [text] = model.generate(
-        [prompt],
+    wanted = sampling.logprobs
+    found = model.complete(
+        prompt,
         max_new_tokens=most,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         seed=sampling.seed + place,
         stop=sampling.stop,
+        logprobs=max(1, wanted) if wanted >= 0 else 0,
+        json_schema=sampling.json_schema,
     )
-    written = min(most, len(model.tokenizer(text, add_special_tokens=False)["input_ids"]))
-    reason = "length" if written >= most else "stop"
-    return Choice(text=text, finish_reason=reason, prompt_tokens=prompt_tokens, completion_tokens=written)
+    likelihoods = tuple((token, chance, likeliest[:wanted]) for token, chance, likeliest in found.logprobs)
+    return Choice(
+        text=found.text,
+        finish_reason=found.finish_reason,
+        prompt_tokens=found.prompt_tokens,
+        completion_tokens=found.completion_tokens,
+        logprobs=likelihoods if wanted >= 0 else None,
+    )
 
 
 def _prompts(model: BatchModel, request: BatchRequest) -> tuple[str, ...]:
     if request.endpoint is not Endpoint.CHAT:
         return request.texts
-    if not getattr(model.tokenizer, "chat_template", None):
-        return ("\n\n".join(message.content for message in request.messages),)
     messages = [{"role": message.role, "content": message.content} for message in request.messages]
     try:
-        prompt = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return (model.chat_prompt(messages),)
     except Exception as error:  # a template is a program of the model's, and raises what it likes
         raise TemplateRefused(f"the model's chat template refuses the messages: {error}") from error
-    return (str(prompt),)
 
 
 def _as_api_error(error: ValueError, request: BatchRequest) -> ApiError:

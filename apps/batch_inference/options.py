@@ -16,6 +16,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
     models: tuple[str, ...] = ()
     max_tokens: int = 0
+    engine: str = "auto"
     site: str = ""
     session: str = ""
     out: str = ""
@@ -31,6 +32,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         words = ["stoker", "batch", *([self.file] if self.file else [])]
         words += [word for model in self.models for word in ("--model", model)]
         words += ["--max-tokens", str(self.max_tokens)] if self.max_tokens else []
+        words += ["--engine", self.engine] if self.engine != "auto" else []
         for name in ("site", "session", "out"):
             words += [f"--{name}", getattr(self, name)] if getattr(self, name) else []
         return shlex.join(words)

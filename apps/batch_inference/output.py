@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import struct
 from typing import Any, assert_never
 
-from stoker.apps.batch_inference.functions import BatchAnswer, Choice
+from stoker.apps.batch_inference.functions import BatchAnswer, Choice, Likelihoods
 from stoker.apps.batch_inference.request import ApiError, Endpoint
 
 _DIGITS = 24
+_LEAST_LOGPROB = -9999.0
+"""What OpenAI writes for a token that cannot come: JSON has no infinity."""
 
 
 def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def _chat_body(name: str, facts: dict[str, Any], choices: list[Choice]) -> dict[
             {
                 "index": index,
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": None,
+                "logprobs": _chat_logprobs(choice.logprobs),
                 "finish_reason": choice.finish_reason,
             }
             for index, choice in enumerate(choices)
@@ -71,11 +74,46 @@ def _completion_body(name: str, facts: dict[str, Any], choices: list[Choice]) ->
         "object": "text_completion",
         **facts,
         "choices": [
-            {"index": index, "text": choice.text, "logprobs": None, "finish_reason": choice.finish_reason}
+            {
+                "index": index,
+                "text": choice.text,
+                "logprobs": _completion_logprobs(choice.logprobs),
+                "finish_reason": choice.finish_reason,
+            }
             for index, choice in enumerate(choices)
         ],
         "usage": _usage(choices),
         "system_fingerprint": None,
+    }
+
+
+def _chat_logprobs(likelihoods: Likelihoods | None) -> dict[str, Any] | None:
+    if likelihoods is None:
+        return None
+    return {
+        "content": [
+            {**_chance(token, chance), "top_logprobs": [_chance(*one) for one in likeliest]}
+            for token, chance, likeliest in likelihoods
+        ],
+        "refusal": None,
+    }
+
+
+def _chance(token: str, chance: float) -> dict[str, Any]:
+    return {"token": token, "logprob": max(_LEAST_LOGPROB, chance), "bytes": list(token.encode())}
+
+
+def _completion_logprobs(likelihoods: Likelihoods | None) -> dict[str, Any] | None:
+    if likelihoods is None:
+        return None
+    ends = itertools.accumulate(len(token) for token, _, _ in likelihoods)
+    return {
+        "tokens": [token for token, _, _ in likelihoods],
+        "token_logprobs": [max(_LEAST_LOGPROB, chance) for _, chance, _ in likelihoods],
+        "top_logprobs": [
+            {token: max(_LEAST_LOGPROB, chance) for token, chance in likeliest} for _, _, likeliest in likelihoods
+        ],
+        "text_offset": [0, *ends][: len(likelihoods)],
     }
 
 

@@ -26,13 +26,19 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class SamplingOptions(msgspec.Struct, frozen=True):
-    """How the next token is chosen, and when the text ends. `max_new_tokens` 0: as many as the model has room for."""
+    """How the next token is chosen, and when the text ends. `max_new_tokens` 0: as many as the model has room for.
+
+    `logprobs`: so many of the likeliest tokens are wanted at each place, beside the one that was taken; -1: not even
+    that one. `json_schema`: what the text has to satisfy; empty: nothing.
+    """
 
     max_new_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    logprobs: int = -1
+    json_schema: str = ""
 
 
 class BatchRequest(msgspec.Struct, frozen=True):

@@ -88,7 +88,7 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
     Raises StokerError for input that cannot be used, and where no answer can be had (those so far are kept then too).
     """
     checked, models = _checked(options)
-    recipes = _recipes(checked, models)
+    recipes = _recipes(checked, models, engine=options.engine)
     load_site(options.site or None)  # a wrong site file is said before there is a run folder
     identities = {
         f"{name} for {endpoint.value}": ", ".join(part.name for part in recipe.objects) or models.path_of(name)
@@ -102,6 +102,7 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
             "requests": checked.digest,
             "models": identities,
             "max_tokens": options.max_tokens,
+            "engine": options.engine,
         },
         options=msgspec.to_builtins(options),
         folder=Path(options.out) if options.out else None,
@@ -231,12 +232,12 @@ class RequestSender:
                 yield request
 
 
-def _recipes(checked: CheckedFile, models: ModelPaths) -> dict[tuple[Endpoint, str], Recipe]:
+def _recipes(checked: CheckedFile, models: ModelPaths, *, engine: str) -> dict[tuple[Endpoint, str], Recipe]:
     """The context of each endpoint and model's name that requests ask for. Raises RecipeError."""
     return {
         (endpoint, name): stoker.encoder(models.path_of(name))
         if endpoint is Endpoint.EMBEDDINGS
-        else model_recipe(language_model, models.path_of(name))
+        else model_recipe(language_model, models.path_of(name), engine=engine, slots="auto")
         for endpoint, name in checked.counts
     }
 

@@ -266,6 +266,31 @@ def test_a_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, models, m
         stoker("down", name)
 
 
+def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, models):
+    chat = request(1, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2)
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    lines = [
+        chat, request(2, max_tokens=4, temperature=0, logprobs=2), request(4, max_tokens=4, logprobs=0),
+        {**chat, "custom_id": "json", "body": {**chat["body"], "response_format": schema}},
+    ]  # fmt: skip
+    write_lines(tmp_path / "r.jsonl", lines)
+    batch(tmp_path, "r.jsonl", "--model", str(models / "tiny"), "--engine", "continuous", "--out", "run", code=1)
+    first, second, third = (
+        line["response"]["body"]["choices"][0]["logprobs"] for line in read_lines(tmp_path / "run" / "responses.jsonl")
+    )
+    assert len(first["content"]) == len(second["tokens"]) == len(third["tokens"]) == 4
+    for place in first["content"]:
+        assert place["logprob"] == pytest.approx(place["top_logprobs"][0]["logprob"])  # the likeliest was taken
+        assert len(place["top_logprobs"]) == 2
+        assert bytes(place["bytes"]).decode() == place["token"]
+    assert max(second["token_logprobs"]) <= 0
+    assert [len(each) for each in third["top_logprobs"]] == [0] * 4
+    assert second["text_offset"][0] == 0
+    (refused,) = read_lines(tmp_path / "run" / "errors.jsonl")
+    assert refused["custom_id"] == "json"
+    assert "schema" in refused["response"]["body"]["error"]["message"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")
 def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, models):
     """The run folder's disk has room for some answers; the same command goes on when there is more."""

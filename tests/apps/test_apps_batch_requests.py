@@ -68,6 +68,17 @@ def test_a_seed_that_is_not_given_depends_on_the_request_alone():
     assert seed("a") == seed("a") != seed("b")
 
 
+def test_likelihoods_and_schemas():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    found = read({"model": "m", "messages": TURN, "logprobs": True, "top_logprobs": 4, "response_format": form})
+    assert found.sampling.logprobs == 4
+    assert json.loads(found.sampling.json_schema) == schema
+    assert read({"model": "m", "messages": TURN, "logprobs": True}).sampling.logprobs == 0
+    assert read({"model": "m", "prompt": "x", "logprobs": 0}, url=COMPLETIONS).sampling.logprobs == 0
+    assert read({"model": "m", "prompt": "x"}, url=COMPLETIONS).sampling.logprobs == -1
+
+
 def test_a_completion_takes_a_text_or_several():
     assert read({"model": "m", "prompt": "x", "stop": "."}, url=COMPLETIONS).texts == ("x",)
     assert read({"model": "m", "prompt": ["x", "y"]}, url=COMPLETIONS).texts == ("x", "y")
@@ -118,17 +129,21 @@ WRONG_CHAT = [
     ({"logit_bias": {"50256": -100}}, "logit_bias", "unsupported_value", "only {} can be had"),
     ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_value", "only 0 can be had"),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_value", "only [] can be had"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value", 'only {"type":"text"}'),
-    ({"logprobs": True}, "logprobs", "unsupported_parameter", "is not supported here"),
-    ({"top_logprobs": 2}, "top_logprobs", "unsupported_parameter", "is not supported here"),
+    ({"response_format": {"type": "json_object"}}, "response_format", None, "must be of the type text or json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", None, "has no json_schema.schema"),
+    ({"response_format": "text"}, "response_format", None, "must be of the type text or json_schema"),
+    ({"logprobs": 2}, "logprobs", "invalid_type", "must be true or false, and is 2"),
+    ({"top_logprobs": 2}, "top_logprobs", "invalid_value", "wants logprobs to be true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value", "from 0 to 20, and is 21"),
+    ({"temperature": 1e-9}, "temperature", "invalid_value", "no nearer to 0 than 1e-6, and is 1e-9"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter", "is not supported here"),
     ({"temprature": 0.5}, "temprature", "unknown_parameter", "did you mean temperature?"),
     ({"top_k": 3}, "top_k", "unknown_parameter", "is no field that /v1/chat/completions is known to have"),
-    ({"temperature": 2.5}, "temperature", "invalid_value", "must be a number from 0 to 2, and is 2.5"),
+    ({"temperature": 2.5}, "temperature", "invalid_value", "no nearer to 0 than 1e-6, and is 2.5"),
     ({"temperature": "hot"}, "temperature", "invalid_value", 'and is "hot"'),
     ({"temperature": True}, "temperature", "invalid_value", "and is true"),
     ({"top_p": 0}, "top_p", "invalid_value", "above 0, at most 1"),
-    ({"max_tokens": 0}, "max_tokens", "invalid_value", "a whole number from 1, and is 0"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value", "a whole number from 1 to 2147483648, and is 0"),
     ({"max_tokens": 1.5}, "max_tokens", "invalid_value", "and is 1.5"),
     ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "invalid_value", "beside max_completion_tokens"),
     ({"seed": 1.0}, "seed", "invalid_value", "a whole number of 64 bits, and is 1.0"),
@@ -176,7 +191,8 @@ def test_a_body_that_cannot_be_answered_as_it_asks(fields, param, code, says):
         ({"prompt": ""}, "prompt", "is empty"),
         ({"prompt": ["a", ""]}, "prompt[1]", "is empty"),
         ({"prompt": []}, "prompt", "must be a text or a list of texts"),
-        ({"logprobs": 0}, "logprobs", "is not supported here"),
+        ({"logprobs": True}, "logprobs", "a whole number from 0 to 20, and is true"),
+        ({"response_format": {"type": "text"}}, "response_format", "is no field that"),
         ({"best_of": 3}, "best_of", "only 1 can be had here"),
         ({"echo": True}, "echo", "only false can be had here"),
         ({"suffix": "end"}, "suffix", 'only "" can be had here'),
