@@ -7,7 +7,7 @@ a pilot spends on starting, on loading, on waiting while the manager is gone and
 counts as lost; the time in which a killed pilot is not there yet does not.
 
 The model is small and of random weights, so requests are short and the machinery around them is what is measured. The
-side fails unless each `custom_id` is answered once, and alike in both runs.
+side fails unless each `custom_id` is answered once, and alike in both runs but for rounding.
 """
 
 from __future__ import annotations
