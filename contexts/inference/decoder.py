@@ -23,6 +23,9 @@ from stoker.contexts.inference.linear import PackedLinear
 
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3"})
 _ODD = ("attn_logit_softcapping", "final_logit_softcapping", "no_rope_layers")
+_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+"""Those that turn a token by its position alone. Others (dynamic, longrope) look at the longest text of the batch
+too."""
 _PROBE = 12
 
 
@@ -178,6 +181,10 @@ def decoder_of(model: Any, *, packs: bool = True) -> tuple[LeanDecoder | None, s
     odd = [name for name in _ODD if getattr(config, name, None)]
     if set(getattr(config, "layer_types", None) or ()) - {"full_attention"} or odd:
         return None, f"its attention is not plain ({', '.join(odd) or 'a sliding window'})"
+    rotation = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = rotation.get("rope_type", rotation.get("type", "default"))
+    if kind not in _ROTATIONS:
+        return None, f"its positions are scaled by the longest text of a batch (rope_type {kind})"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return None, f"it sees a sliding window of {config.sliding_window} tokens"
     try:

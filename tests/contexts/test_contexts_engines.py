@@ -10,9 +10,9 @@ import pytest
 from engine_contract import EngineContract, EngineDriver
 from lazily import lazily
 
-torch, transformers, forward, choosing, written = lazily(
+torch, transformers, forward, choosing, decoder_module, written = lazily(
     "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.choosing",
-    "stoker.contexts.inference.written",
+    "stoker.contexts.inference.decoder", "stoker.contexts.inference.written",
 )  # fmt: skip
 
 SMALL = {
@@ -131,3 +131,34 @@ def test_a_long_prompt_delays_those_that_write_by_a_part_at_the_most() -> None:
     assert max(gaps) <= 2
     driver.run(found)
     assert [token.token for token in found[long]] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}, "rope_type dynamic"),
+        ({"sliding_window": 6}, "sliding window of 6"),
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
+    ],
+)
+def test_what_the_lean_decoder_does_not_compute_is_left_to_the_models_own_modules(
+    change: dict[str, Any], says: str
+) -> None:
+    kind = transformers.MistralConfig if "sliding_window" in change else transformers.LlamaConfig
+    decoder, why = decoder_module.decoder_of(
+        transformers.AutoModelForCausalLM.from_config(kind(**SMALL, **change)).eval()
+    )
+    assert decoder is None
+    assert says in why
+
+
+def test_a_decoder_that_computes_otherwise_is_not_used() -> None:
+    model = make_model("llama")
+    model.config.num_key_value_heads = 1  # the weights say two
+    decoder, why = decoder_module.decoder_of(model)
+    assert decoder is None
+    assert "not as expected" in why or "other numbers" in why
+    with pytest.raises(ValueError, match="cannot have engine"):
+        choosing.own_engine(forward.ModelRunner(model, limit_bytes=0), written.ModelTexts(decode=decode,
+        ends=frozenset(), longest=64),
+                   engine="continuous")  # fmt: skip
