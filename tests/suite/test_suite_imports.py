@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,35 @@ def test_a_function_may_import_only_what_has_a_reason(package: Path) -> None:
     assert code == 1
     assert "low.py:2: a function of thing.low imports json" in said
     assert "low.py:4: a function of thing.low imports thing.high" in said
+
+
+# ---- the tests themselves
+
+SLOW = {"torch", "transformers", "peft"}
+
+
+def slow_imports(source: str) -> list[int]:
+    """Lines at a file's top level that import what takes seconds, by themselves or through `importorskip`."""
+    found = []
+    for statement in ast.parse(source).body:
+        names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+        names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
+        call = getattr(statement, "value", None)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("importorskip"):
+            names += [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+        if any(name.partition(".")[0] in SLOW for name in names):
+            found.append(statement.lineno)
+    return found
+
+
+def test_no_file_of_tests_imports_pytorch_before_a_test_runs() -> None:
+    """Each worker reads all files of tests: `lazily` imports it where it is used."""
+    assert slow_imports('import torch\nx = pytest.importorskip("peft", reason="")\nfrom transformers import A') == [
+        1,
+        2,
+        3,
+    ]
+    assert slow_imports('torch = lazily("torch")\ndef f():\n    import torch') == []
+    files = (Path(__file__).parents[1]).rglob("test_*.py")
+    found = {str(file): lines for file in files if (lines := slow_imports(file.read_text()))}
+    assert found == {}
