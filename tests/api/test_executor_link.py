@@ -15,12 +15,15 @@ import msgspec
 import pytest
 
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.errors import CallCancelledError, ProtocolError, SessionError
+from stoker.errors import CallCancelledError, ProtocolError, SessionError, StreamDiffersError
 from stoker.manager.executor import membership
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Submission
+from stoker.manager.executor.piece_inbox import PieceInbox
+from stoker.manager.executor.piece_stream import StreamEnd
 from stoker.manager.executor.processes import make_folder
+from stoker.manager.executor.reading import PieceReader
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId, FunctionKey
@@ -380,3 +383,34 @@ def test_a_link_that_is_closed_while_its_thread_reads_what_woke_it_ends(tmp_path
     closing.start()
     closing.join(10)
     assert not closing.is_alive()
+
+
+def test_pieces_are_acknowledged_beside_numbered_frames_and_asked_for_again_after_the_calls(link, router):
+    """A manager that lost its journal has to know the call before it can be asked for its pieces."""
+    end = StreamEnd(PieceInbox(keeps_all=False))
+    call = link.submit(submission(), b"x", end, inbox=end.inbox)
+    router.calls(1)
+    router.say(to_client.Pieces(call, 1, 0, [pickle.dumps("a", 5)], waits=True))
+    assert router.hear(to_manager.PiecesTaken) == [to_manager.PiecesTaken(call, 1, 1)]
+    router.frames.clear()
+    router.say(to_client.ClientWelcome("test", 0, again=True))
+    assert router.hear(to_manager.PiecesTaken) == [to_manager.PiecesTaken(call, 1, 1, again=True)]
+    kinds = [(bool(sequence), type(messages[0])) for sequence, messages in router.frames]
+    assert kinds == [(True, to_manager.DefineRecipe), (False, to_manager.PiecesTaken)]
+    assert to_manager.Submit in [type(message) for message in router.frames[0][1]]
+    assert next(PieceReader(end.inbox, link.acknowledge)) == "a"
+
+
+def test_a_run_that_differs_cancels_its_call_and_fails_it(link, router):
+    what = dataclasses.replace(submission(), options=CallOptions(stream=True))
+    inbox = PieceInbox(keeps_all=True)
+    future = CallFuture(link, inbox=inbox)
+    future.call = link.submit(what, b"x", future, inbox=inbox)
+    router.calls(1)
+    router.say(to_client.Pieces(future.call, 1, 0, [b"a", b"b"], waits=True))
+    router.hear(to_manager.PiecesTaken)
+    assert inbox.take(0) is not None
+    router.say(to_client.Pieces(future.call, 2, 0, [b"other"]))
+    with pytest.raises(StreamDiffersError, match="piece 0"):
+        future.result(10)
+    assert router.hear(to_manager.Cancel)[0].calls == [future.call]
