@@ -66,7 +66,7 @@ def main() -> None:
 def write_requests(path: Path, count: int) -> None:
     with path.open("w") as file:
         for number in range(count):
-            body = {"model": "m", "prompt": f"Number {number} is", "max_tokens": 4 + number % 13, "seed": number}
+            body = {"model": "m", "prompt": f"Number {number} is", "max_tokens": 16 + number % 33, "seed": number}
             line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
             file.write(json.dumps(line) + "\n")
 

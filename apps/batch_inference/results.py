@@ -23,6 +23,8 @@ from stoker.run_folder import Record, RecordLog
 
 KEY = ("custom_id",)
 _OK = 200
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""Characters that JSON takes as they are and at which some readers, such as `str.splitlines`, end a line."""
 Failed = Mapping[str, ApiError]
 """Why a call failed, by its request's `custom_id`."""
 
@@ -104,4 +106,7 @@ def _line_of(log: RecordLog, custom_id: str) -> dict[str, Any]:
 def _write(path: Path, lines: Iterator[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for line in lines:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            text = json.dumps(line, ensure_ascii=False)
+            for character, escaped in _LINE_ENDS.items():
+                text = text.replace(character, escaped)
+            file.write(text + "\n")

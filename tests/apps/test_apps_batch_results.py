@@ -60,6 +60,15 @@ def test_answers_and_errors_come_in_the_order_of_the_requests(tmp_path, checked,
     assert first_errors(checked, log, totals, failed, most=2) == ["line 2: method must be POST", "too long"]
 
 
+def test_no_character_of_an_answer_ends_a_line(tmp_path, checked):
+    text = "".join(map(chr, [*range(1, 0x20), 0x85, 0x2028, 0x2029, 0x1F600]))
+    with RecordLog(tmp_path / "odd", key=KEY) as log:
+        log.append([make_record(answer("a", 1, text=text), digest=checked.digest)])
+        write_responses(tmp_path / "out", checked, log, count_totals(log))
+    (line,) = read(tmp_path / "out")
+    assert line["response"]["body"]["choices"][0]["message"]["content"] == text
+
+
 def test_a_line_is_what_openai_writes_and_the_same_whenever_it_is_made(checked):
     line = make_record(answer("a", 1), digest=checked.digest)["line"]
     assert line == make_record(answer("a", 1), digest=checked.digest)["line"]
