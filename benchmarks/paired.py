@@ -38,12 +38,13 @@ def run_side(
     timeout_s: float = 900.0,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> dict[str, Any]:
     """Run `python -m module arguments` in a fresh process, in `folder` (else a folder of its own that goes with it).
 
     Returns its last line as a dict. Raises RuntimeError with its output.
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command = [python, "-m", module, *arguments]
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # Parsl starts scripts by name
     modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
     with tempfile.TemporaryDirectory(prefix="side-") as own:

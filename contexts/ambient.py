@@ -44,12 +44,19 @@ class _ProcessScope:
     """The process's scope."""
 
     def __init__(
-        self, *, devices: tuple[str, ...], context: Any, objects: Mapping[str, str], offer: SnapshotHook | None
+        self,
+        *,
+        devices: tuple[str, ...],
+        context: Any,
+        objects: Mapping[str, str],
+        offer: SnapshotHook | None,
+        device_memory_bytes: int,
     ) -> None:
         self.devices = devices
         self.context = context
         self.objects = dict(objects)
         self.offer = offer
+        self.device_memory_bytes = device_memory_bytes
 
 
 class _SlotScope:
@@ -197,6 +204,12 @@ def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) 
         _library.offer(form, os.fspath(folder), made_s)
 
 
+def device_memory_bytes() -> int:
+    """What this library may hold of each of its devices, as its recipe declares; 0 if it does not, and outside of a
+    library. For loaders of engines that take their memory when they start."""
+    return _library.device_memory_bytes if _library is not None else 0
+
+
 # ---- for the library process
 
 
@@ -206,11 +219,13 @@ def enter_library(
     context: Any = None,
     objects: Mapping[str, str] | None = None,
     offer: SnapshotHook | None = None,
+    device_memory_bytes: int = 0,
 ) -> None:
     """Begin (or change) the process's scope: before the loader runs, and again with the context it returned.
 
     `device` is as the pilot names it (`cuda:3`, `cpu:0`), one or several; the process must see only its own GPUs.
-    `objects` maps cache names, and forms of snapshots, to local paths; `offer` takes snapshots while the context loads.
+    `objects` maps cache names, and forms of snapshots, to local paths; `offer` takes snapshots while the context loads;
+    `device_memory_bytes` is what it may hold of each device, 0 if its recipe does not say.
     """
     global _library
     given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)
@@ -219,7 +234,9 @@ def enter_library(
         kind = one.partition(":")[0]
         named.append("cpu" if kind == "cpu" else f"{kind}:{sum(n.startswith(kind + ':') for n in named)}")
     kept = _library.objects if _library is not None and objects is None else objects or {}
-    _library = _ProcessScope(devices=tuple(named), context=context, objects=kept, offer=offer)
+    _library = _ProcessScope(
+        devices=tuple(named), context=context, objects=kept, offer=offer, device_memory_bytes=device_memory_bytes
+    )
 
 
 def leave_library() -> None:

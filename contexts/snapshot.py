@@ -26,44 +26,49 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+
 from stoker.contexts import ambient
-from stoker.contexts.language_model import CausalLM
 from stoker.contexts.objects import object_of
 from stoker.contexts.state import snapshot_folder
-from stoker.contexts.torch_settings import be_quiet, dtype_of
 from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
 
 _FORMAT = 1
 _FACTS = "stoker-snapshot.json"
+_MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 Loaded = tuple[Any, Any]
 """A model and its tokenizer."""
 
 
-def load_model(
-    path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0, engine: str = "auto"
-) -> CausalLM:
-    """The model at `path` (a folder, a `.gguf` file, or a hub name) on this library's device.
-
-    `name` is the cache name of what lies at `path`; without one it is computed. Raises whatever Transformers raises
-    for a model that it can't read.
-    """
-    import torch
-
-    began = time.monotonic()
-    if threads:
-        torch.set_num_threads(threads)
-    be_quiet()
-    device = ambient.device()
-    wanted = dtype_of(dtype, path=path, device=device)
+def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, name: str = "") -> tuple[Loaded, str]:
+    """The model of Transformers at `path` and its tokenizer, through a snapshot where that is faster; and how they were
+    loaded, for people."""
     if snapshot and _worth_it(path):
-        (model, tokenizer), how = _through_snapshot(path, dtype=wanted, device=device, name=name)
-    else:
-        (model, tokenizer), how = _read(path, dtype=wanted, device=device), "as it is"
-    origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
-    log.info("model %s on %s in %s: %s", path, device, model.dtype, origin)
-    return CausalLM(model, tokenizer, name=Path(path).name, origin=origin, engine=engine)
+        return _through_snapshot(path, dtype=dtype, device=device, name=name)
+    return _read(path, dtype=dtype, device=device), "as it is"
+
+
+def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
+    """The folder of safetensors of the model at `path` on this disk, and how it came about: for engines that read
+    weights themselves. What is none yet is converted, and kept as a snapshot.
+
+    Raises OSError where that cannot be written, and whatever Transformers raises for a model that it can't read.
+    """
+    if not os.path.exists(path):
+        return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
+    if not _worth_it(path):
+        return path, "as it is"
+    place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
+    came = ambient.local_path(place.name)
+    if not _is_snapshot(place) and (facts := _is_snapshot(came)) is not None:
+        return str(came), f"snapshot (another pilot made it in {show_seconds(float(facts.get('made_s', 0.0)))})"
+    made = make_snapshot(place, lambda: _read(path, dtype=dtype, device="cpu"), source=path)
+    facts = _is_snapshot(place) or {}
+    made_s = float(facts.get("made_s", 0.0))
+    ambient.offer_snapshot(place.name, place, made_s=made_s)
+    return str(place), f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
 
 
 def snapshot_path(name: str, *, dtype: str) -> Path:

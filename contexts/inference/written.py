@@ -19,10 +19,10 @@ class ModelTexts:
         self.ends = ends
         self.longest = longest
 
-    def check(self, request: GenerationRequest) -> None:
-        """Raises ValueError for a request that an engine of Transformers models cannot take."""
+    def check(self, request: GenerationRequest, *, takes_schemas: bool = False) -> None:
+        """Raises ValueError for a request that an engine cannot take; a JSON schema is one that few engines can."""
         sampling = request.sampling
-        if sampling.json_schema:
+        if sampling.json_schema and not takes_schemas:
             raise ValueError('this engine cannot hold a text to a JSON schema; causal_lm(engine="vllm") can')
         if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1:
             raise ValueError(

@@ -165,7 +165,9 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
     def offer(form: str, folder: str, made_s: float) -> None:
         sock.sendall(frames.pack([SnapshotMade(form=form, folder=folder, made_s=made_s)]))
 
-    ambient.enter_library(device=order.devices, objects=order.objects, offer=offer)
+    ambient.enter_library(
+        device=order.devices, objects=order.objects, offer=offer, device_memory_bytes=order.device_memory_bytes
+    )
     started, pid = time.monotonic(), os.getpid()
     hub = HubWatch()
     ground = ScratchGuard(os.path.dirname(settings.folder))

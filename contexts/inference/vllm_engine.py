@@ -1,0 +1,317 @@
+"""vLLM as an engine: in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
+
+vLLM decides what is computed next; this adapter hands it requests and turns what it returns into tokens. Texts are made
+by `written.py`, as for every engine, so that pieces, stop texts and ends are the same whichever engine writes.
+
+vLLM takes its whole cache when it starts and keeps it, so the cache has the size that the recipe's device memory
+allows and cannot be resized. Sleep (level 1) moves the weights to the host's memory and drops the cache. It has broken
+more than once between versions, so each is audited: what the device got back is measured, and the tokens of a fixed
+prompt are compared after each wake. vLLM has no sleep on CPUs: there only kept prefixes are forgotten.
+
+Labels are scored by the engine as well: each place of each label is a request of one token whose log-likelihoods are
+asked for. It shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+from stoker.contexts.inference.adapter import (
+    EngineLoad,
+    EngineMemory,
+    GenerationRequest,
+    NewToken,
+    Sampling,
+    TokenChance,
+)
+from stoker.contexts.inference.vllm_start import VLLMStart
+from stoker.contexts.inference.written import Written
+from stoker.contexts.prompts import Ids, PromptReader
+from stoker.contexts.sampling import draw_seed
+from stoker.errors import StokerError
+from stoker.units import show_bytes
+
+log = logging.getLogger(__name__)
+
+_USUAL_ROW_TOKENS = 512
+_LABELS_AT_ONCE = 128
+"""vLLM tells the log-likelihoods of so many named tokens in one request."""
+_PROBE_TOKENS = 8
+_LEAST_FREED = 0.5
+"""A sleep that frees less of what the engine holds is reported."""
+
+
+class _Writing:
+    """A request: what it has written, and whether a token has come."""
+
+    def __init__(self, request: GenerationRequest, written: Written) -> None:
+        self.request = request
+        self.written = written
+        self.runs = False
+
+
+class VLLMEngine:
+    """One model in vLLM (`adapter.InferenceEngine`), which scores labels too (`scoring.TailScorer`)."""
+
+    name = "vllm"
+
+    def __init__(self, start: VLLMStart, prompts: PromptReader) -> None:
+        self._llm: Any = start.llm
+        self._start = start
+        self.prompts = prompts
+        self.chosen = start.why
+        self.device = start.device
+        self.started_bytes = start.device_memory_bytes
+        self.reused_tokens = 0
+        self._texts = prompts.texts()
+        self._open: dict[str, _Writing] = {}
+        self._early: deque[NewToken] = deque()
+        """Tokens that came while labels were scored."""
+        self._load = EngineLoad()
+        self._numbers = 0
+        self._freed_bytes = 0
+        self._asleep = False
+        self._broken = ""
+        self._fingerprint: tuple[int, ...] = ()
+
+    # ---- requests
+
+    def add(self, request: GenerationRequest) -> None:
+        """The request joins vLLM's batch (`InferenceEngine.add`)."""
+        if self._asleep or self._broken:
+            raise ValueError(self._broken or "the model is asleep; wake it first")
+        self._texts.check(request, takes_schemas=True)
+        length = len(request.prompt) + request.sampling.max_new_tokens
+        if length > self._start.longest:
+            raise ValueError(
+                f"{len(request.prompt)} tokens of prompt and {request.sampling.max_new_tokens} new ones do not fit into"
+                f" the key-value cache, which has room for {self._start.longest} of one request; give the model more"
+                " memory (device_memory=)"
+            )
+        self._send(str(request.id), request.prompt, _vllm_sampling(request.sampling, ends=self.prompts.ends))
+        self._open[str(request.id)] = _Writing(request, self._texts.begin(request))
+
+    def abort(self, request: int) -> None:
+        """The request leaves; vLLM frees its blocks before the next step."""
+        if self._open.pop(str(request), None) is not None:
+            self._llm.abort_request([str(request)])
+
+    def step(self) -> list[NewToken]:
+        """One step of vLLM, and what it has written."""
+        if self._early:
+            new = [token for token in self._early if token.finish is not None or str(token.request) in self._open]
+            self._early.clear()
+            return new
+        return self._step({}) if self._open else []
+
+    def slots(self) -> int:
+        """Requests at once: as many as vLLM runs, and as fit into its cache at a usual length."""
+        usual = max(1, min(_USUAL_ROW_TOKENS, self._start.longest))
+        return max(1, min(self._start.rows, self._start.cache_tokens // usual))
+
+    def load(self) -> EngineLoad:
+        """How full vLLM's batch is. A request runs from its first token on."""
+        running = sum(writing.runs for writing in self._open.values())
+        return msgspec.structs.replace(self._load, running=running, waiting=len(self._open) - running)
+
+    # ---- memory
+
+    def memory(self) -> EngineMemory:
+        """What the weights take, and the cache: vLLM holds all of it from the beginning. Asleep, what the device did
+        not get back."""
+        weights, cache = self._start.weights_bytes, self._start.cache_bytes
+        if not self._asleep:
+            return EngineMemory(weights_bytes=weights, held_bytes=cache, budget_bytes=cache)
+        held = max(0, weights + cache - self._freed_bytes)
+        return EngineMemory(weights_bytes=max(0, held - cache), held_bytes=min(held, cache), budget_bytes=cache)
+
+    def resize(self, cache_bytes: int) -> None:
+        """Keep the cache if the budget covers it. Raises ValueError else: vLLM cannot give a part of it back."""
+        if cache_bytes < self._start.cache_bytes:
+            raise ValueError(
+                f"vLLM has taken {show_bytes(self._start.cache_bytes)} for its key-value cache when it started and"
+                f" cannot hold {show_bytes(max(0, cache_bytes))} instead; load the model anew with less device_memory"
+            )
+
+    def forget_prefixes(self) -> None:
+        """Forget the keys and values of earlier prompts."""
+        self._llm.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """Move the weights to the host and drop the cache, and measure what the device got back."""
+        if self._open:
+            raise RuntimeError(f"{len(self._open)} requests run; the model cannot sleep")
+        if self._asleep:
+            return
+        if not self._fingerprint:
+            self._fingerprint = self._probe()
+        self.forget_prefixes()
+        before = self._start.free_device_bytes()
+        if self._start.sleeps:
+            self._llm.sleep(level=1)
+        self._asleep = True
+        self._freed_bytes = max(0, self._start.free_device_bytes() - before)
+        held = self._start.weights_bytes + self._start.cache_bytes
+        if not self._start.sleeps:
+            log.info("vLLM has no sleep on a CPU: kept prefixes are forgotten, %s stay held", show_bytes(held))
+        elif self._freed_bytes < _LEAST_FREED * held:
+            log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
+
+    def wake(self) -> None:
+        """Be as before. Raises StokerError if the tokens of a fixed prompt are others than before the sleep; the engine
+        then takes no more requests."""
+        if not self._asleep:
+            return
+        if self._start.sleeps:
+            self._llm.wake_up()
+        self._asleep, self._freed_bytes = False, 0
+        self.forget_prefixes()
+        if (found := self._probe()) != self._fingerprint:
+            self._broken = (
+                f"vLLM writes other tokens after a sleep ({found}) than before ({self._fingerprint}); its results"
+                " cannot be trusted. Load the model anew"
+            )
+            raise StokerError(self._broken)
+
+    def stop(self) -> None:
+        """End vLLM and free what it holds."""
+        self._open.clear()
+        if self._llm is not None:
+            self._start.end()
+            self._llm = None
+
+    # ---- scores
+
+    def score(
+        self, rows: list[Ids], tails: list[list[Ids]], *, prefix: Ids = (), batch_size: int = 1
+    ) -> list[list[float]]:
+        """The log-likelihood of each tail after its row (`TailScorer.score`); vLLM batches them as it likes."""
+        del prefix, batch_size  # vLLM finds by itself what prompts share
+        if self._asleep or self._broken:
+            raise ValueError(self._broken or "the model is asleep; wake it first")
+        wanted: dict[Ids, dict[int, float]] = {}
+        for row, some in zip(rows, tails, strict=True):
+            for tail in some:
+                for at, token in enumerate(tail):
+                    wanted.setdefault(row + tail[:at], {})[token] = 0.0
+        asked: dict[str, dict[int, float]] = {}
+        for ids, chances in wanted.items():
+            tokens = sorted(chances)
+            for start in range(0, len(tokens), _LABELS_AT_ONCE):
+                named = tokens[start : start + _LABELS_AT_ONCE]
+                params = SamplingParams(
+                    temperature=0.0, max_tokens=1, logprob_token_ids=named, detokenize=False, ignore_eos=True,
+                    output_kind=RequestOutputKind.DELTA,
+                )  # fmt: skip
+                asked[self._ask(ids, params)] = chances
+        while asked:
+            self._early.extend(self._step(asked))
+        return [
+            [sum(wanted[row + tail[:at]][token] for at, token in enumerate(tail)) for tail in some]
+            for row, some in zip(rows, tails, strict=True)
+        ]
+
+    # ---- vLLM
+
+    def _step(self, asked: dict[str, dict[int, float]]) -> list[NewToken]:
+        """One step of vLLM: new tokens of requests, and log-likelihoods for those of `asked`, which leave it."""
+        began = time.perf_counter()
+        new: list[NewToken] = []
+        decoded = begun = read = 0
+        for output in self._llm.step():
+            if output.request_id in asked:
+                _note(output, asked)
+            elif (writing := self._open.get(output.request_id)) is not None:
+                if writing.runs:
+                    decoded += 1
+                else:
+                    reused = int(output.num_cached_tokens or 0)
+                    self.reused_tokens += reused
+                    writing.runs, begun, read = True, begun + 1, read + len(writing.request.prompt) - reused
+                new += self._tokens_of(output, writing)
+        load = self._load
+        self._load = msgspec.structs.replace(
+            load, steps=load.steps + 1, decode_steps=load.decode_steps + (decoded > 0),
+            row_steps=load.row_steps + decoded, most_running=max(load.most_running, decoded + begun),
+            prompt_tokens=load.prompt_tokens + read, new_tokens=load.new_tokens + len(new),
+            busy_s=load.busy_s + time.perf_counter() - began,
+        )  # fmt: skip
+        return new
+
+    def _tokens_of(self, output: Any, writing: _Writing) -> list[NewToken]:
+        """What one of vLLM's outputs says of a request, which leaves when its text has ended."""
+        [written] = output.outputs
+        id, asks = writing.request.id, writing.request.sampling.logprobs
+        new: list[NewToken] = []
+        for at, token in enumerate(written.token_ids):
+            text = writing.written.add(token)
+            logprob, likeliest = _chances(token, written.logprobs[at], most=asks) if asks else (None, ())
+            new.append(NewToken(id, token, text, writing.written.finish, logprob, likeliest))
+            if writing.written.finish is not None:
+                break
+        if writing.written.finish is not None:
+            del self._open[output.request_id]
+            if not output.finished:  # a stop text, which vLLM was not told of
+                self._llm.abort_request([output.request_id])
+        elif output.finished:
+            raise RuntimeError(f"vLLM has ended a request early: {written.finish_reason} ({written.stop_reason})")
+        return new
+
+    def _send(self, id: str, prompt: Ids, params: SamplingParams) -> None:
+        try:
+            self._llm.add_request(id, {"prompt_token_ids": list(prompt)}, params)
+        except VLLMValidationError as error:
+            raise ValueError(f"vLLM cannot take this request: {error}") from error
+
+    def _ask(self, prompt: Ids, params: SamplingParams) -> str:
+        """Add a request of the engine's own; returns its name."""
+        self._numbers += 1
+        name = f"own-{self._numbers}"
+        self._send(name, prompt, params)
+        return name
+
+    def _probe(self) -> tuple[int, ...]:
+        """The tokens that the model writes after a fixed prompt. No other request runs."""
+        params = SamplingParams(
+            temperature=0.0, max_tokens=_PROBE_TOKENS, ignore_eos=True, detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        name = self._ask(tuple(range(5, 21)), params)
+        while True:
+            for output in self._llm.step():
+                if output.request_id == name and output.finished:
+                    return tuple(output.outputs[0].token_ids)
+
+
+def _vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
+    """The same wishes in vLLM's words. The end tokens are ours; texts and stop texts are made here, not by vLLM."""
+    schema = StructuredOutputsParams(json=sampling.json_schema) if sampling.json_schema else None
+    return SamplingParams(
+        temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens,
+        seed=draw_seed(sampling.seed) if sampling.temperature else None, logprobs=sampling.logprobs or None,
+        stop_token_ids=sorted(ends), ignore_eos=True, detokenize=False, structured_outputs=schema,
+        output_kind=RequestOutputKind.DELTA,
+    )  # fmt: skip
+
+
+def _chances(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
+    ordered = sorted(told.items(), key=lambda chance: -chance[1].logprob)
+    likeliest = tuple(TokenChance(id, chance.logprob) for id, chance in ordered[:most])
+    return float(told[token].logprob), likeliest
+
+
+def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
+    """Write down the log-likelihoods that a request of `score` brings; it has ended."""
+    [told] = output.outputs[0].logprobs
+    chances = asked.pop(output.request_id)
+    for token, chance in told.items():
+        if token in chances:
+            chances[token] = float(chance.logprob)

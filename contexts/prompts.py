@@ -1,0 +1,87 @@
+"""Texts as a language model's tokens, and tokens as texts: what a model context asks of the model's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stoker.contexts.inference.written import ModelTexts
+
+Ids = tuple[int, ...]
+
+
+class PromptReader:
+    """A tokenizer, which tokens end a text, and how many tokens the model reads at most (0 = it does not say)."""
+
+    def __init__(self, tokenizer: Any, *, ends: frozenset[int], longest: int) -> None:
+        self.tokenizer = tokenizer
+        self.ends = ends
+        self.longest = longest
+
+    def texts(self) -> ModelTexts:
+        """What an engine needs of it."""
+        return ModelTexts(decode=self.decode, ends=self.ends, longest=self.longest)
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
+        """The prompt of a conversation in the model's own chat format (`CausalLM.chat_prompt`)."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            return "\n\n".join(message["content"] for message in messages)
+        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+
+    def rows(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
+        """Each prompt's tokens, after `prefix`. Raises ValueError for what is no list of prompts."""
+        if isinstance(prompts, str):
+            raise ValueError("prompts must be a list of texts, and is one text; write [prompt]")
+        if batch_size < 0:
+            raise ValueError(f"batch_size must be 1 or more, or 0 for any, not {batch_size}")
+        rows = self.encode([prefix + prompt for prompt in prompts])
+        for index, row in enumerate(rows):
+            if not row:
+                raise ValueError(f"prompt {index} is empty; a model needs a token to go on from")
+        return rows
+
+    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
+        """Token ids of texts; the tokenizer's first token is added unless the text begins with it (chat formats)."""
+        if not texts:
+            return []
+        first = self.tokenizer.bos_token
+        adds = special and not (first and all(text.startswith(first) for text in texts))
+        return [tuple(ids) for ids in self.tokenizer(list(texts), add_special_tokens=adds)["input_ids"]]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of tokens, special ones left out."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def token_text(self, token: int) -> str:
+        """One token as text, special or not."""
+        return str(self.tokenizer.decode([token]))
+
+    def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
+        """Each label's tokens after each prompt: as the two are written together, where the prompt's tokens stay."""
+        alone = [ids if ids else (0,) for ids in self.encode(labels, special=False)]
+        together = self.encode([prompt + label for prompt in prompts for label in labels])
+        found: list[list[Ids]] = []
+        for number, row in enumerate(rows):
+            tails = []
+            for index in range(len(labels)):
+                whole = together[number * len(labels) + index]
+                tail = whole[len(row) :]
+                tails.append(tail if tail and whole[: len(row)] == row else alone[index])
+            found.append(tails)
+        return found
+
+    def check_lengths(self, lengths: Sequence[int]) -> None:
+        """Raises ValueError for more tokens than the model reads."""
+        for index, length in enumerate(lengths):
+            if self.longest and length > self.longest:
+                raise ValueError(
+                    f"prompt {index} comes to {length} tokens with what follows it; the model reads {self.longest}."
+                    " Shorten it, or split it"
+                )
+
+
+def end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a text: those of the model's generation config, else the tokenizer's own."""
+    if configured is None:
+        configured = tokenizer.eos_token_id
+    return frozenset([configured] if isinstance(configured, int) else configured or ())

