@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     on_gpu = torch.cuda.is_available()
     ambient.enter_library(device="cuda:0" if on_gpu else "cpu")
-    model = load_causal_lm(default_model(), dtype="float32")
+    model = load_causal_lm(default_model(), dtype="float32", engine="transformers")
     every = read_candidates(PROMPTS)
     wanted = options.candidates or len(every)
     some = [every[place * len(every) // wanted] for place in range(wanted)]

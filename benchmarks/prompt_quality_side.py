@@ -273,7 +273,9 @@ def fill(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argpar
     ambient.enter_library(device="cuda:0" if torch.cuda.is_available() and not asked.quick else "cpu")
     try:
         model, candidates = (
-            toy() if asked.quick else (load_causal_lm(default_model(), dtype="float32"), read_candidates(PROMPTS))
+            toy()
+            if asked.quick
+            else (load_causal_lm(default_model(), dtype="float32", engine="transformers"), read_candidates(PROMPTS))
         )
         bank = ensure_bank(
             asked.bank or asked.folder / f"bank-{settings.digest}", candidates, model=settings.model,

@@ -114,7 +114,7 @@ def call_of(
 
 def recipe_of(model: str) -> tuple[Recipe, str]:
     """The recipe of a model that is tuned, and what identifies the model. Raises RecipeError."""
-    recipe = model_recipe(language_model, model, preload=PRELOAD)
+    recipe = model_recipe(language_model, model, engine="transformers", preload=PRELOAD)  # vLLM has nothing to tune
     return recipe, ", ".join(part.name for part in recipe.objects) or model
 
 

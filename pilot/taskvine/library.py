@@ -116,7 +116,9 @@ class VineLibrary:
     def _load(self) -> None:
         recipe, setup = self._setup.recipe, self._setup
         objects = {ref.name: os.path.join(self._home, ref.name) for ref in recipe.objects}
-        ambient.enter_library(device=setup.devices, objects=objects)
+        ambient.enter_library(
+            device=setup.devices, objects=objects, device_memory_bytes=setup.recipe.needs.device_memory_bytes
+        )
         started, failure, context = time.monotonic(), None, None
         self._watch.begin(limit_s=recipe.needs.load_limit_s, stop_file="")
         try:
