@@ -49,7 +49,7 @@ _LEAST_FREED = 0.5
 """A sleep that frees less of what the engine holds is reported."""
 
 
-class _Writing:
+class _RunningText:
     """A request: what it has written, and whether a token has come."""
 
     def __init__(self, request: GenerationRequest, written: Written) -> None:
@@ -72,7 +72,7 @@ class VLLMEngine:
         self.started_bytes = start.device_memory_bytes
         self.reused_tokens = 0
         self._texts = prompts.texts()
-        self._open: dict[str, _Writing] = {}
+        self._open: dict[str, _RunningText] = {}
         self._early: deque[NewToken] = deque()
         """Tokens that came while labels were scored."""
         self._load = EngineLoad()
@@ -97,7 +97,7 @@ class VLLMEngine:
                 " memory (device_memory=)"
             )
         self._send(str(request.id), request.prompt, _vllm_sampling(request.sampling, ends=self.prompts.ends))
-        self._open[str(request.id)] = _Writing(request, self._texts.begin(request))
+        self._open[str(request.id)] = _RunningText(request, self._texts.begin(request))
 
     def abort(self, request: int) -> None:
         """The request leaves; vLLM frees its blocks before the next step."""
@@ -246,7 +246,7 @@ class VLLMEngine:
         )  # fmt: skip
         return new
 
-    def _tokens_of(self, output: Any, writing: _Writing) -> list[NewToken]:
+    def _tokens_of(self, output: Any, writing: _RunningText) -> list[NewToken]:
         """What one of vLLM's outputs says of a request, which leaves when its text has ended."""
         [written] = output.outputs
         id, asks = writing.request.id, writing.request.sampling.logprobs
