@@ -15,7 +15,7 @@ Results do not depend on the batch, beyond rounding; random draws are seeded a p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -25,8 +25,11 @@ from stoker.contexts.forward import Ids, ModelRunner
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling, TokenChance
 from stoker.contexts.inference.choosing import PREFIX_LIMIT_BYTES, own_engine
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
+from stoker.contexts.inference.profiling import EngineProfiler
+from stoker.contexts.inference.step_collector import StepCollector
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.scoring import RunnerScorer, TailScorer
+from stoker.contexts.step_times import StepProfile, StepTimes
 from stoker.errors import StokerError
 
 _PROCESS_BYTES = 500_000_000
@@ -84,12 +87,17 @@ class CausalLM:
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None
         self._scorer: TailScorer
+        self._steps = StepCollector()
         if isinstance(engine, str):
             self._prompts = _prompt_reader(model, tokenizer)
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             self._scorer = RunnerScorer(self._runner)
             chosen, self.engine_chosen = own_engine(
-                self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes
+                self._runner,
+                self._prompts.texts(),
+                engine=engine,
+                cache_bytes=cache_bytes,
+                took=self._steps.took,
             )
             self._thread = EngineThread(chosen)
         else:
@@ -131,7 +139,37 @@ class CausalLM:
 
     def batch_load(self) -> EngineLoad:
         """How full the engine's batch is and was."""
-        return self._thread.engine.load()
+        engine = self._thread.engine
+        return msgspec.structs.replace(engine.load(), rows=engine.slots())
+
+    def take_step_times(self, *, urgent: bool = False) -> StepTimes:
+        """What steps of the engine took since this was last asked; with `urgent` only if a profiler has measured."""
+        return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
+
+    def times_are_taken(self, *, timeout_s: float) -> bool:
+        """Wait until what a profiler has measured was taken (`take_step_times`); False if nobody has."""
+        return self._steps.taken(timeout_s=timeout_s)
+
+    def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
+        """Measure what steps of the engine take, and how well that foretells others; calls of other slots wait.
+
+        `told` is told how far it is. Raises RuntimeError while requests run.
+        """
+        with self._thread.hold() as engine:
+            load = engine.load()
+            if load.running or load.waiting:
+                raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot be profiled")
+            vocabulary = len(self.tokenizer)
+            self._steps.paused = True
+            try:
+                profiler = EngineProfiler(
+                    engine, vocabulary=vocabulary, longest=self._prompts.longest, quick=quick, told=told
+                )
+                found = profiler.measure()
+            finally:
+                self._steps.paused = False
+            self._steps.profiled(found.times)
+        return msgspec.structs.replace(found, device=self.device)
 
     def memory(self) -> EngineMemory:
         """Device memory that the model and the cache of its batch hold."""

@@ -14,7 +14,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from stoker.contexts import step_rows
 from stoker.contexts.measurements import Measurements
+from stoker.contexts.step_times import StepTimes
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS measured (
@@ -79,7 +81,7 @@ class PerformanceStore:
     """The measurements in one file. Safe with several processes and threads; no method raises for want of a disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = Measurements(path, schema=_SCHEMA, shape=_SHAPE)
+        self._file = Measurements(path, schema=_SCHEMA + step_rows.SCHEMA, shape=_SHAPE)
 
     def record_load(
         self,
@@ -119,6 +121,14 @@ class PerformanceStore:
     def record_pace(self, recipe_key: str, *, kind: str, size: int, pace_s: float) -> None:
         """A call that so many libraries ran together: seconds for a unit of its work."""
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
+
+    def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
+        """What steps of a recipe's engine took on a device of this kind."""
+        self._file.write((step_rows.ADD, step_rows.rows_of(times, recipe_key, kind, at=time.time())))
+
+    def step_times(self, recipe_key: str) -> dict[str, StepTimes]:
+        """What is known of the steps of a recipe's engine, by device kind."""
+        return step_rows.times_of(self._file.read(step_rows.READ, (recipe_key,)))
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
         """What is known of a recipe, by device kind."""

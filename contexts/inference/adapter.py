@@ -102,6 +102,18 @@ class EngineLoad(msgspec.Struct, frozen=True):
     new_tokens: int = 0
     busy_s: float = 0.0
     evictions: int = 0
+    rows: int = 0
+    """How many requests may run at once; 0 where an engine does not say."""
+
+    @property
+    def mean_rows(self) -> float:
+        """Requests of a decode step in the mean."""
+        return self.row_steps / self.decode_steps if self.decode_steps else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens that were written a second of work."""
+        return self.new_tokens / self.busy_s if self.busy_s else 0.0
 
 
 class InferenceEngine(Protocol):

@@ -11,7 +11,7 @@ import torch
 from stoker.contexts.batching import BatchLimits
 from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import InferenceEngine
-from stoker.contexts.inference.continuous import ContinuousEngine
+from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
 from stoker.contexts.inference.decoder import decoder_of
 from stoker.contexts.inference.static import StaticEngine
 from stoker.contexts.inference.written import ModelTexts
@@ -27,9 +27,16 @@ _LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 
 
 def own_engine(
-    runner: ModelRunner, texts: ModelTexts, *, engine: str = "auto", cache_bytes: int = 0
+    runner: ModelRunner,
+    texts: ModelTexts,
+    *,
+    engine: str = "auto",
+    cache_bytes: int = 0,
+    took: TookStep | None = None,
 ) -> tuple[InferenceEngine, str]:
-    """The engine `continuous`, `static`, or the one that suits (`auto`), and why it was chosen, for people.
+    """The engine `continuous`, `static`, or the one that suits (`auto`), and why it was chosen, for people. `took`:
+    told of each
+    step, where the engine can.
 
     Raises ValueError if the model cannot have the engine that is named.
     """
@@ -40,7 +47,9 @@ def own_engine(
         if decoder is not None:
             limits = _CPU_LIMITS if decoder.device.type == "cpu" else _GPU_LIMITS
             size = cache_bytes or default_cache_bytes(decoder.device)
-            made = ContinuousEngine(decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size)
+            made = ContinuousEngine(
+                decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size, took=took
+            )
             return made, "every call joins one batch"
         if engine == "continuous":
             raise ValueError(f'this model cannot have engine="continuous": {why}; leave the engine away')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.contexts.step_times import StepTimes
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol.blocks import LossReason, PilotEnd
 from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
@@ -113,5 +114,13 @@ class EndManager(msgspec.Struct, frozen=True):
     reason: str
 
 
-Record = RecordLoad | RecordRuns | RecordPace | RecordWait | RecordStay | RecordPilots
+class RecordSteps(msgspec.Struct, frozen=True):
+    """Remember what steps of a model's engine took on a device kind."""
+
+    recipe: RecipeKey
+    kind: str
+    times: StepTimes
+
+
+Record = RecordLoad | RecordRuns | RecordPace | RecordSteps | RecordWait | RecordStay | RecordPilots
 Command = ToPilot | ToClient | SetTimer | AskAdvice | Record | DiscardObject | EndManager

@@ -17,13 +17,13 @@ from stoker.manager.core import (
     reservations,
     suspects,
 )
-from stoker.manager.core.commands import RecordLoad
+from stoker.manager.core.commands import RecordLoad, RecordSteps
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_manager import LibraryGone, LibraryReady
+from stoker.manager.protocol.to_manager import LibraryBatch, LibraryGone, LibraryReady
 
 # A library that was ended for one call's sake, or its pilot's, is not the fault of the others that it ran.
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
@@ -68,6 +68,15 @@ def hot(manager: Manager, library: Library) -> None:
     indexing.relist(manager, library)
     reservations.places_changed(manager, context)
     feeding.pull(manager, library)
+
+
+def batch(manager: Manager, library: Library, message: LibraryBatch) -> None:
+    """A library says how full its batch is: show that, and remember what its steps took."""
+    library.batch, library.batch_at = message.load, manager.state.now
+    manager.changed("libraries", library.id)
+    if message.times.samples:
+        kind = library.devices[0].facts.kind
+        manager.out.append(RecordSteps(RecipeKey(library.context.recipe.key), kind, message.times))
 
 
 def gone(manager: Manager, library: Library, message: LibraryGone) -> None:

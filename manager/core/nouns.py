@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 
 import msgspec
 
+from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.client import Client
 from stoker.manager.core.cost import Cost
@@ -233,9 +234,9 @@ class Library:
     """A process on a pilot that holds one context, or is on its way to."""
 
     __slots__ = (
-        "context", "device_bytes", "devices", "ended_at", "functions", "held", "id", "line", "memory_bytes", "notes",
-        "phase", "pilot", "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "stuck",
-        "taking", "used_at", "zombies",
+        "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held", "id", "line",
+        "memory_bytes", "notes", "phase", "pilot", "promised_bytes", "ready_at", "resizing", "served", "slots",
+        "started_at", "state", "stuck", "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(
@@ -273,6 +274,9 @@ class Library:
         self.served = 0
         self.memory_bytes = 0
         self.device_bytes = 0
+        self.batch: EngineLoad | None = None
+        """How full the batch of its engine was last; None if it has none."""
+        self.batch_at = now
         self.notes: list[Note] = [(now, f"told to load on {', '.join(d.id for d in devices)}")]
 
     @property

@@ -40,6 +40,7 @@ from stoker.manager.protocol.to_manager import (
     FetchFailed,
     GangMeets,
     Heartbeat,
+    LibraryBatch,
     LibraryGone,
     LibraryReady,
     LibraryResized,
@@ -160,6 +161,7 @@ _FromLibrary = (
     | LibraryGone
     | LibraryResized
     | CallYielded
+    | LibraryBatch
 )
 
 
@@ -187,6 +189,8 @@ def _of_library(manager: Manager, library: Library, message: _FromLibrary) -> No
             libraries.resized(manager, library, message)
         case CallYielded():
             manager.state.refuse("pieces in a frame that is journalled")
+        case LibraryBatch():
+            library_messages.batch(manager, library, message)
         case _:
             assert_never(message)
 

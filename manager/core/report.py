@@ -108,6 +108,7 @@ def _library(state: State, library: Library) -> LibraryStatus:
         loading_s=state.now - library.started_at if library.state is LibraryState.LOADING else 0.0,
         line=library.line if library.state is LibraryState.LOADING else "",
         slots=library.slots,
+        batch=library.batch,
     )
 
 

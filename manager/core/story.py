@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.contexts.inference.adapter import EngineLoad
 from stoker.manager.core import fitness, judging, object_report, outlook, own_blocks
 from stoker.manager.core.block_words import failing, in_words
 from stoker.manager.core.ending import place_of
@@ -306,7 +307,17 @@ def _of_library(library: Library) -> tuple[str, list[Note]]:
         f"{library.context.recipe.title} on {devices} of {library.pilot.id}: {library.state.value}, "
         f"{_calls(library.served)} served, {len(library.held)} held{busy}, {show_bytes(library.memory_bytes)} in use"
     )
-    return head, list(library.notes)
+    batch = [(library.batch_at, _batch(library.batch))] if library.batch is not None else []
+    return head, [*library.notes, *batch]
+
+
+def _batch(load: EngineLoad) -> str:
+    """How full the batch of a library's engine was when it last said."""
+    rows = f"{load.running} of {load.rows} rows" if load.rows else f"{load.running} row{'s' * (load.running != 1)}"
+    waiting = f", {load.waiting} {'waits' if load.waiting == 1 else 'wait'}" if load.waiting else ""
+    mean = f"; mean {load.mean_rows:.1f} over {load.decode_steps:,} steps" if load.decode_steps else ""
+    speed = f"; {load.tokens_per_s:,.0f} tokens/s" if load.busy_s else ""
+    return f"batch: {rows} running{waiting}{mean}{speed}"
 
 
 def _of_context(state: State, context: Context) -> tuple[str, list[Note]]:

@@ -31,6 +31,7 @@ from stoker.manager.core.commands import (
     RecordPilots,
     RecordRuns,
     RecordStay,
+    RecordSteps,
     RecordWait,
     SetTimer,
     ToClient,
@@ -87,7 +88,7 @@ NO_DECISIONS = frozenset(
     {
         to_pilot.Ack, to_client.Ack, to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls,
         to_client.Pieces, to_pilot.AckPieces,
-        RecordLoad, RecordRuns, RecordPace, RecordWait, RecordStay, RecordPilots,
+        RecordLoad, RecordRuns, RecordPace, RecordSteps, RecordWait, RecordStay, RecordPilots,
     }
 )  # fmt: skip
 

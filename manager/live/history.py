@@ -16,6 +16,7 @@ from stoker.manager.core.commands import (
     RecordPilots,
     RecordRuns,
     RecordStay,
+    RecordSteps,
     RecordWait,
 )
 from stoker.manager.core.events import AdviceArrived, ContextAdvice
@@ -61,6 +62,8 @@ class History:
                     )
             case RecordPace(recipe=recipe, kind=kind, size=size, pace_s=pace_s):
                 self._store.record_pace(recipe, kind=kind, size=size, pace_s=pace_s)
+            case RecordSteps(recipe=recipe, kind=kind, times=times):
+                self._store.record_steps(recipe, kind=kind, times=times)
             case RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
                 devices = DeviceSet(command.kind, command.devices, command.memory_bytes)
                 self._sources.record_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)

@@ -163,6 +163,18 @@ def _ready(m: say.LibraryReady) -> str:
     ))  # fmt: skip
 
 
+def _batch(m: say.LibraryBatch) -> str:
+    load = m.load
+    counts = (
+        load.running, load.waiting, load.steps, load.decode_steps, load.row_steps, load.most_running,
+        load.prompt_tokens, load.new_tokens, load.evictions, load.rows,
+    )  # fmt: skip
+    wrong = _first(
+        (*(_count("a count of its batch", count, most=MOST_BYTES) for count in counts), _time("busy_s", load.busy_s))
+    )
+    return wrong or ("" if m.times.is_sound() else "the times of its steps hold a number that no measurement gives")
+
+
 def _ended(m: say.CallsEnded) -> str:
     most_s = MOST_S
     for end in m.ends:  # the hot path too
@@ -220,6 +232,7 @@ _CHECKS: dict[type, Callable[[Any], str]] = {
     say.CallsEnded: _ended,
     say.CallYielded: _yielded,
     say.LibraryResized: lambda m: _size("device_memory_bytes", m.device_memory_bytes),
+    say.LibraryBatch: _batch,
     say.Heartbeat: _heartbeat,
     say.WantObjects: lambda m: _refs(m.objects),
     say.ObjectsHere: _arrivals,

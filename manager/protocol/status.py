@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import BARE
 from stoker.manager.protocol.blocks import BlockStatus
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
     """One library in `stoker status`. `state` is a LibraryState's value; memory is measured, in bytes. Of one that
-    loads: since how many seconds, and what it printed last. `running` of its `slots` run a call."""
+    loads: since how many seconds, and what it printed last. `running` of its `slots` run a call. `batch`: how full the
+    batch of its engine was last; None if its context has no engine."""
 
     library: int
     recipe: str
@@ -25,6 +27,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
     loading_s: float = 0.0
     line: str = ""
     slots: int = 1
+    batch: EngineLoad | None = None
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.contexts.inference.adapter import EngineLoad
+from stoker.contexts.step_times import StepTimes
 from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure
 from stoker.manager.protocol.ids import CallId
 
@@ -100,7 +102,14 @@ class SnapshotMade(_Message, frozen=True, tag="snapshot"):
     made_s: float
 
 
+class BatchReport(_Message, frozen=True, tag="batch"):
+    """How full the batch of the context's engine is, and what its steps took since the last report."""
+
+    load: EngineLoad
+    times: StepTimes = StepTimes()
+
+
 ToAgent = (
     Hello | Loaded | LoadFailed | RunsEnded | GivenBack | Reports | Yielded | RunEvicted | Listens | Resized
-    | SnapshotMade
+    | SnapshotMade | BatchReport
 )  # fmt: skip

@@ -6,7 +6,9 @@ import enum
 
 import msgspec
 
+from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.contexts.step_times import StepTimes
 from stoker.manager.protocol.blocks import BlockPhase, LossReason
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
@@ -362,6 +364,15 @@ class LibraryResized(_Message, frozen=True, tag="resized"):
     ordered_bytes: int = -1
 
 
+class LibraryBatch(_Message, frozen=True, tag="batch"):
+    """How full the batch of a library's engine is, and what its steps took since the last such message. Sent while
+    calls run, every 10 s at the most."""
+
+    library: LibraryId
+    load: EngineLoad
+    times: StepTimes = StepTimes()
+
+
 class LibraryUse(msgspec.Struct, frozen=True, array_like=True):
     """Measured use of a library: host and device memory in bytes, and its processor time so far in seconds."""
 
@@ -457,5 +468,5 @@ FromClient = (
 FromPilot = (
     PilotHello | LibraryUpdate | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted
     | LibraryResized | Heartbeat | PilotLeaving | WantObjects | ObjectsHere | ObjectsGone | FetchFailed | DeviceFault
-    | SnapshotHere | WalltimeUpdate | GangMeets | CallYielded
+    | SnapshotHere | WalltimeUpdate | GangMeets | CallYielded | LibraryBatch
 )  # fmt: skip

@@ -9,6 +9,7 @@ from stoker.addresses import join_address
 from stoker.manager.protocol.calls import FailureKind
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_agent import (
+    BatchReport,
     GivenBack,
     Hello,
     Listens,
@@ -27,6 +28,7 @@ from stoker.manager.protocol.to_manager import (
     CallsProgress,
     CallsReturned,
     GangMeets,
+    LibraryBatch,
     LibraryPhase,
     LibraryReady,
     LibraryUpdate,
@@ -95,6 +97,8 @@ def _message(state: CoreState, library: PilotLibrary, message: ToAgent) -> None:
             if form not in state.snapshots:
                 state.snapshots.add(form)
                 state.out.append(OfferSnapshot(RecipeKey(library.recipe.key), message))
+        case BatchReport(load=load, times=times):
+            state.tell(LibraryBatch(number, load, times))
         case Resized():
             resizing.answered(state, library, message)
         case _:

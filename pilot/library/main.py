@@ -28,6 +28,7 @@ from stoker.pilot.core import exits
 from stoker.pilot.core.disk import takes_no_writes
 from stoker.pilot.library import attaching, frames
 from stoker.pilot.library import settings as settings_module
+from stoker.pilot.library.batch_reports import BatchReports
 from stoker.pilot.library.evidence import Place
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.printing import LogTail, ThreadTail
@@ -121,6 +122,7 @@ def serve(number: int) -> None:
     # A child of user code holds no end of this library's socket: it could speak for it, and keep it open.
     os.register_at_fork(after_in_child=sock.close)
     server.send(loaded[1])
+    BatchReports(context, say=server.send).start()
     if slots == 1:
         server.serve(make_runner(0), idle=lambda: marker.idle(0))
     else:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 from core.builders import Cluster, devices, recipe
 
-from stoker.manager.core.commands import RecordLoad
+from stoker.contexts.inference.adapter import EngineLoad
+from stoker.contexts.step_times import StepSample, times_of
+from stoker.manager.core.commands import RecordLoad, RecordSteps
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Load, PolicyError, Resize, Unload
 from stoker.manager.protocol import to_manager as say
@@ -229,3 +231,19 @@ def test_a_call_that_ends_after_its_library_was_told_to_stop_still_counts(cluste
     hand.do(Unload(hand.lib1.id, "for a test"))
     hand.c.report("p1", say.CallsEnded(hand.lib1.id, [CallEnd(hand.c.ids["1"], True)]))  # type: ignore[arg-type]
     assert hand.c.ended["1"].ok
+
+
+def test_a_library_says_how_full_its_batch_is_and_what_its_steps_took(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready()
+    load = EngineLoad(running=23, waiting=3, decode_steps=1240, row_steps=22816, new_tokens=824, busy_s=2.0, rows=64)
+    times = times_of([StepSample(False, 8, 64, 0.02)])
+    said = "batch: 23 of 64 rows running, 3 wait; mean 18.4 over 1,240 steps; 412 tokens/s"
+    assert "batch" not in c.story("lib-1")
+    assert c.status().libraries[0].batch is None
+    c.report("p1", say.LibraryBatch(1, load, times))  # type: ignore[arg-type]
+    assert c.story("lib-1").endswith(said)
+    assert c.status().libraries[0].batch == load
+    assert [x for x in c.others if isinstance(x, RecordSteps)] == [RecordSteps("a", "cpu", times)]  # type: ignore[arg-type]
+    c.report("p1", say.LibraryBatch(1, EngineLoad(running=1)))  # type: ignore[arg-type]
+    assert c.story("lib-1").endswith("batch: 1 row running")
+    assert len([x for x in c.others if isinstance(x, RecordSteps)]) == 1

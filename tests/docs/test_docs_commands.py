@@ -44,6 +44,9 @@ NOT_RUN = {
     "tests/apps/test_apps_tuning_submit.py runs it on small jobs",
     "stoker tune status": "shows the jobs of the command above; tests/cli/test_cli_tune.py runs it",
     "stoker tune report": "the same",
+    "stoker profile models/small --quick": "a minute; tests/apps/test_apps_profile.py runs it on a tiny model",
+    "stoker profile models/small --dtype bfloat16": "the same, for minutes",
+    "stoker profile models/small --site delta.toml --json": "the same, on a cluster",
 }
 """Commands that are not run as they stand, and why."""
 

@@ -1,0 +1,40 @@
+"""`stoker profile`: the options, checked, and nothing else."""
+
+from __future__ import annotations
+
+import click
+
+from stoker.console import Screen
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@click.command(
+    "profile",
+    short_help="Measure what a model's steps take on a device.",
+    context_settings={"max_content_width": 120},
+)
+@click.argument("model", required=False, default="", metavar="[MODEL]")
+@click.option("--dtype", type=click.Choice(DTYPES), default="auto", help="As in causal_lm. [auto]")
+@click.option("--quick", is_flag=True, help="Every second power of two, prompts of 1,024 tokens at the most: a minute.")
+@click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
+@click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
+@click.option("--json", "json_", is_flag=True, help="The profile as JSON on stdout; everything else goes to stderr.")
+@click.pass_context
+def command(
+    context: click.Context, /, *, model: str, dtype: str, quick: bool, site: str, session: str, json_: bool
+) -> None:
+    """Measure what steps of MODEL (a folder, a .gguf file, a name on the hub; else the small default model) take on a
+    device of a session: prefill by the tokens that a step reads, decode by the requests and their mean length. Then
+    compare 100 random workloads with the table, and say how far it is off. It takes minutes at the most.
+
+    What is found is kept with the other measurements, for this model and kind of device. Steps of calls are measured
+    as they run, too; a profile knows all sizes at once.
+    """
+    from stoker.apps.model_profile.run import run  # it imports Parsl, for which --help does not wait
+
+    if site and session:
+        raise click.UsageError("--session and --site say different things; give one")
+    context.exit(
+        run(model, dtype=dtype, quick=quick, site=site, session=session, screen=Screen(json_only=json_), json=json_)
+    )

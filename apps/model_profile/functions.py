@@ -1,0 +1,38 @@
+"""The function of this application that runs on a pilot, with the model as its context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from stoker import app
+from stoker.contexts import progress
+
+_TAKEN_S = 5.0
+"""How long the library may take to send what was measured to the manager, which keeps it."""
+
+
+class ProfiledModel(Protocol):
+    """What a causal LM context offers to this application."""
+
+    def profile(self, *, quick: bool, told: Callable[[float, float], None]) -> Any:
+        """Measure what steps of its engine take (a `stoker.contexts.step_times.StepProfile`)."""
+
+    def times_are_taken(self, *, timeout_s: float) -> bool:
+        """Wait until what was measured is on its way to the manager."""
+
+
+class MeasuredModel(msgspec.Struct, frozen=True):
+    """What a call brings back: the profile as plain values, and True if the manager keeps it."""
+
+    profile: dict[str, Any]
+    kept: bool
+
+
+@app
+def measure_steps(model: ProfiledModel, quick: bool) -> MeasuredModel:
+    """Profile the model; it says how far it is."""
+    found = model.profile(quick=quick, told=lambda done, total: progress(done, total))
+    return MeasuredModel(msgspec.to_builtins(found), model.times_are_taken(timeout_s=_TAKEN_S))

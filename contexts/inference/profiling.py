@@ -1,0 +1,265 @@
+"""Measures what steps of an engine take, and how well a table of them foretells others (SLINFER §VI-B).
+
+It asks the engine for texts as anybody does, and times its steps. Samples lie at powers of two of what a step reads and
+of what its tokens attend to; each is repeated, and its median is kept. Then 100 workloads of other sizes, drawn from a
+seed, are measured in the same way and compared with what the table says.
+
+A long beginning is read once: requests that share it differ in their last tokens, and the engine copies what it has
+kept of it (`prefixes.py`). That makes minutes of what would be hours on a CPU.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+import msgspec
+
+from stoker.contexts.inference.adapter import GenerationRequest, InferenceEngine, Sampling
+from stoker.contexts.step_times import StepModel, StepProfile, StepSample, StepTimes, attended, powers_up_to, times_of
+
+PROFILED_LENGTH = 4096
+"""The longest prompt that is measured, where the model reads more."""
+_QUICK_LENGTH = 1024
+_SHORTEST = 16
+_WORKLOADS = 100
+_WEIGHT = 20
+"""A median counts as so many steps that were seen as calls ran."""
+_FIRST_ID = 1 << 60
+"""Requests of a profiler have numbers from here on: no others have them."""
+
+
+class _Effort(msgspec.Struct, frozen=True):
+    """How much is measured: repeats of each sample, the longest prompt, each how manieth power of two, and seconds for
+    the samples and for the workloads."""
+
+    repeats: int
+    longest: int
+    stride: int
+    samples_s: float
+    workloads_s: float
+
+
+_FULL = _Effort(repeats=5, longest=PROFILED_LENGTH, stride=1, samples_s=240.0, workloads_s=240.0)
+_QUICK = _Effort(repeats=3, longest=_QUICK_LENGTH, stride=2, samples_s=30.0, workloads_s=30.0)
+
+Told = Callable[[float, float], None]
+"""Takes how far it is and how far it goes, in any unit."""
+
+
+class EngineProfiler:
+    """One engine, which nobody else asks meanwhile. `part`: tokens that one step reads at the most, 0 = any number."""
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        *,
+        vocabulary: int,
+        longest: int,
+        quick: bool = False,
+        told: Told | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        seed: int = 1,
+    ) -> None:
+        self._engine = engine
+        self._effort = _QUICK if quick else _FULL
+        self._longest = min(longest, self._effort.longest) if longest else self._effort.longest
+        self._model_longest = longest
+        self._told = told or _tell_nobody
+        self._clock = clock
+        self._chance = random.Random(seed)
+        self._vocabulary = vocabulary
+        self._document = self._tokens(self._longest)
+        self._next_id = _FIRST_ID
+        self._left_out = 0
+        self.part = 0
+
+    def measure(self) -> StepProfile:
+        """Sample, then compare with random workloads."""
+        began = self._clock()
+        self._warm_up()
+        samples = [*self._prefill_samples(), *self._decode_samples()]
+        times = self._compared(times_of(samples, weight=_WEIGHT))
+        self._told(1.0, 1.0)
+        return StepProfile(times, self._engine.name, "", self._clock() - began, self._left_out)
+
+    # ---- samples
+
+    def _warm_up(self) -> None:
+        for _ in range(3):
+            self._decode([min(64, self._longest // 2)] * 2)
+        steps = self._read([self._tokens(self._longest - 8)])
+        self.part = max(int(step.tokens) for step in steps) if len(steps) > 1 else 0
+
+    def _prefill_samples(self) -> Iterator[StepSample]:
+        """One prompt alone at the beginning, behind what was read before, and several short ones together."""
+        most = self.part or self._longest
+        tokens = [count for count in powers_up_to(most) if count <= self._longest - 8]
+        starts = [0, *powers_up_to(self._longest - 8, least=64)]
+        plans: list[tuple[int, int, int]] = []  # how many prompts, where each begins, tokens that are read of each
+        for at, start in enumerate(starts):
+            some = tokens if at % self._effort.stride == 0 else []
+            plans += [(1, start, count) for count in some if start + count <= self._longest - 8]
+        for rows in powers_up_to(min(self._engine.slots(), 16), least=2):
+            plans += [(rows, 0, count) for count in tokens[3 :: self._effort.stride] if rows * count <= most]
+        deadline = self._clock() + self._effort.samples_s / 2
+        for number, (rows, start, count) in enumerate(plans):
+            if self._clock() > deadline:
+                self._left_out += len(plans) - number
+                return
+            self._told(0.25 * number / len(plans), 1.0)
+            yield from self._prefill_sample(rows, start, count)
+
+    def _prefill_sample(self, rows: int, start: int, count: int) -> Iterator[StepSample]:
+        if start:
+            self._keep_beginning(start)
+        taken = []
+        for _ in range(self._effort.repeats):
+            steps = self._read([self._document[:start] + self._tokens(count) for _ in range(rows)], start=start)
+            if len(steps) == 1 and steps[0].tokens == rows * count:
+                taken += steps
+        if taken:
+            yield _middle(taken)
+        else:  # the engine does not keep a beginning of this length
+            self._left_out += 1
+
+    def _keep_beginning(self, start: int) -> None:
+        """Ask twice for what begins alike: then the engine has kept that."""
+        for _ in range(2):
+            self._read([self._document[:start] + self._tokens(8)], start=start)
+
+    def _decode_samples(self) -> Iterator[StepSample]:
+        rows = powers_up_to(self._engine.slots())[:: self._effort.stride]
+        lengths = powers_up_to(self._longest - 16, least=_SHORTEST)[:: self._effort.stride]
+        deadline = self._clock() + self._effort.samples_s / 2
+        for at, length in enumerate(lengths):
+            for more, count in enumerate(rows):
+                self._told(0.25 + 0.25 * (at * len(rows) + more) / (len(rows) * len(lengths)), 1.0)
+                sample = None if self._clock() > deadline else self._decode([length] * count)
+                if sample is None:
+                    self._left_out += 1
+                else:
+                    yield sample
+
+    # ---- workloads
+
+    def _compared(self, times: StepTimes) -> StepTimes:
+        """The table with its error over workloads of other sizes."""
+        model = StepModel(times)
+        deadline = self._clock() + self._effort.workloads_s
+        for number in range(_WORKLOADS):
+            if self._clock() > deadline:
+                self._left_out += _WORKLOADS - number
+                break
+            self._told(0.5 + 0.5 * number / _WORKLOADS, 1.0)
+            self._compare_prefill(model)
+            rows = self._chance.randint(1, self._engine.slots())
+            sample = self._decode([self._length() for _ in range(rows)])
+            if sample is not None and times.decode:
+                expected = model.step_s(prefill=False, tokens=sample.tokens, length=sample.length)
+                model.count_error(abs(sample.seconds - expected) / sample.seconds, prefill=False)
+        return model.times
+
+    def _compare_prefill(self, model: StepModel) -> None:
+        """The time until one to four prompts are read."""
+        most = 2 * self.part or self._longest
+        lengths = [min(self._length(), most) for _ in range(self._chance.randint(1, 4))]
+        totals, expected = [], []
+        for _ in range(self._effort.repeats):
+            steps = self._read([self._tokens(length) for length in lengths])
+            totals.append(sum(step.seconds for step in steps))
+            expected.append(sum(model.step_s(prefill=True, tokens=s.tokens, length=s.length) for s in steps))
+        model.count_error(abs(median(totals) - median(expected)) / median(totals), prefill=True)
+
+    def _length(self) -> int:
+        """Log-uniform: short prompts are as frequent as long ones."""
+        low, high = _SHORTEST, self._longest - 16
+        return max(low, min(high, int(low * (high / low) ** self._chance.random())))
+
+    # ---- what is asked of the engine
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        low = min(16, self._vocabulary // 4)  # the first ones mean something to most models
+        return tuple(self._chance.randrange(low, self._vocabulary) for _ in range(count))
+
+    def _ask(self, prompts: Sequence[tuple[int, ...]], *, most: int) -> list[int]:
+        ids = []
+        for prompt in prompts:
+            self._next_id += 1
+            sampling = Sampling(max_new_tokens=most)
+            self._engine.add(GenerationRequest(self._next_id, prompt, sampling))
+            ids.append(self._next_id)
+        return ids
+
+    def _read(self, prompts: Sequence[tuple[int, ...]], *, start: int = 0) -> list[StepSample]:
+        """Read prompts until each has its first token: what each step took that read any of them. The engine has kept
+        the first `start` tokens of each, and reads one after the other."""
+        ids = self._ask(prompts, most=1)
+        left, place = set(ids), {id: [start, len(prompt)] for id, prompt in zip(ids, prompts, strict=True)}
+        steps = []
+        while left:
+            before, began = self._engine.load(), self._clock()
+            tokens = self._engine.step()
+            seconds, after = self._clock() - began, self._engine.load()
+            read = after.prompt_tokens - before.prompt_tokens
+            if read:
+                steps.append(StepSample(True, read, attended(_reads(place, read)), seconds))
+            left -= {token.request for token in tokens if token.finish is not None}
+        return steps
+
+    def _decode(self, lengths: Sequence[int]) -> StepSample | None:
+        """Steps in which requests of about these lengths write, all together; None where not all of them fit."""
+        repeats, rows = self._effort.repeats, len(lengths)
+        parts = 1 + max(lengths) // (self.part or self._longest)
+        most = repeats + 8 + rows * parts  # the first ones write while the last ones are read
+        if self._model_longest:
+            most = min(most, self._model_longest - max(lengths))
+        evictions = self._engine.load().evictions
+        try:
+            ids = self._ask([self._document[: length - 1] + self._tokens(1) for length in lengths], most=most)
+        except ValueError:
+            return None
+        written, taken = dict(zip(ids, lengths, strict=True)), list[StepSample]()
+        unread, fewest = set(ids), rows - rows // 8
+        while len(written) >= fewest and len(taken) <= repeats:
+            before, began = self._engine.load(), self._clock()
+            tokens = self._engine.step()
+            seconds, after = self._clock() - began, self._engine.load()
+            if after.waiting or after.evictions > evictions:
+                break
+            if after.decode_steps > before.decode_steps and not unread:
+                length = sum(written[token.request] for token in tokens) / len(tokens)
+                taken.append(StepSample(False, len(tokens), length, seconds))
+            for token in tokens:
+                unread.discard(token.request)
+                written[token.request] += 1
+                if token.finish is not None:  # the model ended its text
+                    del written[token.request]
+        for id in ids:
+            self._engine.abort(id)
+        return _middle(taken[1:]) if len(taken) > 1 else None
+
+
+def _tell_nobody(done: float, total: float) -> None:
+    del done, total
+
+
+def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
+    """Where the tokens lie that a step has read: prompts are read one after the other, each to its end."""
+    found = []
+    for part in place.values():
+        some = min(count, part[1] - part[0])
+        if some > 0:
+            found.append((part[0], some))
+            part[0] += some
+            count -= some
+    return found
+
+
+def _middle(samples: Sequence[StepSample]) -> StepSample:
+    """Samples of nearly the same step as one: the median of their seconds."""
+    count = len(samples)
+    tokens, length = sum(sample.tokens for sample in samples) / count, sum(sample.length for sample in samples) / count
+    return StepSample(samples[0].prefill, tokens, length, median(sample.seconds for sample in samples))

@@ -1,0 +1,307 @@
+"""How long a step of an engine takes: by the tokens that it reads, and by how many tokens each of them attends to.
+
+SLINFER (§VI-B) quantifies the two stages of a model apart, on each kind of device: *prefill* by the length of the
+prompt, *decode* by the batch and the mean length of its requests, sampled at powers of two and linear between. The
+table of decode is that one: each request of the batch reads one token, which attends to all of the request.
+
+Prefill differs. SLINFER's engine reads one prompt whole, so one length says all. A step of ours may read several
+prompts, or a part of a long one behind what was read before: 512 tokens cost twice as much behind 4,000 others as at
+the beginning. What tells these apart is the mean number of tokens that a token attends to; attention's part grows with
+the tokens read times that. So prefill has the same two dimensions as decode, and SLINFER's line is its diagonal: a
+prompt that is read whole, whose tokens attend to half of it in the mean.
+
+A *cell* holds the samples whose two coordinates lie nearest to the same powers of two: their mean coordinates and mean
+seconds. So samples of any steps can be used, and where all lie on powers of two, the interpolation is SLINFER's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+MOST_SAMPLES = 200
+"""A cell with so many samples forgets old ones: its mean moves by a 200th of what a new one differs."""
+MOST_CELLS = 512
+"""Cells of one stage: 16 powers of two of tokens by 32 of lengths."""
+_LARGEST = 2.0**31
+_SURE = 4
+"""Samples of a cell from which outliers are told."""
+_OUTLIER = 3.0
+"""A step that takes longer than this many times what is expected of it was disturbed; it counts as much less."""
+
+
+class StepSample(msgspec.Struct, frozen=True, array_like=True):
+    """A step that took `seconds`: `tokens` were read in it (in a decode step, one for each request), each of which
+    attends to `length` tokens in the mean."""
+
+    prefill: bool
+    tokens: float
+    length: float
+    seconds: float
+
+
+class StepCell(msgspec.Struct, frozen=True, array_like=True):
+    """The mean of `count` samples that lie near each other."""
+
+    tokens: float
+    length: float
+    seconds: float
+    count: int = 1
+
+    def joined(self, other: StepCell) -> StepCell:
+        """The two as one, each with its weight."""
+        share = other.count / (self.count + other.count)
+        return StepCell(
+            self.tokens + (other.tokens - self.tokens) * share,
+            self.length + (other.length - self.length) * share,
+            self.seconds + (other.seconds - self.seconds) * share,
+            min(MOST_SAMPLES, self.count + other.count),
+        )
+
+
+class StepError(msgspec.Struct, frozen=True, array_like=True):
+    """How far a table was off: the mean of |actual - expected| / actual over `count` samples, each of which was
+    compared before it was used, or never used."""
+
+    mean: float = 0.0
+    count: int = 0
+
+    def joined(self, other: StepError) -> StepError:
+        """Both together."""
+        if not other.count:
+            return self
+        share = other.count / (self.count + other.count)
+        return StepError(self.mean + (other.mean - self.mean) * share, min(MOST_SAMPLES, self.count + other.count))
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """What is known of one model on one kind of device; as it is sent and kept."""
+
+    prefill: tuple[StepCell, ...] = ()
+    decode: tuple[StepCell, ...] = ()
+    prefill_error: StepError = StepError()
+    decode_error: StepError = StepError()
+
+    @property
+    def samples(self) -> int:
+        """Samples that its cells hold."""
+        return sum(cell.count for cell in (*self.prefill, *self.decode))
+
+    def joined(self, other: StepTimes) -> StepTimes:
+        """Both together, a cell with the same cell."""
+        return StepTimes(
+            _joined(self.prefill, other.prefill),
+            _joined(self.decode, other.decode),
+            self.prefill_error.joined(other.prefill_error),
+            self.decode_error.joined(other.decode_error),
+        )
+
+    def is_sound(self) -> bool:
+        """False if a number in it is none that a measurement gives."""
+        cells = (*self.prefill, *self.decode)
+        numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
+        errors = [self.prefill_error, self.decode_error]
+        return (
+            max(len(self.prefill), len(self.decode)) <= MOST_CELLS
+            and all(0 <= number <= _LARGEST for number in numbers)
+            and all(0 < cell.count <= MOST_SAMPLES for cell in cells)
+            and all(0 <= error.mean <= _LARGEST and 0 <= error.count <= MOST_SAMPLES for error in errors)
+        )
+
+
+class StepTable:
+    """A stage's table, to ask and to add to."""
+
+    def __init__(self, cells: Iterable[StepCell] = ()) -> None:
+        self._rows: dict[int, dict[int, StepCell]] = {}
+        """By the powers of two of tokens, then of length."""
+        self._lines: dict[int, list[StepCell]] = {}
+        self._order: list[int] = []
+        self._count = 0
+        for cell in cells:
+            self._put(cell)
+
+    def __iter__(self) -> Iterator[StepCell]:
+        return (cell for place in sorted(self._rows) for cell in self._line(place))
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def cell(self, tokens: float, length: float) -> StepCell | None:
+        """The cell that such a step belongs to."""
+        return self._rows.get(power_of(tokens), {}).get(power_of(length))
+
+    def add(self, tokens: float, length: float, seconds: float, *, count: int = 1) -> None:
+        """A step took so long."""
+        self._put(StepCell(tokens, length, seconds, count))
+
+    def seconds(self, tokens: float, length: float) -> float:
+        """What such a step takes. Raises LookupError for a table without samples."""
+        if not self._rows:
+            raise LookupError("no step has been measured")
+        order = self._order
+        at = sum(self._at(place, length)[0] <= tokens for place in order)
+        if len(order) == 1:
+            knot = self._at(order[0], length)
+            return knot[1] * tokens / knot[0] if tokens > knot[0] else knot[1]
+        low = min(max(at - 1, 0), len(order) - 2)
+        before, after = self._at(order[low], length), self._at(order[low + 1], length)
+        return _between(before, after, tokens)
+
+    def _at(self, place: int, length: float) -> tuple[float, float]:
+        """Tokens and seconds of a row of cells at this length."""
+        line = self._line(place)
+        if len(line) == 1:
+            only = line[0]
+            return only.tokens, max(0.0, only.seconds + self._slope(place, only) * (length - only.length))
+        at = sum(cell.length <= length for cell in line)
+        low = min(max(at - 1, 0), len(line) - 2)
+        a, b = line[low], line[low + 1]
+        share = (length - a.length) / (b.length - a.length) if b.length > a.length else 0.0
+        seconds = _between((a.length, a.seconds), (b.length, b.seconds), length)
+        return a.tokens + (b.tokens - a.tokens) * min(max(share, 0.0), 1.0), seconds
+
+    def _slope(self, place: int, only: StepCell) -> float:
+        """Seconds for one more token of length, where a row has one cell: as in the nearest row that has more, a
+        token that is read for a token."""
+        others = [other for other in self._order if len(self._rows[other]) > 1]
+        if not others:
+            return 0.0
+        line = self._line(min(others, key=lambda other: abs(other - place)))
+        first, last = line[0], line[-1]
+        if last.length <= first.length:
+            return 0.0
+        return max(0.0, (last.seconds - first.seconds) / (last.length - first.length) * only.tokens / last.tokens)
+
+    def _put(self, cell: StepCell) -> None:
+        if cell.tokens < 1:
+            cell = msgspec.structs.replace(cell, tokens=1.0)
+        place, at = power_of(cell.tokens), power_of(cell.length)
+        row = self._rows.get(place)
+        known = row.get(at) if row is not None else None
+        if known is None and self._count >= MOST_CELLS:
+            return
+        if row is None:
+            row = self._rows[place] = {}
+            self._order = sorted(self._rows)
+        self._count += known is None
+        row[at] = cell if known is None else known.joined(cell)
+        self._lines.pop(place, None)
+
+    def _line(self, place: int) -> list[StepCell]:
+        """A row's cells by length."""
+        line = self._lines.get(place)
+        if line is None:
+            line = self._lines[place] = [cell for _, cell in sorted(self._rows[place].items())]
+        return line
+
+
+class StepModel:
+    """Both stages' tables, and how far they are off."""
+
+    def __init__(self, times: StepTimes | None = None) -> None:
+        times = times or StepTimes()
+        self._tables = {True: StepTable(times.prefill), False: StepTable(times.decode)}
+        self._errors = {True: times.prefill_error, False: times.decode_error}
+
+    @property
+    def times(self) -> StepTimes:
+        """All of it, to send and to keep."""
+        prefill, decode = tuple(self._tables[True]), tuple(self._tables[False])
+        return StepTimes(prefill, decode, self._errors[True], self._errors[False])
+
+    def knows(self, *, prefill: bool) -> bool:
+        """True if a step of this stage has been measured."""
+        return bool(self._tables[prefill])
+
+    def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
+        """What a step takes that reads so many tokens, each of which attends to `length`. Raises LookupError if no
+        step of its stage has been measured."""
+        return self._tables[prefill].seconds(tokens, length)
+
+    def prompt_s(self, tokens: int, *, part: int = 0) -> float:
+        """What reading a prompt takes (SLINFER's prefill time): `part` tokens a step at the most, 0 = any number."""
+        part, total = part or tokens, 0.0
+        for start in range(0, tokens, part):
+            count = min(part, tokens - start)
+            total += self.step_s(prefill=True, tokens=count, length=start + count / 2)
+        return total
+
+    def count_error(self, deviation: float, *, prefill: bool) -> None:
+        """Count how far the table was off for a sample that it had not used."""
+        self._errors[prefill] = self._errors[prefill].joined(StepError(deviation, 1))
+
+    def add(self, sample: StepSample) -> None:
+        """Use a sample as it is."""
+        self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
+
+    def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
+        """Compare a sample with what is known, then use it.
+
+        Returns what was used of it (of a step that was disturbed three times what was expected), and how far the table
+        was off: |actual - expected| / actual, three at the most; None where no sample like it had come yet.
+        """
+        table, deviation = self._tables[sample.prefill], None
+        cell = table.cell(sample.tokens, sample.length)
+        if cell is not None and sample.seconds > 0:
+            expected = table.seconds(sample.tokens, sample.length)
+            deviation = min(abs(sample.seconds - expected) / sample.seconds, _OUTLIER)
+            self.count_error(deviation, prefill=sample.prefill)
+            if cell.count >= _SURE and sample.seconds > _OUTLIER * expected:
+                sample = StepSample(sample.prefill, sample.tokens, sample.length, _OUTLIER * expected)
+        self.add(sample)
+        return sample, deviation
+
+
+def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
+    """The table of these samples, each of which counts as `weight` of them."""
+    tables = {True: StepTable(), False: StepTable()}
+    for sample in samples:
+        tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds, count=weight)
+    return StepTimes(tuple(tables[True]), tuple(tables[False]))
+
+
+def powers_up_to(most: int, *, least: int = 1) -> list[int]:
+    """The powers of two from the first that is `least` or more, and `most` itself."""
+    found = [1 << power for power in range(max(0, most).bit_length()) if least <= 1 << power <= most]
+    return found if not found or found[-1] == most else [*found, most]
+
+
+def attended(reads: Sequence[tuple[int, int]]) -> float:
+    """How many tokens each token attends to in the mean, of reads that begin at a token and read so many."""
+    total = sum(count for _, count in reads)
+    return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
+
+
+def power_of(value: float) -> int:
+    """The nearest power of two, by its exponent."""
+    return round(math.log2(value)) if value > 1 else 0
+
+
+def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float:
+    """On the line through two points. Beyond the second it never falls; before the first it is at least in proportion
+    to it."""
+    if b[0] <= a[0]:
+        return (a[1] + b[1]) / 2
+    slope = (b[1] - a[1]) / (b[0] - a[0])
+    if at > b[0]:
+        return b[1] + max(0.0, slope) * (at - b[0])
+    line = a[1] + slope * (at - a[0])
+    return max(line, a[1] * at / a[0]) if at < a[0] else line
+
+
+def _joined(first: Iterable[StepCell], second: Iterable[StepCell]) -> tuple[StepCell, ...]:
+    return tuple(StepTable([*first, *second]))
+
+
+class StepProfile(msgspec.Struct, frozen=True):
+    """What a profiler has found: the times, `left_out` samples for which there was no memory or no time left, and the
+    seconds that it took. `engine`, `device`: what was measured."""
+
+    times: StepTimes
+    engine: str
+    device: str
+    took_s: float
+    left_out: int = 0

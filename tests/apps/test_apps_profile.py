@@ -1,0 +1,67 @@
+"""`stoker profile`: what was measured as a table, and a small model measured through a real session."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_model import write_tiny_model
+
+from stoker.apps.model_profile.tables import grid, show_error
+from stoker.contexts.performance import PerformanceStore
+from stoker.contexts.step_times import StepTimes
+
+PROFILE = [sys.executable, "-m", "stoker.manager.cli.main", "profile"]
+LIMIT_S = 150
+
+
+def test_cells_stand_in_a_row_for_what_a_step_reads_and_a_column_for_what_that_attends_to() -> None:
+    cells = [(1.0, 64.0, 0.0021, 5), (1.0, 130.0, 0.0123, 5), (8.0, 64.0, 1.5, 5)]
+    assert [line.split() for line in grid(cells, rows="requests")] == [
+        ["requests", "64", "128"], ["1", "2.10", "12.3"], ["8", "1,500", "·"],
+    ]  # fmt: skip
+    assert len(grid([(1.0, 2.0**power, 0.1, 1) for power in range(20)], rows="tokens")[0].split()) <= 13
+
+
+def test_an_error_says_over_how_many_workloads_it_is() -> None:
+    assert show_error([0.041, 100]) == "4.1 % over 100 other workloads"
+    assert "not known" in show_error([0.0, 0])
+
+
+def test_a_site_and_a_session_are_not_both_taken() -> None:
+    done = subprocess.run(
+        [*PROFILE, "--site", "a", "--session", "b"], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 2
+    assert "give one" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
+    reason="needs torch and transformers",
+)
+def test_a_model_is_measured_in_a_session_and_the_manager_keeps_it(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "tiny")
+    done = subprocess.run(
+        [*PROFILE, "tiny", "--quick", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S,
+        check=False, env={**os.environ, "STOKER_HOME": str(tmp_path / "home")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["engine"], found["device"]) == ("continuous", "cpu")
+    assert found["times"]["decode"]
+    assert found["times"]["prefill"]
+    assert found["times"]["prefill_error"][1] > 0
+    assert found["kept"] == str(tmp_path / "home" / "performance.sqlite")
+    store = PerformanceStore(found["kept"])
+    [(kind, kept)] = store.step_times(found["recipe"]).items()
+    store.close()
+    assert kind.startswith("cpu")
+    assert isinstance(kept, StepTimes)
+    assert len(kept.decode) >= len(found["times"]["decode"])

@@ -1,0 +1,93 @@
+"""Steps of Stoker's own engines: each becomes a sample, the simulator runs the same, and a profiler asks for more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from lazily import lazily
+
+from stoker.contexts.batching import Step
+from stoker.contexts.inference.adapter import GenerationRequest, InferenceEngine, NewToken, Sampling
+from stoker.contexts.inference.profiling import EngineProfiler
+from stoker.contexts.inference.step_collector import COLD_STEPS, StepCollector
+from stoker.contexts.step_times import StepSample, times_of
+from stoker.manager.sim.batch_run import TimedRequest, batch_run
+
+torch, transformers, forward, choosing, written = lazily(
+    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.choosing",
+    "stoker.contexts.inference.written",
+)  # fmt: skip
+
+CHANCE = random.Random(11)
+PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in (9, 3, 41, 1, 730, 9)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_engine(kind: str = "continuous", *, took: Any = None) -> InferenceEngine:
+    """An engine over a model of random weights that never ends a text by itself."""
+    config = transformers.LlamaConfig(
+        vocab_size=120, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, max_position_embeddings=4096,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    texts = written.ModelTexts(decode=lambda ids: "".join(map(chr, ids)), ends=frozenset(), longest=4096)
+    runner = forward.ModelRunner(model, limit_bytes=10_000_000)
+    engine, _ = choosing.own_engine(runner, texts, engine=kind, cache_bytes=8_000_000, took=took)
+    made: InferenceEngine = engine
+    return made
+
+
+def ask_all(engine: InferenceEngine, *, most: int) -> None:
+    for number, prompt in enumerate(PROMPTS):
+        engine.add(GenerationRequest(number, prompt, Sampling(max_new_tokens=most + number)))
+    while engine.load().running or engine.load().waiting:
+        engine.step()
+
+
+@pytest.mark.parametrize("kind", ["continuous", "static"])
+def test_a_profiler_measures_an_engine_and_leaves_it_idle(kind: str) -> None:
+    engine, now = make_engine(kind), [0.0]
+    step = engine.step
+
+    def one_second() -> list[NewToken]:
+        now[0] += 1.0
+        return step()
+
+    engine.step = one_second  # type: ignore[method-assign]
+    found = EngineProfiler(engine, vocabulary=120, longest=128, quick=True, clock=lambda: now[0]).measure()
+    assert {cell.seconds for cell in (*found.times.prefill, *found.times.decode)} == {1.0}
+    assert found.times.prefill_error.mean == found.times.decode_error.mean == 0.0
+    assert max(cell.tokens for cell in found.times.decode) > 1
+    assert (engine.load().running, engine.load().waiting) == (0, 0)
+
+
+def test_every_step_of_the_continuous_engine_becomes_a_sample() -> None:
+    collector = StepCollector()
+    engine = make_engine(took=collector.took)
+    ask_all(engine, most=12)
+    times, load = collector.take(), engine.load()
+    assert times.samples == load.steps - COLD_STEPS
+    assert max(cell.tokens for cell in times.decode) <= len(PROMPTS)
+    assert all(cell.seconds > 0 for cell in (*times.prefill, *times.decode))
+
+
+def test_the_simulator_runs_the_steps_that_the_engine_runs() -> None:
+    real: list[Step] = []
+    engine: Any = make_engine(took=lambda step, _length, _seconds: real.append(step))
+    ask_all(engine, most=12)
+    requests = [TimedRequest(0.0, len(prompt), 12 + number) for number, prompt in enumerate(PROMPTS)]
+    times = times_of([StepSample(prefill, 1, 1, 0.1) for prefill in (True, False)])
+    simulated: list[Step] = []
+    batch_run(times, engine._batch.limits, requests, took=lambda step, _: simulated.append(step))
+    assert [(step.prefill, step.tokens) for step in simulated] == [(step.prefill, step.tokens) for step in real]
+    assert [sorted(step.requests) for step in simulated] == [sorted(step.requests) for step in real]

@@ -1,0 +1,202 @@
+"""What a step takes is foretold from others: known tables, samples that are hit, errors, and what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.contexts.batching import Step
+from stoker.contexts.inference.step_collector import StepCollector
+from stoker.contexts.performance import PerformanceStore
+from stoker.contexts.step_times import (
+    MOST_CELLS,
+    MOST_SAMPLES,
+    StepCell,
+    StepError,
+    StepModel,
+    StepSample,
+    StepTable,
+    StepTimes,
+    attended,
+    powers_up_to,
+    times_of,
+)
+
+
+def decode_s(rows: float, length: float) -> float:
+    """A step whose time has both of SLINFER's parts: the batch, and all of its tokens."""
+    return 0.01 + 0.002 * rows + 1e-6 * rows * length
+
+
+GRID = [StepSample(False, rows, length, decode_s(rows, length)) for rows in (1, 2, 4, 8) for length in (64, 128, 256)]
+
+
+def test_decode_is_bilinear_between_powers_of_two_and_linear_beyond() -> None:
+    model = StepModel(times_of(GRID))
+    for rows, length in [(1, 64), (8, 256), (3, 100), (6, 200), (1, 300), (16, 64), (5, 10)]:
+        assert model.step_s(prefill=False, tokens=rows, length=length) == pytest.approx(decode_s(rows, length))
+
+
+def test_prefill_of_whole_prompts_is_slinfers_line() -> None:
+    line = {1: 0.01, 2: 0.012, 4: 0.016, 8: 0.03, 16: 0.06}
+    model = StepModel(times_of(StepSample(True, tokens, tokens / 2, seconds) for tokens, seconds in line.items()))
+    assert [model.prompt_s(tokens) for tokens in line] == pytest.approx(list(line.values()))
+    assert model.prompt_s(12) == pytest.approx(0.045)
+    assert model.prompt_s(24) == pytest.approx(0.09)
+
+
+def test_a_part_of_a_long_prompt_takes_longer_behind_what_was_read_before() -> None:
+    def read_s(tokens: float, length: float) -> float:
+        return 0.005 + 0.001 * tokens + 1e-6 * tokens * length
+
+    samples = [StepSample(True, 512, start + 256, read_s(512, start + 256)) for start in (0, 512, 1024, 2048)]
+    samples += [StepSample(True, tokens, tokens / 2, read_s(tokens, tokens / 2)) for tokens in (64, 128, 256)]
+    model = StepModel(times_of(samples))
+    assert model.step_s(prefill=True, tokens=512, length=1800) == pytest.approx(read_s(512, 1800))
+    assert model.step_s(prefill=True, tokens=128, length=2000) == pytest.approx(read_s(128, 2000))  # by the long row
+    whole = sum(read_s(512, start + 256) for start in range(0, 2048, 512))
+    assert model.prompt_s(2048, part=512) == pytest.approx(whole)
+
+
+def test_a_stage_that_was_never_measured_is_not_guessed() -> None:
+    model = StepModel(times_of(GRID))
+    assert model.knows(prefill=False)
+    assert not model.knows(prefill=True)
+    with pytest.raises(LookupError, match="no step"):
+        model.step_s(prefill=True, tokens=1, length=1)
+
+
+def test_one_sample_is_enough_for_an_answer_and_more_tokens_take_longer() -> None:
+    table = StepTable([StepCell(4, 64, 0.1)])
+    assert table.seconds(4, 64) == table.seconds(2, 64) == table.seconds(4, 900) == 0.1
+    assert table.seconds(8, 64) == pytest.approx(0.2)
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(0, 8), st.integers(0, 12)), st.floats(1e-5, 10.0), min_size=1, max_size=40,
+    )
+)  # fmt: skip
+def test_every_sample_on_powers_of_two_is_hit(seconds: dict[tuple[int, int], float]) -> None:
+    samples = [StepSample(False, 2**rows, 2**length, value) for (rows, length), value in seconds.items()]
+    model = StepModel(times_of(samples))
+    for sample in samples:
+        assert model.step_s(prefill=False, tokens=sample.tokens, length=sample.length) == pytest.approx(sample.seconds)
+    for sample in samples:
+        assert model.learn(sample)[1] == pytest.approx(0, abs=1e-6)
+
+
+@given(st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=8), st.floats(1, 200), st.floats(1, 200))
+def test_between_rising_samples_the_answer_rises(steps: list[float], one: float, other: float) -> None:
+    total, table = 0.0, StepTable()
+    for power, step in enumerate(steps):
+        total += step
+        table.add(2**power, 64, total)
+    low, high = sorted((one, other))
+    assert 0 < table.seconds(low, 64) <= table.seconds(high, 64) + 1e-9
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=60),
+    st.floats(0, 1e7), st.floats(0, 1e7),
+)  # fmt: skip
+def test_whatever_was_measured_the_answer_is_a_number_and_not_below_zero(
+    samples: list[tuple[float, float, float]], tokens: float, length: float
+) -> None:
+    table = StepTable()
+    for sample in samples:
+        table.add(*sample)
+    assert 0 <= table.seconds(tokens, length) < float("inf")
+
+
+def test_a_disturbed_step_counts_as_three_times_what_was_expected() -> None:
+    model = StepModel()
+    for _ in range(4):
+        model.add(StepSample(False, 4, 64, 0.1))
+    used, deviation = model.learn(StepSample(False, 4, 64, 30.0))
+    assert (used.seconds, deviation) == (pytest.approx(0.3), pytest.approx(29.9 / 30))
+    assert model.learn(StepSample(False, 4, 2048, 30.0)) == (StepSample(False, 4, 2048, 30.0), None)
+
+
+def test_a_table_is_bounded() -> None:
+    table = StepTable()
+    for tokens in range(40):
+        for length in range(40):
+            table.add(2.0**tokens, 2.0**length, 0.1, count=300)
+    assert len(list(table)) == MOST_CELLS
+    assert not times_of([StepSample(True, 2.0**40, 1, 0.1)]).is_sound()
+
+
+def test_two_tables_join_with_the_weight_of_their_samples() -> None:
+    one, other = times_of([StepSample(True, 8, 4, 0.1)], weight=3), times_of([StepSample(True, 8, 4, 0.2)])
+    error = StepTimes(decode_error=StepError(0.5, 2)).joined(StepTimes(decode_error=StepError(0.2, 1)))
+    assert one.joined(other).prefill == (StepCell(8, 4, pytest.approx(0.125), 4),)
+    assert error.decode_error == StepError(pytest.approx(0.4), 3)
+
+
+def test_powers_and_what_tokens_attend_to() -> None:
+    assert powers_up_to(12) == [1, 2, 4, 8, 12]
+    assert powers_up_to(64, least=10) == [16, 32, 64]
+    assert powers_up_to(0) == []
+    assert attended([(0, 8)]) == 4
+    assert attended([(0, 8), (100, 24)]) == pytest.approx((8 * 4 + 24 * 112) / 32)
+
+
+# ---- as calls run
+
+
+def test_steps_are_collected_as_calls_run() -> None:
+    collector = StepCollector()
+    read, write = Step(True, (1, 2), (64, 64)), Step(False, (1, 2), (1, 1))
+    for request in range(10, 14):
+        collector.took(Step(True, (request,), (64,)), 64, 9.0)  # cold: left out
+    collector.took(read, 128, 0.5)
+    for _ in range(2):
+        collector.took(write, 65, 0.02)
+    collector.took(Step(True, (1,), (64,)), 64, 0.4)  # behind the 64 that it has read before
+    times = collector.take()
+    assert [(cell.tokens, cell.length, cell.seconds) for cell in times.prefill] == [(64, 96, 0.4), (128, 32, 0.5)]
+    assert times.decode == (StepCell(2, 65, 0.02, 2),)
+    assert times.decode_error == StepError(0, 1)
+    assert collector.take() == StepTimes()
+
+
+def test_a_profile_is_taken_at_once() -> None:
+    collector = StepCollector()
+    assert not collector.urgent
+    collector.profiled(times_of(GRID))
+    assert collector.urgent
+    assert collector.take().samples == len(GRID)
+    assert not collector.urgent
+
+
+# ---- kept
+
+
+def test_what_is_kept_is_what_was_measured_and_two_sessions_add_up(tmp_path: Path) -> None:
+    times = msgspec.structs.replace(times_of(GRID, weight=5), decode_error=StepError(0.03, 100))
+    for number in (1, 2):
+        store = PerformanceStore(tmp_path / "performance.sqlite")
+        store.record_steps("llm", kind="cpu", times=times)
+        found = store.step_times("llm")
+        store.close()
+        assert {cell.count for cell in found["cpu"].decode} == {5 * number}
+    assert found["cpu"].decode_error == StepError(0.03, MOST_SAMPLES)
+    model = StepModel(found["cpu"])
+    assert model.step_s(prefill=False, tokens=3, length=100) == pytest.approx(decode_s(3, 100))
+    assert list(found) == ["cpu"]
+
+
+def test_a_file_from_before_gets_the_table(tmp_path: Path) -> None:
+    store = PerformanceStore(tmp_path / "performance.sqlite")
+    store._file.write(("DROP TABLE steps", [()]))
+    store.close()
+    again = PerformanceStore(tmp_path / "performance.sqlite")
+    again.record_steps("llm", kind="cpu", times=times_of(GRID))
+    assert again.step_times("llm")["cpu"].samples == len(GRID)
+    assert again.step_times("other") == {}
+    again.close()

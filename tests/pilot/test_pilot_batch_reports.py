@@ -1,0 +1,89 @@
+"""A library whose context has an engine tells how full the batch is; no other library says anything of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fake_manager import FakeManager, recipe
+
+from stoker.contexts.inference.adapter import EngineLoad
+from stoker.contexts.step_times import StepSample, StepTimes, times_of
+from stoker.manager.protocol.to_agent import BatchReport
+from stoker.manager.protocol.to_manager import LibraryBatch
+from stoker.pilot.library.batch_reports import BatchReports
+
+TIMES = times_of([StepSample(False, 4, 64, 0.1)])
+
+
+class Model:
+    """A context with an engine that steps whenever it is told to."""
+
+    def __init__(self) -> None:
+        self.load = EngineLoad(running=1, steps=1)
+        self.fresh = TIMES
+        self.urgent = False
+
+    def batch_load(self) -> EngineLoad:
+        return self.load
+
+    def take_step_times(self, *, urgent: bool = False) -> StepTimes:
+        if urgent and not self.urgent:
+            return StepTimes()
+        found, self.fresh, self.urgent = self.fresh, StepTimes(), False
+        return found
+
+
+def test_a_report_is_sent_when_the_batch_has_changed_and_not_too_often() -> None:
+    model, said = Model(), list[BatchReport]()
+    reports = BatchReports(model, say=said.append, every_s=10)
+    reports.send_if_due(0.0)
+    assert said == [BatchReport(model.load, TIMES)]
+    model.load = EngineLoad(running=2, steps=7)
+    reports.send_if_due(9.0)
+    assert len(said) == 1
+    reports.send_if_due(10.0)
+    reports.send_if_due(20.0)  # nothing has changed since
+    assert said[1:] == [BatchReport(model.load)]
+
+
+def test_a_profile_is_sent_at_once() -> None:
+    model, said = Model(), list[BatchReport]()
+    reports = BatchReports(model, say=said.append, every_s=10)
+    reports.send_if_due(0.0)
+    model.urgent, model.fresh = True, TIMES
+    reports.send_if_due(1.0)
+    assert [report.times for report in said] == [TIMES, TIMES]
+
+
+def test_a_context_may_have_a_load_and_no_times() -> None:
+    class Bare:
+        def batch_load(self) -> EngineLoad:
+            return EngineLoad(running=1)
+
+    said = list[BatchReport]()
+    BatchReports(Bare(), say=said.append).send_if_due(0.0)
+    assert said == [BatchReport(EngineLoad(running=1))]
+
+
+def test_what_means_something_else_by_it_is_left_alone() -> None:
+    class Other:
+        def batch_load(self) -> float:
+            return 0.5
+
+    said = list[BatchReport]()
+    BatchReports(Other(), say=said.append).send_if_due(0.0)
+    assert said == []
+
+
+def test_the_manager_hears_of_the_batch_of_a_real_library(served: FakeManager) -> None:
+    def load() -> Any:
+        from stoker.contexts.inference.adapter import EngineLoad as Load
+
+        class Context:
+            def batch_load(self) -> Load:
+                return Load(running=5, rows=8)
+
+        return Context()
+
+    served.ready(recipe(load))
+    assert served.wait_for(LibraryBatch).load == EngineLoad(running=5, rows=8)
