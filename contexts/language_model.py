@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -86,24 +87,29 @@ class CausalLM:
         """How it was loaded, for people: from a snapshot or not, and in what time."""
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None
+        self._why = ""
         self._scorer: TailScorer
         self._steps = StepCollector()
         if isinstance(engine, str):
             self._prompts = _prompt_reader(model, tokenizer)
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             self._scorer = RunnerScorer(self._runner)
-            chosen, self.engine_chosen = own_engine(
-                self._runner,
-                self._prompts.texts(),
-                engine=engine,
-                cache_bytes=cache_bytes,
-                took=self._steps.took,
-            )
-            self._thread = EngineThread(chosen)
+            self._thread = EngineThread(partial(self._make_engine, engine, cache_bytes))
+            if engine != "auto":
+                _ = self._thread.engine  # one that the model cannot have is refused now
         else:
             self._prompts, self._scorer, self._own = engine.prompts, engine, engine
-            self.engine_chosen = engine.chosen
-            self._thread = EngineThread(engine)
+            self._thread = EngineThread(lambda: engine)
+
+    def _make_engine(self, engine: str, cache_bytes: int) -> InferenceEngine:
+        made, self._why = own_engine(
+            self._model_runner(),
+            self._prompts.texts(),
+            engine=engine,
+            cache_bytes=cache_bytes,
+            took=self._steps.took,
+        )
+        return made
 
     @property
     def device(self) -> str:
@@ -114,6 +120,14 @@ class CausalLM:
     def engine(self) -> str:
         """The name of the engine that writes."""
         return self._thread.engine.name
+
+    @property
+    def engine_chosen(self) -> str:
+        """Why this engine writes, for people."""
+        if self._own is not None:
+            return self._own.chosen
+        _ = self._thread.engine  # it may not have been made yet
+        return self._why
 
     @property
     def reused_tokens(self) -> int:
@@ -139,8 +153,7 @@ class CausalLM:
 
     def batch_load(self) -> EngineLoad:
         """How full the engine's batch is and was."""
-        engine = self._thread.engine
-        return msgspec.structs.replace(engine.load(), rows=engine.slots())
+        return self._thread.load()
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
         """What steps of the engine took since this was last asked; with `urgent` only if a profiler has measured."""
@@ -217,12 +230,12 @@ class CausalLM:
         Raises StokerError where the engine has the model for itself (vLLM).
         """
         runner = self._model_runner()
-        with self._thread.hold(), torch.inference_mode():
+        with self._thread.alone(), torch.inference_mode():
             yield runner
 
     def forget_prefixes(self) -> None:
         """Free what is kept of earlier prompts."""
-        with self._thread.hold():
+        with self._thread.alone():
             if self._own is not None:
                 self._own.forget_prefixes()
             else:

@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from stoker.contexts.inference.adapter import GenerationRequest, InferenceEngine, NewToken, Sampling
+import msgspec
+
+from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
 from stoker.errors import StokerError
 
 log = logging.getLogger(__name__)
@@ -91,10 +93,12 @@ class _ModelJob(Generic[T]):
 
 
 class EngineThread:
-    """An engine, its thread, and the requests of all slots."""
+    """An engine, its thread, and the requests of all slots. `make` makes the engine when it is wanted first: a model
+    that only scores labels needs none."""
 
-    def __init__(self, engine: InferenceEngine) -> None:
-        self.engine = engine
+    def __init__(self, make: Callable[[], InferenceEngine]) -> None:
+        self._make = make
+        self._engine: InferenceEngine | None = None
         self._turn = threading.RLock()  # who holds it may touch the model; the thread holds it for a step at a time
         self._inbox: deque[Generation | int] = deque()
         self._jobs: deque[_ModelJob[Any]] = deque()
@@ -106,6 +110,19 @@ class EngineThread:
         self._over = False
         self._thread = threading.Thread(target=self._run, name="stoker-engine", daemon=True)
         self._thread.start()
+
+    @property
+    def engine(self) -> InferenceEngine:
+        """The engine, made now if nobody has wanted it yet."""
+        with self._turn:
+            if self._engine is None:
+                self._engine = self._make()
+            return self._engine
+
+    def load(self) -> EngineLoad:
+        """How full the batch is; all 0 while nobody has wanted the engine."""
+        engine = self._engine
+        return EngineLoad() if engine is None else msgspec.structs.replace(engine.load(), rows=engine.slots())
 
     def submit(
         self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
@@ -149,13 +166,19 @@ class EngineThread:
     @contextlib.contextmanager
     def hold(self) -> Iterator[InferenceEngine]:
         """The engine and its model for the caller alone, until the block ends."""
+        with self.alone():
+            yield self.engine
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """The model for the caller alone, until the block ends."""
         with self._work:
             self._wanted += 1
         with self._turn:
             with self._work:
                 self._held += 1
                 self._work.notify()
-            yield self.engine
+            yield
 
     def _check_process(self) -> None:
         """Before any lock is taken: in a forked child it may be locked for ever."""
@@ -178,7 +201,8 @@ class EngineThread:
             for each in (*self._open.values(), *self._inbox, *self._jobs):
                 if not isinstance(each, int):
                     each.fail(error)
-            self.engine.stop()
+            if self._engine is not None:
+                self._engine.stop()
 
     def _serve(self) -> None:
         while True:

@@ -86,7 +86,8 @@ def engine() -> CountingEngine:
 
 @pytest.fixture
 def thread(engine: CountingEngine) -> Iterator[EngineThread]:
-    thread = EngineThread(engine)
+    thread = EngineThread(lambda: engine)
+    assert thread.engine is engine
     yield thread
     engine.gate.set()
     thread.close()
@@ -160,7 +161,8 @@ def test_who_holds_the_model_has_it_alone(engine: CountingEngine, thread: Engine
 
 
 def test_a_closed_model_refuses_and_fails_what_is_open(engine: CountingEngine) -> None:
-    thread = EngineThread(engine)
+    thread = EngineThread(lambda: engine)
+    assert thread.engine is engine
     engine.gate.clear()
     generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000))
     closing = threading.Thread(target=thread.close)
@@ -171,6 +173,27 @@ def test_a_closed_model_refuses_and_fails_what_is_open(engine: CountingEngine) -
         list(generation.tokens())
     with pytest.raises(StokerError, match="no more requests"):
         thread.submit((1,), Sampling())
+    assert engine.stopped
+
+
+def test_an_engine_is_made_when_it_is_wanted_first(engine: CountingEngine) -> None:
+    made: list[CountingEngine] = []
+
+    def make() -> CountingEngine:
+        if not made:
+            made.append(engine)
+            raise ValueError("this model cannot have it")
+        return engine
+
+    thread = EngineThread(make)
+    assert thread.run(lambda: 5) == 5
+    with thread.alone():
+        assert thread.load() == EngineLoad()
+    assert not made
+    with pytest.raises(ValueError, match="cannot have it"):
+        list(thread.submit((1,), Sampling(max_new_tokens=1)).tokens())
+    assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
+    thread.close()
     assert engine.stopped
 
 
