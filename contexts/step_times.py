@@ -10,6 +10,10 @@ the beginning. What tells these apart is the mean number of tokens that a token 
 the tokens read times that. So prefill has the same two dimensions as decode, and SLINFER's line is its diagonal: a
 prompt that is read whole, whose tokens attend to half of it in the mean.
 
+The mean length of a batch hides one thing more: our engine computes attention over all rows of one size (a power of
+two) at once, each as long as the longest of them. In a batch of mixed lengths that is up to a third more than the mean,
+so whoever knows the lengths asks with `padded_length`, which is the mean where all are alike.
+
 A *cell* holds the samples whose two coordinates lie nearest to the same powers of two: their mean coordinates and mean
 seconds. So samples of any steps can be used, and where all lie on powers of two, the interpolation is SLINFER's.
 """
@@ -273,6 +277,16 @@ def attended(reads: Sequence[tuple[int, int]]) -> float:
     """How many tokens each token attends to in the mean, of reads that begin at a token and read so many."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
+
+
+def padded_length(rows: Iterable[tuple[int, float]]) -> float:
+    """The mean length that a decode step of the continuous engine computes: each row, of a reserved size and a length,
+    counts as long as the longest of its size, because attention runs over all rows of one size at once."""
+    found: dict[int, list[float]] = {}
+    for size, length in rows:
+        found.setdefault(size, []).append(length)
+    count = sum(map(len, found.values()))
+    return sum(max(lengths) * len(lengths) for lengths in found.values()) / count if count else 0.0
 
 
 def power_of(value: float) -> int:

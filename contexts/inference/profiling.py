@@ -17,8 +17,18 @@ from statistics import median
 
 import msgspec
 
+from stoker.contexts.batching import row_tokens
 from stoker.contexts.inference.adapter import GenerationRequest, InferenceEngine, Sampling
-from stoker.contexts.step_times import StepModel, StepProfile, StepSample, StepTimes, attended, powers_up_to, times_of
+from stoker.contexts.step_times import (
+    StepModel,
+    StepProfile,
+    StepSample,
+    StepTimes,
+    attended,
+    padded_length,
+    powers_up_to,
+    times_of,
+)
 
 PROFILED_LENGTH = 4096
 """The longest prompt that is measured, where the model reads more."""
@@ -230,7 +240,7 @@ class EngineProfiler:
             if after.waiting or after.evictions > evictions:
                 break
             if after.decode_steps > before.decode_steps and not unread:
-                length = sum(written[token.request] for token in tokens) / len(tokens)
+                length = _computed_length(self._engine.name, [written[token.request] for token in tokens])
                 taken.append(StepSample(False, len(tokens), length, seconds))
             for token in tokens:
                 unread.discard(token.request)
@@ -240,6 +250,17 @@ class EngineProfiler:
         for id in ids:
             self._engine.abort(id)
         return _middle(taken[1:]) if len(taken) > 1 else None
+
+
+def _computed_length(engine: str, lengths: Sequence[int]) -> float:
+    """The mean length that a step of this engine computes, for requests of these lengths."""
+    match engine:
+        case "continuous":
+            return padded_length((row_tokens(length + 1), length) for length in lengths)
+        case "static":
+            return max(lengths)
+        case _:
+            return sum(lengths) / len(lengths)
 
 
 def _tell_nobody(done: float, total: float) -> None:

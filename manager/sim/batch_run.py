@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from stoker.contexts.batching import BatchLimits, RunningBatch, Step
-from stoker.contexts.step_times import StepModel, StepTimes, attended
+from stoker.contexts.step_times import StepModel, StepTimes, attended, padded_length
 
 
 class TimedRequest(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class _VirtualBatch:
         """What the table says of a step."""
         states = [self.batch.running[number] for number in step.requests]
         if not step.prefill:
-            length = sum(state.length for state in states) / len(states)
+            length = padded_length((state.reserved, state.length) for state in states)
             return self._model.step_s(prefill=False, tokens=len(states), length=length)
         length = attended([(state.read, count) for state, count in zip(states, step.tokens, strict=True)])
         return self._model.step_s(prefill=True, tokens=sum(step.tokens), length=length)

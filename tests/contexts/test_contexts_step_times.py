@@ -22,6 +22,7 @@ from stoker.contexts.step_times import (
     StepTable,
     StepTimes,
     attended,
+    padded_length,
     powers_up_to,
     times_of,
 )
@@ -144,6 +145,12 @@ def test_powers_and_what_tokens_attend_to() -> None:
     assert powers_up_to(0) == []
     assert attended([(0, 8)]) == 4
     assert attended([(0, 8), (100, 24)]) == pytest.approx((8 * 4 + 24 * 112) / 32)
+
+
+def test_a_row_counts_as_long_as_the_longest_of_its_size() -> None:
+    assert padded_length([(64, 50), (64, 50)]) == 50
+    assert padded_length([(64, 10), (64, 50), (256, 200)]) == 100
+    assert padded_length([]) == 0
 
 
 # ---- as calls run
