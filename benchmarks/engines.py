@@ -16,9 +16,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks.paired import ROOT, machine, ratios, run_side, spread
 
@@ -27,7 +26,7 @@ TITLES = {
     "continuous": "Stoker's continuous engine, 64 slots",
     "static": "Stoker's static engine, at its best number of rows",
     "transformers": "Transformers' own continuous batching",
-    "vllm-script": "vLLM in a script: LLM.generate",
+    "vllm-script": "vLLM in a script: LLM.generate, compiled or eager",
     "vllm": "Stoker's vLLM engine, 64 slots",
 }
 RATIOS = (
@@ -80,9 +79,8 @@ def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[floa
     for number in range(asked.rounds):
         loads.append(round(os.getloadavg()[0], 2))
         for name in (side for side in TITLES if side not in reasons):
-            rows = asked.rows if name == "static" else [0]
             try:
-                rates = list(_rates(name, rows, asked=asked, model=model))
+                rates = list(_rates(name, asked=asked, model=model))
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 reasons[name] = str(error)[-600:]
                 found.pop(name, None)
@@ -92,13 +90,20 @@ def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[floa
     return found, reasons, loads
 
 
-def _rates(name: str, rows: Iterable[int], *, asked: argparse.Namespace, model: str) -> Iterable[float]:
+def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[float]:
+    """Tokens a second of a side in each of the ways in which it can be set up; the best one counts."""
     python = asked.vllm if name.startswith("vllm") else sys.executable
-    cores = str(len(os.sched_getaffinity(0)))
-    for count in rows:
-        more = ("--rows", str(count)) if count else ()
-        arguments: list[Any] = [name, "--model", model, "--requests", str(asked.requests), *more]
-        environment = {"OMP_NUM_THREADS": cores, "HF_HUB_OFFLINE": "1"}
+    environment = {
+        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+    }  # fmt: skip
+    ways: list[list[str]] = [[]]
+    if name == "static":
+        ways = [["--rows", str(count)] for count in asked.rows]
+    elif name == "vllm-script":
+        ways = [[], ["--eager"]]
+    for way in ways:
+        arguments = [name, "--model", model, "--requests", str(asked.requests), *way]
         side = run_side(SIDE, *arguments, timeout_s=1800, environment=environment, python=python)
         yield side["tokens"] / side["seconds"]
 

@@ -40,6 +40,7 @@ def main() -> None:
     ask.add_argument("--model", default="", help="a folder of safetensors")
     ask.add_argument("--requests", type=int, default=96)
     ask.add_argument("--rows", type=int, default=32, help="of a static batch")
+    ask.add_argument("--eager", action="store_true", help="of vLLM in a script: without torch.compile")
     asked = ask.parse_args()
     write = SIDES[asked.engine](asked)
     requests = requests_of(asked.requests)
@@ -134,13 +135,16 @@ def _transformers(asked: argparse.Namespace) -> Write:
 
 
 def _script(asked: argparse.Namespace) -> Write:
-    """vLLM as in a script: `LLM.generate` over all requests at once, with its defaults."""
+    """vLLM as in a script: `LLM.generate` over all requests at once, compiled as it is by default, or `--eager`."""
     import os
 
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model=asked.model, dtype="bfloat16", disable_log_stats=True, kv_cache_memory_bytes=2_000_000_000)
+    llm = LLM(
+        model=asked.model, dtype="bfloat16", disable_log_stats=True, kv_cache_memory_bytes=2_000_000_000,
+        enforce_eager=asked.eager,
+    )  # fmt: skip
 
     def write(requests: Requests) -> int:
         wishes = [SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True) for _, most in requests]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from typing import Any
 
 import msgspec
@@ -73,7 +72,7 @@ class VLLMEngine:
         self.reused_tokens = 0
         self._texts = prompts.texts()
         self._open: dict[str, _RunningText] = {}
-        self._early: deque[NewToken] = deque()
+        self._early: list[NewToken] = []
         """Tokens that came while labels were scored."""
         self._load = EngineLoad()
         self._numbers = 0
@@ -101,14 +100,14 @@ class VLLMEngine:
 
     def abort(self, request: int) -> None:
         """The request leaves; vLLM frees its blocks before the next step."""
+        self._early = [token for token in self._early if token.request != request]
         if self._open.pop(str(request), None) is not None:
             self._llm.abort_request([str(request)])
 
     def step(self) -> list[NewToken]:
         """One step of vLLM, and what it has written."""
         if self._early:
-            new = [token for token in self._early if token.finish is not None or str(token.request) in self._open]
-            self._early.clear()
+            new, self._early = self._early, []
             return new
         return self._step({}) if self._open else []
 
@@ -120,7 +119,8 @@ class VLLMEngine:
     def load(self) -> EngineLoad:
         """How full vLLM's batch is. A request runs from its first token on."""
         running = sum(writing.runs for writing in self._open.values())
-        return msgspec.structs.replace(self._load, running=running, waiting=len(self._open) - running)
+        ended = sum(token.finish is not None for token in self._early)
+        return msgspec.structs.replace(self._load, running=running + ended, waiting=len(self._open) - running)
 
     # ---- memory
 
@@ -147,8 +147,8 @@ class VLLMEngine:
 
     def sleep(self) -> None:
         """Move the weights to the host and drop the cache, and measure what the device got back."""
-        if self._open:
-            raise RuntimeError(f"{len(self._open)} requests run; the model cannot sleep")
+        if self._open or self._early:
+            raise RuntimeError(f"{len(self._open) or 1} requests run; the model cannot sleep")
         if self._asleep:
             return
         if not self._fingerprint:

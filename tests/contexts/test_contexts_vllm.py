@@ -26,7 +26,6 @@ from lazily import lazily
 
 from stoker.contexts import ambient, causal_lm
 from stoker.contexts.causal_lm import default_model
-from stoker.contexts.inference.adapter import GenerationRequest, Sampling
 from stoker.contexts.loading import load_context
 from stoker.errors import RecipeError, StokerError
 
@@ -159,12 +158,22 @@ class TestVLLM(EngineContract):
         driver.run(found)
         assert [token.token for token in found[id]] == expected
 
-    def test_an_abort_while_labels_are_scored_hands_on_nothing(self, driver: VLLMDriver) -> None:
-        driver.engine.add(GenerationRequest(70_000, driver.prompts[0], Sampling(max_new_tokens=12)))
-        driver.run(steps=2)
-        driver.engine.score([driver.prompts[1]], [[driver.prompts[3][:3]]])
-        driver.engine.abort(70_000)
-        assert driver.engine.step() == []
+    @pytest.mark.parametrize("most", [1, 12])
+    def test_what_was_written_while_labels_were_scored_is_handed_on_unless_aborted(
+        self, driver: VLLMDriver, most: int
+    ) -> None:
+        """Of a request that has ended meanwhile, too."""
+        expected = driver.own_tokens(driver.prompts[0], most=most)
+        for aborts in (False, True):
+            id = driver.ask(driver.prompts[0], max_new_tokens=most)
+            driver.engine.score([driver.prompts[1]], [[driver.prompts[3][:3]]])
+            assert driver.engine.load().running == 1
+            if aborts:
+                driver.engine.abort(id)
+                assert driver.engine.load().running == 0
+                assert driver.engine.step() == []
+            else:
+                assert [token.token for token in driver.run()[id]] == expected
 
 
 def test_a_context_over_vllm_answers_as_over_transformers(model: Any, own: Any) -> None:
