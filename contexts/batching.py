@@ -134,7 +134,7 @@ class RunningBatch:
 
     def next(self) -> Step | None:
         """What to compute now; None if there are no requests. The caller says with `did` that it was computed."""
-        evicted = self._make_room()
+        evicted = self.make_room()
         self._admit()
         unread = [request for request in self.running.values() if not request.decodes]
         decoding = [request for request in self.running.values() if request.decodes]
@@ -156,6 +156,10 @@ class RunningBatch:
             prefill=True, requests=tuple(id for id, _ in parts), tokens=tuple(count for _, count in parts),
             evicted=evicted,
         )  # fmt: skip
+
+    def requests(self) -> tuple[BatchedRequest, ...]:
+        """All requests, those in the batch first."""
+        return (*self.running.values(), *self.waiting)
 
     def did(self, step: Step, *, ended: Iterable[int] = ()) -> None:
         """The step was computed: each request whose tokens are all read has written one more. `ended` leave."""
@@ -192,7 +196,7 @@ class RunningBatch:
             request.reserved = size
             self.running[request.id] = self.waiting.pop(0)
 
-    def _make_room(self) -> tuple[int, ...]:
+    def make_room(self) -> tuple[int, ...]:
         """Enlarge the reservations that are full; returns the requests that had to leave for it."""
         evicted: list[int] = []
         for request in sorted(self.running.values(), key=_urgency):

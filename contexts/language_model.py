@@ -15,27 +15,31 @@ Results do not depend on the batch, beyond rounding; random draws are seeded a p
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
+from stoker.contexts import ambient
 from stoker.contexts.forward import Ids, ModelRunner
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling, TokenChance
-from stoker.contexts.inference.choosing import PREFIX_LIMIT_BYTES, own_engine
+from stoker.contexts.inference.choosing import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
 from stoker.contexts.inference.profiling import EngineProfiler
 from stoker.contexts.inference.step_collector import StepCollector
+from stoker.contexts.inference.written import check_sampling
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.scoring import RunnerScorer, TailScorer
 from stoker.contexts.step_times import StepProfile, StepTimes
 from stoker.errors import StokerError
+from stoker.units import show_bytes
 
-_PROCESS_BYTES = 500_000_000
-"""What a process that computes takes beside weights and cache: libraries, activations."""
-_LEAST_CACHE_BYTES = 64_000_000
+_SCORED_AT_ONCE = 8
+"""Prompts whose labels are scored between two steps of the batch."""
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -80,7 +84,8 @@ class CausalLM:
         cache_bytes: int = 0,
     ) -> None:
         self.model = model
-        """The model of Transformers; None if the engine has its own."""
+        """The model of Transformers; None if the engine has its own. Weights that are changed after the first text was
+        written do not change what the engine writes."""
         self.tokenizer = tokenizer
         self.name = name
         self.origin = origin
@@ -138,7 +143,7 @@ class CausalLM:
         """How many calls at once the model serves within so much device memory (0 = not limited), and its own limit."""
         with self._thread.hold() as engine:
             if device_memory_bytes:
-                self._limit(engine, device_memory_bytes, least=_LEAST_CACHE_BYTES)
+                self._limit(engine, device_memory_bytes, accepted=True)
             return engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
@@ -146,10 +151,19 @@ class CausalLM:
         with self._thread.hold() as engine:
             self._limit(engine, device_memory_bytes)
 
-    def _limit(self, engine: InferenceEngine, device_memory_bytes: int, *, least: int = 0) -> None:
+    def _limit(self, engine: InferenceEngine, device_memory_bytes: int, *, accepted: bool = False) -> None:
         if self._own is not None and device_memory_bytes >= self._own.started_bytes > 0:
             return  # it was started within that
-        engine.resize(max(device_memory_bytes - engine.memory().weights_bytes - _PROCESS_BYTES, least))
+        weights = engine.memory().weights_bytes
+        room = device_memory_bytes - weights - PROCESS_BYTES
+        if accepted or device_memory_bytes >= ambient.device_memory_bytes() > 0:
+            room = max(room, LEAST_CACHE_BYTES)
+        if room <= 0:
+            raise ValueError(
+                f"the model takes {show_bytes(weights)} and its process {show_bytes(PROCESS_BYTES)}; with"
+                f" {show_bytes(device_memory_bytes)} nothing is left for texts"
+            )
+        engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
         """How full the engine's batch is and was."""
@@ -215,8 +229,7 @@ class CausalLM:
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
         """The prompt of a conversation in the model's own chat format: messages with a `role` and a `content`, the
-        oldest
-        first. Without a chat format their contents stand below each other."""
+        oldest first. Without a chat format their contents stand below each other."""
         return self._prompts.chat_prompt(messages)
 
     def count_tokens(self, text: str) -> int:
@@ -273,23 +286,43 @@ class CausalLM:
         written.
         """
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
-        if max_new_tokens < 1:
-            raise ValueError(f"generate wants max_new_tokens of 1 or more, not {max_new_tokens}")
+        common = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop))
+        check_sampling(common)
         self._prompts.check_lengths([len(row) + max_new_tokens for row in rows])
         seeds = [(seed, place) for place in range(len(rows))] if isinstance(seed, int) else [(one, 0) for one in seed]
         if len(seeds) != len(rows):
             raise ValueError(f"generate was given {len(seeds)} seeds for {len(rows)} prompts")
-        common = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop))
         samplings = [msgspec.structs.replace(common, seed=one) for one in seeds]
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index])) if batch_size > 1 else range(len(rows))
-        size = batch_size or max(1, len(rows))
         texts = [""] * len(rows)
-        for start in range(0, len(rows), size):
-            some = order[start : start + size]
-            with self._asked([(rows[index], samplings[index]) for index in some]) as generations:
-                for index, generation in zip(some, generations, strict=True):
-                    texts[index] = "".join(token.text for token in generation.tokens())
+        if batch_size:
+            groups = [order[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+            for group in groups:
+                self._write_all(group, rows, samplings, texts, ahead=batch_size)
+        elif rows:
+            self._write_all(order, rows, samplings, texts, ahead=2 * self._thread.engine.slots())
         return texts
+
+    def _write_all(
+        self, order: Sequence[int], rows: Sequence[Ids], samplings: Sequence[Sampling], texts: list[str], *, ahead: int
+    ) -> None:
+        """Write the prompts at these places. No more than `ahead` are handed in at a time: what other calls ask comes
+        behind those, and not behind all of this call's."""
+        left = iter(order)
+        open_ones: deque[tuple[int, Generation]] = deque()
+        try:
+            while True:
+                for index in islice(left, ahead - len(open_ones)):
+                    open_ones.append((index, self._thread.submit(rows[index], samplings[index])))
+                if not open_ones:
+                    return
+                index, generation = open_ones[0]
+                texts[index] = "".join(token.text for token in generation.tokens())
+                open_ones.popleft()
+        finally:
+            for _, generation in open_ones:
+                if not generation.over:
+                    self._thread.abort(generation)
 
     def stream(
         self,
@@ -360,8 +393,10 @@ class CausalLM:
     @contextlib.contextmanager
     def _asked(self, asked: Sequence[tuple[Ids, Sampling]], *, pieces: bool = False) -> Iterator[list[Generation]]:
         """The requests of one call; those that nobody has waited for to their end are aborted."""
-        generations = [self._thread.submit(row, sampling, pieces=pieces) for row, sampling in asked]
+        generations: list[Generation] = []
         try:
+            for row, sampling in asked:
+                generations.append(self._thread.submit(row, sampling, pieces=pieces))
             yield generations
         finally:
             for generation in generations:
@@ -372,8 +407,7 @@ class CausalLM:
         """The one prompt's tokens; raises ValueError for what cannot be written."""
         if not isinstance(prompt, str):
             raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; generate takes several")
-        if sampling.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be 1 or more, not {sampling.max_new_tokens}")
+        check_sampling(sampling)
         [row] = self._prompts.rows([prompt])
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens])
         return row
@@ -392,11 +426,6 @@ class CausalLM:
         and computed once; without it, what the prompts have in common is found. `batch_size` prompts are computed at a
         time. Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
         """
-        return self._thread.run(lambda: self._label_scores(prompts, labels, batch_size=batch_size, prefix=prefix))
-
-    def _label_scores(
-        self, prompts: Sequence[str], labels: Sequence[str], *, batch_size: int, prefix: str
-    ) -> list[list[float]]:
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
             raise ValueError(f"label_scores wants labels, none of them empty; it got {list(labels)!r}")
@@ -406,7 +435,15 @@ class CausalLM:
         longest = [max(map(len, tail)) for tail in tails]
         self._prompts.check_lengths([len(row) + more for row, more in zip(rows, longest, strict=True)])
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
-        return self._scorer.score(rows, tails, prefix=ahead, batch_size=max(1, batch_size))
+        scores: list[list[float]] = []
+        most = max(batch_size, _SCORED_AT_ONCE)
+        for start in range(0, len(rows), most):  # between them, the batch goes on
+            some = partial(
+                self._scorer.score, rows[start : start + most], tails[start : start + most], prefix=ahead,
+                batch_size=max(1, batch_size),
+            )  # fmt: skip
+            scores += self._thread.run(some)
+        return scores
 
 
 def _prompt_reader(model: Any, tokenizer: Any) -> PromptReader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker.contexts.inference.adapter import Sampling, TokenChance
+from stoker.contexts.inference.adapter import Finish, NewToken, Sampling, TokenChance
 
 
 class TokenDraw:
@@ -26,7 +26,7 @@ class TokenDraw:
         """The next token, from logits `[vocabulary]`."""
         if self._generator is None:
             return int(logits.argmax())
-        chances = torch.softmax(logits.double().cpu() / self._temperature, dim=-1)
+        chances = torch.softmax((logits - logits.max()).double().cpu() / self._temperature, dim=-1)
         if self._top_p < 1:
             ordered, order = chances.sort(descending=True)
             ordered[ordered.cumsum(0) - ordered >= self._top_p] = 0  # the likeliest is always kept
@@ -39,10 +39,22 @@ def draw_seed(seed: tuple[int, int]) -> int:
     return (seed[0] * 1_000_003 + seed[1]) % 2**63
 
 
-def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int]:
-    """The next token of each row of logits `[rows, vocabulary]`."""
-    likeliest = logits.float().argmax(dim=-1).tolist()  # in half precision it takes twice as long on a CPU
-    return [token if draw.greedy else draw.take(row) for draw, token, row in zip(draws, likeliest, logits, strict=True)]
+def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
+    """The next token of each row of logits `[rows, vocabulary]`, or why a row has none: logits that are no numbers cost
+    the request that has them, and no other."""
+    found: list[int | Exception] = logits.float().argmax(dim=-1).tolist()  # half precision takes twice as long on a CPU
+    for at, draw in enumerate(draws):
+        if not draw.greedy:
+            try:
+                found[at] = draw.take(logits[at])
+            except RuntimeError as error:
+                found[at] = error
+    return found
+
+
+def failed_token(request: int, error: Exception) -> NewToken:
+    """The end of a request that no token could be drawn for."""
+    return NewToken(request, -1, finish=Finish.STOP, error=f"no token could be drawn: {error}")
 
 
 def chances_of(token: int, logits: torch.Tensor, *, most: int) -> tuple[float, tuple[TokenChance, ...]]:

@@ -138,8 +138,12 @@ class EngineContract:
     def test_what_never_fits_is_refused(self, driver: EngineDriver) -> None:
         with pytest.raises(ValueError, match="the model reads"):
             driver.ask(driver.prompts[0] * 3_000, max_new_tokens=5)
-        with pytest.raises(ValueError, match="temperature"):
-            driver.ask(driver.prompts[0], temperature=-1.0)
+        for wrong in (
+            {"temperature": -1.0}, {"temperature": math.nan}, {"top_p": 0.0}, {"logprobs": -1}, {"stop": ("",)},
+            {"stop": (None,)}, {"max_new_tokens": 2.5},
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=r"temperature|logprobs|stop text|max_new_tokens"):
+                driver.ask(driver.prompts[0], **wrong)
         assert driver.engine.load().waiting == 0
 
     def test_it_sleeps_and_writes_the_same_afterwards(self, driver: EngineDriver) -> None:

@@ -68,7 +68,8 @@ class TokenChance(msgspec.Struct, frozen=True):
 
 class NewToken(msgspec.Struct, frozen=True):
     """A token that a step has written. `text` is what it adds to the request's text: empty while characters are not
-    complete, or while the text could still become a stop text. With `finish` the request has ended."""
+    complete, or while the text could still become a stop text. With `finish` the request has ended; with an `error`
+    as well it has failed, by itself."""
 
     request: int
     token: int
@@ -76,6 +77,7 @@ class NewToken(msgspec.Struct, frozen=True):
     finish: Finish | None = None
     logprob: float | None = None
     likeliest: tuple[TokenChance, ...] = ()
+    error: str = ""
 
 
 class EngineMemory(msgspec.Struct, frozen=True):

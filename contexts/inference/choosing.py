@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import torch
 
+from stoker.contexts import ambient
 from stoker.contexts.batching import BatchLimits
 from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import InferenceEngine
@@ -23,6 +24,9 @@ PREFIX_LIMIT_BYTES = 512_000_000
 _CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512)
 _GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096)
 _STATIC_ROWS = 32
+PROCESS_BYTES = 500_000_000
+"""What a process that computes takes beside weights and cache: libraries, activations."""
+LEAST_CACHE_BYTES = 64_000_000
 _LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 
 
@@ -46,7 +50,8 @@ def own_engine(
             decoder, why = decoder_of(runner.model, packs=_has_room_to_pack(runner.model))
         if decoder is not None:
             limits = _CPU_LIMITS if decoder.device.type == "cpu" else _GPU_LIMITS
-            size = cache_bytes or default_cache_bytes(decoder.device)
+            weights = decoder.weights_bytes + decoder.packed_bytes
+            size = cache_bytes or default_cache_bytes(decoder.device, weights_bytes=weights)
             made = ContinuousEngine(
                 decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size, took=took
             )
@@ -58,14 +63,21 @@ def own_engine(
 
 
 def _has_room_to_pack(model: Any) -> bool:
-    """True if the host has memory for a second copy of the weights and as much again."""
+    """True if a second copy of the weights fits what the library may hold, and the host has room for two of them."""
     weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
+    declared = ambient.device_memory_bytes()
+    if 0 < declared < 2 * weights + PROCESS_BYTES + LEAST_CACHE_BYTES:
+        return False
     return int(psutil.virtual_memory().available) > 2 * weights
 
 
-def default_cache_bytes(device: torch.device) -> int:
-    """Memory for the cache of a batch where none is declared: a quarter of what is free, 2 GB at the most on a CPU and
-    16 GB on a GPU."""
+def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
+    """Memory for the cache of a batch: what the library may hold beside the weights; where nothing is declared, a
+    quarter
+    of what is free, 2 GB at the most on a CPU and 16 GB on a GPU."""
+    declared = ambient.device_memory_bytes()
+    if declared:
+        return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)
     if device.type == "cuda":
         free = int(torch.cuda.mem_get_info(device)[0])
     else:

@@ -19,7 +19,7 @@ from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, Generati
 from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart
 from stoker.contexts.inference.written import ModelTexts, Written
 from stoker.contexts.prefixes import PrefixCache
-from stoker.contexts.sampling import TokenDraw, chances_of, take_tokens
+from stoker.contexts.sampling import TokenDraw, chances_of, failed_token, take_tokens
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 _USUAL_ROW_TOKENS = 512
@@ -117,12 +117,22 @@ class ContinuousEngine:
                 raise ValueError(
                     f"{cache_bytes} bytes hold {tokens} tokens of this model's key-value cache; no request fits there"
                 )
+        before = self._batch.limits
+        self._batch.limits = msgspec.structs.replace(before, cache_tokens=tokens)
+        for request in self._batch.requests():
+            why = self._batch.why_not(prompt=request.prompt, most=request.most)
+            if why:
+                self._batch.limits = before
+                raise ValueError(f"a request that is open would not fit any more: {why}")
         self._prefixes.set_limit(for_prefixes)
         self._budget = cache_bytes
-        self._batch.limits = msgspec.structs.replace(self._batch.limits, cache_tokens=tokens)
+        with torch.inference_mode():
+            for id in self._batch.make_room():
+                self._store.free(id)
+            self._store.trim(self._room)
 
     def sleep(self) -> None:
-        """Free the cache. The weights stay: on a CPU they are mapped from a file, and cost nothing while unused."""
+        """Free the cache; on a GPU the weights move to the host. On a CPU they stay."""
         if len(self._batch):
             raise RuntimeError(f"{len(self._batch)} requests run; the model cannot sleep")
         self._store.clear()
@@ -152,8 +162,6 @@ class ContinuousEngine:
         began = time.perf_counter()
         for request in step.evicted:
             self._store.free(request)
-        if self._store.held_tokens > self._room:  # the budget has come down
-            self._store.trim(self._room)
         step, length = (self._read if step.prefill else self._write)(step)
         tokens = self._take(step)
         self._count(step, length, made=len(tokens), began=began)
@@ -204,7 +212,8 @@ class ContinuousEngine:
         self._logits = self._decoder.forward(tokens, places, parts, last=last)
         written = tuple(ids[at] for at in last)
         step = msgspec.structs.replace(step, requests=written)
-        return step, sum(self._batch.running[id].length for id in written) // len(written)
+        computed = sum(part.width * part.count for part in parts)  # a row counts as long as the longest of its array
+        return step, computed // sum(part.count for part in parts)
 
     def _take(self, step: Step) -> list[NewToken]:
         """The next token of each request that is read to its end."""
@@ -227,8 +236,10 @@ class ContinuousEngine:
             del self._writing[id]
         return new
 
-    def _new_token(self, writing: _Writing, token: int, logits: torch.Tensor) -> NewToken:
+    def _new_token(self, writing: _Writing, token: int | Exception, logits: torch.Tensor) -> NewToken:
         id, most = writing.request.id, writing.request.sampling.logprobs
+        if isinstance(token, Exception):
+            return failed_token(id, token)
         writing.ids.append(token)
         text = writing.written.add(token)
         finish = writing.written.finish

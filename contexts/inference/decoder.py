@@ -21,7 +21,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from stoker.contexts.inference.kv_store import KVStore, RowArray
 from stoker.contexts.inference.linear import PackedLinear
 
-_FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3"})
+_FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ODD = ("attn_logit_softcapping", "final_logit_softcapping", "no_rope_layers")
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 """Those that turn a token by its position alone. Others (dynamic, longrope) look at the longest text of the batch

@@ -11,10 +11,12 @@ that wants the model for itself (tuning) holds it; the thread then waits.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -28,6 +30,9 @@ from stoker.errors import StokerError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_EXIT_S = 30.0
+"""A process that ends waits so long for a step that is being computed."""
 
 
 class Generation:
@@ -106,10 +111,13 @@ class EngineThread:
         self._open: dict[int, Generation] = {}
         self._numbers = 0
         self._wanted, self._held = 0, 0  # how often somebody wanted to hold the model, and has held it
+        self._holder = 0
+        self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="stoker-engine", daemon=True)
         self._thread.start()
+        atexit.register(_close_at_exit, weakref.ref(self))
 
     @property
     def engine(self) -> InferenceEngine:
@@ -130,6 +138,7 @@ class EngineThread:
     ) -> Generation:  # fmt: skip
         """Hand a request to the engine; it joins the batch before the next step."""
         self._check_process()
+        self._check_not_held()
         with self._work:
             self._check_open()
             self._numbers += 1
@@ -140,7 +149,9 @@ class EngineThread:
         return generation
 
     def abort(self, generation: Generation) -> None:
-        """Nobody waits for this request any more. No-op if it has ended."""
+        """Nobody waits for this request any more. No-op if it has ended, and in a forked child."""
+        if os.getpid() != self._pid:
+            return
         with self._work:
             self._inbox.append(generation.request.id)
             self._work.notify()
@@ -148,6 +159,8 @@ class EngineThread:
     def run(self, function: Callable[[], T]) -> T:
         """Run a function that reads the model, between two steps; returns its result."""
         self._check_process()
+        if self._holder == threading.get_ident():  # the thread waits for this one
+            return function()
         job = _ModelJob(function)
         with self._work:
             self._check_open()
@@ -155,13 +168,22 @@ class EngineThread:
             self._work.notify()
         return job.result()
 
-    def close(self) -> None:
-        """End the thread; requests that are open fail."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread after its step; requests that are open fail. No-op in a forked child."""
+        if os.getpid() != self._pid:
+            return
+        if wait:
+            self._check_not_held()
         with self._work:
             self._over = True
             self._work.notify()
-        if threading.current_thread() is not self._thread:
+        if wait and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def join(self, *, timeout_s: float) -> None:
+        """Wait until the thread has ended."""
+        if os.getpid() == self._pid:
+            self._thread.join(timeout_s)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[InferenceEngine]:
@@ -172,13 +194,21 @@ class EngineThread:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """The model for the caller alone, until the block ends."""
+        self._check_process()
         with self._work:
             self._wanted += 1
-        with self._turn:
+        try:
+            self._turn.acquire()
+        finally:  # even if a signal's exception ends the wait: the thread goes on when this has caught up
             with self._work:
                 self._held += 1
                 self._work.notify()
+        before, self._holder = self._holder, threading.get_ident()
+        try:
             yield
+        finally:
+            self._holder = before
+            self._turn.release()
 
     def _check_process(self) -> None:
         """Before any lock is taken: in a forked child it may be locked for ever."""
@@ -187,17 +217,25 @@ class EngineThread:
                 "a process that was forked from a library cannot use its model; ask in the library itself"
             )
 
+    def _check_not_held(self) -> None:
+        if self._holder == threading.get_ident():
+            raise StokerError("this thread holds the model for itself; leave the `with model.alone()` block first")
+
     def _check_open(self) -> None:
         if self._over:
-            raise StokerError("the model was closed; it takes no more requests")
+            raise StokerError("the model was closed; it takes no more requests") from self._failure
 
     def _run(self) -> None:
         try:
             self._serve()
+        except BaseException as failure:
+            log.exception("the engine's thread failed")
+            self._failure = failure
         finally:  # whatever ends the thread: nobody waits for it in vain
             with self._work:
                 self._over = True
             error = StokerError("the model was closed before this was complete")
+            error.__cause__ = self._failure
             for each in (*self._open.values(), *self._inbox, *self._jobs):
                 if not isinstance(each, int):
                     each.fail(error)
@@ -238,16 +276,30 @@ class EngineThread:
             tokens = self.engine.step()
         except BaseException as error:
             log.exception("a step of the engine failed; its %d requests end with it", len(self._open))
-            for id, generation in self._open.items():
-                self.engine.abort(id)
+            ended, self._open = self._open, {}
+            for generation in ended.values():
                 generation.fail(_copy_of(error))
-            self._open.clear()
+            for id in ended:
+                self.engine.abort(id)
             return
         for token in tokens:
-            generation = self._open[token.request]
-            generation.give(token)
+            asked = self._open.get(token.request)
+            if asked is None:
+                continue
             if token.finish is not None:
                 del self._open[token.request]
+            if token.error:
+                asked.fail(RuntimeError(token.error))
+            else:
+                asked.give(token)
+
+
+def _close_at_exit(engine: weakref.ref[EngineThread]) -> None:
+    """End the thread before the interpreter ends: PyTorch aborts a process whose threads end while they compute."""
+    thread = engine()
+    if thread is not None:
+        thread.close(wait=False)
+        thread.join(timeout_s=_EXIT_S)
 
 
 def _copy_of(error: BaseException) -> BaseException:

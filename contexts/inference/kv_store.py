@@ -29,23 +29,22 @@ class RowArray:
         """The request of each row."""
         self._shape = (heads, tokens, size)
         self._options = {"dtype": dtype, "device": device}
+        self.capacity = 0
+        """Rows that memory is held for."""
         self.keys = [torch.empty((0, *self._shape), **self._options) for _ in range(layers)]
         self.values = [torch.empty((0, *self._shape), **self._options) for _ in range(layers)]
-
-    @property
-    def capacity(self) -> int:
-        """Rows that memory is held for."""
-        return len(self.keys[0])
 
     def set_capacity(self, rows: int) -> None:
         """Hold memory for so many rows, at least those that are in use. A layer at a time, so that only one is held
         twice meanwhile."""
         used = len(self.requests)
+        self.capacity = min(self.capacity, max(rows, used))  # if memory ends half way, some layers have more rows
         for arrays in (self.keys, self.values):
             for layer, old in enumerate(arrays):
                 new = torch.zeros((max(rows, used), *self._shape), **self._options)
                 new[:used] = old[:used]
                 arrays[layer] = new
+        self.capacity = max(rows, used)
 
 
 class KVStore:
@@ -90,6 +89,8 @@ class KVStore:
         if len(array.requests) == array.capacity:
             self._grow(array, room_tokens)
         row = len(array.requests)
+        for layer in (*array.keys, *array.values):
+            layer[row].zero_()  # what an earlier request has left may be no number, and a mask does not hide that
         for layer, (keys, values) in enumerate(kept):
             array.keys[layer][row, :, : keys.shape[1]] = keys
             array.values[layer][row, :, : values.shape[1]] = values

@@ -17,7 +17,7 @@ import torch
 from stoker.contexts.forward import ModelRunner, PrefilledBatch
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, GenerationRequest, NewToken
 from stoker.contexts.inference.written import ModelTexts, Written
-from stoker.contexts.sampling import TokenDraw, chances_of, take_tokens
+from stoker.contexts.sampling import TokenDraw, chances_of, failed_token, take_tokens
 
 
 class _BatchMember:
@@ -132,8 +132,10 @@ class StaticEngine:
             return self._runner.whole([writing.ids for writing in self._batch])[:, -1]
         return self._steps.next([writing.ids[-1] for writing in self._batch])
 
-    def _new_token(self, writing: _BatchMember, token: int, logits: torch.Tensor) -> NewToken:
+    def _new_token(self, writing: _BatchMember, token: int | Exception, logits: torch.Tensor) -> NewToken:
         id, most = writing.request.id, writing.request.sampling.logprobs
+        if isinstance(token, Exception):
+            return failed_token(id, token)
         writing.ids = (*writing.ids, token)
         text = writing.written.add(token)
         logprob, likeliest = chances_of(token, logits, most=most) if most else (None, ())

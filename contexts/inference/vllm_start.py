@@ -105,7 +105,7 @@ class VLLMStart:
     def _cpu_cache_bytes(self, folder: str, *, dtype: str) -> int:
         """What remains of the budget for the cache; without a budget, as much as the other engines take."""
         if not self.device_memory_bytes:
-            return default_cache_bytes(torch.device("cpu"))
+            return default_cache_bytes(torch.device("cpu"), weights_bytes=0)
         weights = weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
         return max(self.device_memory_bytes - weights - _PROCESS_BYTES, _LEAST_CACHE_BYTES)
 

@@ -5,10 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from stoker.contexts.inference.adapter import Finish, GenerationRequest
+from stoker.contexts.inference.adapter import Finish, GenerationRequest, Sampling
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 Decode = Callable[[list[int]], str]
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises ValueError for an option that no engine can follow."""
+    if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1:
+        raise ValueError(
+            f"temperature must be 0 or more and top_p in (0, 1]; they are {sampling.temperature} and {sampling.top_p}"
+        )
+    if type(sampling.max_new_tokens) is not int or sampling.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be a whole number, 1 or more, not {sampling.max_new_tokens!r}")
+    if type(sampling.logprobs) is not int or sampling.logprobs < 0:
+        raise ValueError(f"logprobs must be a whole number, 0 or more, not {sampling.logprobs!r}")
+    for stop in sampling.stop:
+        if not isinstance(stop, str) or not stop:
+            raise ValueError(f"a stop text must be a text that is not empty, not {stop!r}")
 
 
 class ModelTexts:
@@ -22,13 +37,9 @@ class ModelTexts:
     def check(self, request: GenerationRequest, *, takes_schemas: bool = False) -> None:
         """Raises ValueError for a request that an engine cannot take; a JSON schema is one that few engines can."""
         sampling = request.sampling
+        check_sampling(sampling)
         if sampling.json_schema and not takes_schemas:
             raise ValueError('this engine cannot hold a text to a JSON schema; causal_lm(engine="vllm") can')
-        if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1:
-            raise ValueError(
-                "temperature must be 0 or more and top_p in (0, 1];"
-                f" they are {sampling.temperature} and {sampling.top_p}"
-            )
         length = len(request.prompt) + sampling.max_new_tokens
         if self.longest and length > self.longest:
             raise ValueError(

@@ -9,6 +9,8 @@ import importlib.util
 import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -287,6 +289,33 @@ def test_calls_of_several_threads_are_written_in_one_batch(model: Any) -> None:
     rows, steps = after.row_steps - before.row_steps, after.decode_steps - before.decode_steps
     assert rows / steps > 2  # alone it would be 1
     assert after.most_running > 2
+
+
+def test_a_call_of_one_prompt_does_not_wait_for_all_of_another_call(model: Any) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        many = threads.submit(model.generate, PROMPTS * 200, max_new_tokens=30)
+        while not model.batch_load().running:
+            assert not many.done()
+        [text] = threads.submit(model.generate, PROMPTS[:1], max_new_tokens=2).result(60)
+        assert not many.done()
+        assert many.result(120)[0].startswith(text)
+
+
+def test_a_program_that_ends_while_its_model_writes_ends_well(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "tiny")
+    program = (
+        "import sys\nfrom stoker.contexts import load_causal_lm\n"
+        "model = load_causal_lm(sys.argv[1], snapshot=False)\n"
+        "pieces = model.stream('One, two', max_new_tokens=1800, temperature=1.0)\nprint(len(next(pieces)) > 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "tiny")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_a_model_says_how_many_calls_it_serves(model: Any) -> None:

@@ -197,14 +197,66 @@ def test_an_engine_is_made_when_it_is_wanted_first(engine: CountingEngine) -> No
     assert engine.stopped
 
 
-def test_a_forked_child_is_told(thread: EngineThread) -> None:
+def test_a_request_that_fails_by_itself_costs_no_other(engine: CountingEngine, thread: EngineThread) -> None:
+    engine.gate.clear()
+    bad, good = thread.submit((1,), Sampling(max_new_tokens=2)), thread.submit((5,), Sampling(max_new_tokens=2))
+    plain = engine.step
+
+    def step() -> list[NewToken]:
+        new = plain()
+        for at, token in enumerate(new):
+            if token.token == 1:
+                new[at] = NewToken(token.request, -1, finish=Finish.STOP, error="its logits are no numbers")
+                engine.abort(token.request)
+        return new
+
+    engine.step = step  # type: ignore[method-assign]
+    engine.gate.set()
+    with pytest.raises(RuntimeError, match="no numbers"):
+        list(bad.tokens())
+    assert [token.token for token in good.tokens()] == [5, 6]
+
+
+def test_who_holds_the_model_runs_jobs_in_place_and_is_told_what_cannot_be(thread: EngineThread) -> None:
+    with thread.alone():
+        assert thread.run(threading.current_thread) is threading.current_thread()
+        with pytest.raises(StokerError, match="holds the model for itself"):
+            thread.submit((1,), Sampling())
+        with pytest.raises(StokerError, match="holds the model for itself"):
+            thread.close()
+    assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
+
+
+def test_a_wait_for_the_model_that_is_interrupted_holds_nothing_up(
+    thread: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def acquire(self) -> None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(thread, "_turn", Interrupted())
+        with pytest.raises(KeyboardInterrupt), thread.alone():
+            pass
+    assert [token.token for token in thread.submit((1,), Sampling(max_new_tokens=1)).tokens()] == [1]
+
+
+@pytest.mark.parametrize("ask", ["submit", "hold", "run"])
+def test_a_forked_child_is_told(thread: EngineThread, ask: str) -> None:
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            thread.submit((1,), Sampling())
+            if ask == "submit":
+                thread.submit((1,), Sampling())
+            elif ask == "run":
+                thread.run(lambda: 1)
+            else:
+                with thread.hold():
+                    pass
         except StokerError as error:
             code = 0 if "forked" in str(error) else 2
         finally:
+            thread.close()  # does nothing, and waits for nothing
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0

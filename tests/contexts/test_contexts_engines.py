@@ -98,10 +98,61 @@ def test_a_smaller_budget_holds_from_the_next_step_on() -> None:
     found = driver.run(steps=6)
     driver.cache_bytes = 100_000
     driver.engine.resize(driver.cache_bytes)
+    assert driver.engine.memory().held_bytes <= driver.cache_bytes
     driver.run(found)
     assert {at: [token.token for token in found[id]] for at, id in ids.items()} == expected
     with pytest.raises(ValueError, match="no request fits"):
         driver.engine.resize(10_000)
+    driver.engine.resize(40_000)  # with nothing to do, too
+    assert driver.engine.memory().held_bytes <= 40_000
+
+
+def test_a_budget_that_an_open_request_could_never_run_in_is_refused() -> None:
+    driver = OwnDriver("llama")
+    expected = driver.own_tokens(PROMPTS[4], most=30)
+    id = driver.ask(PROMPTS[4], max_new_tokens=30)
+    found = driver.run(steps=2)
+    with pytest.raises(ValueError, match="open would not fit"):
+        driver.engine.resize(60_000)
+    driver.run(found)
+    assert [token.token for token in found[id]] == expected
+
+
+def test_draws_near_zero_temperature_are_greedy() -> None:
+    driver = OwnDriver("llama")
+    greedy = driver.tokens(PROMPTS[0], max_new_tokens=6)
+    assert driver.tokens(PROMPTS[0], max_new_tokens=6, temperature=1e-310) == greedy
+
+
+def test_what_a_request_leaves_in_its_row_reaches_no_other() -> None:
+    driver = OwnDriver("llama")
+    expected = driver.tokens(PROMPTS[0], max_new_tokens=6)
+    store = driver.engine._store
+    for array in store.arrays.values():
+        for layer in (*array.keys, *array.values):
+            with torch.inference_mode():
+                layer.fill_(float("nan"))
+    driver.engine._prefixes.clear()
+    assert driver.tokens(PROMPTS[0], max_new_tokens=6) == expected
+
+
+def test_memory_that_ends_while_a_batch_grows_costs_the_requests_of_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = OwnDriver("llama")
+    expected = driver.own_tokens(PROMPTS[0], most=5)
+    plain, calls = torch.zeros, iter(range(100))
+
+    def zeros(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return plain(*arguments, **options)
+
+    id = driver.ask(PROMPTS[0], max_new_tokens=5)
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.zeros", zeros)
+        with pytest.raises(RuntimeError, match="can't allocate"):
+            driver.engine.step()
+    driver.engine.abort(id)
+    assert driver.tokens(PROMPTS[0], max_new_tokens=5) == expected
 
 
 def test_a_beginning_that_prompts_share_is_read_once() -> None:

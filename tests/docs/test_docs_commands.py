@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 from docs.pages import PAGES, ROOT, blocks, commands, programs, text_of, words
+from tiny_model import write_tiny_model
 
 from stoker.config import parse_site
 from stoker.manager.cli.entry_points import APPS, COMMANDS, FORECASTS
@@ -104,7 +105,7 @@ def ours(page: str) -> list[str]:
 
 WALKED = {"docs/watching.md", "docs/plan-and-replay.md", "docs/simulator.md", "docs/scenarios.md"}
 PROGRAMS_RUN = {("README.md", 0), ("docs/clusters.md", 0), ("docs/contexts.md", 0), ("docs/notebooks.md", 0)}
-PROGRAMS_RUN |= {("docs/streams.md", number) for number in (0, 1)}
+PROGRAMS_RUN |= {("docs/streams.md", number) for number in (0, 1)} | {("docs/engines.md", 0)}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -212,6 +213,16 @@ def test_the_program_with_a_site_runs(place: Place) -> None:
 def test_the_program_over_a_table_runs(place: Place) -> None:
     (program,) = programs("docs/notebooks.md")
     assert place.run_program(program.text).strip() == "[(1, 3), (0, 5)]"
+
+
+def test_the_program_with_a_model_of_ones_own_writes_two_texts(place: Place) -> None:
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: the program needs a model")
+    (place.folder / "models").mkdir()
+    write_tiny_model(place.folder / "models" / "mine")
+    (program,) = programs("docs/engines.md")
+    assert len(place.run_program(program.text, limit_s=150).splitlines()) == 2
 
 
 def test_the_programs_about_streams_print_what_the_page_says(place: Place) -> None:
