@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
+from stoker.contexts.inference.compute_threads import release_helper_threads
 from stoker.errors import StokerError
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ class EngineThread:
         self._over = False
         self._thread = threading.Thread(target=self._run, name="stoker-engine", daemon=True)
         self._thread.start()
+        release_helper_threads()  # of the thread that has loaded the model
         atexit.register(_close_at_exit, weakref.ref(self))
 
     @property
@@ -125,6 +127,7 @@ class EngineThread:
         with self._turn:
             if self._engine is None:
                 self._engine = self._make()
+                self._hand_over()
             return self._engine
 
     def load(self) -> EngineLoad:
@@ -208,7 +211,13 @@ class EngineThread:
             yield
         finally:
             self._holder = before
+            self._hand_over()
             self._turn.release()
+
+    def _hand_over(self) -> None:
+        """This thread has computed, and the engine's thread computes from now on."""
+        if threading.current_thread() is not self._thread:
+            release_helper_threads()
 
     def _check_process(self) -> None:
         """Before any lock is taken: in a forked child it may be locked for ever."""
@@ -246,6 +255,8 @@ class EngineThread:
         while True:
             with self._work:
                 wanted = self._wanted
+                if self._held < wanted:
+                    release_helper_threads()
                 while not self._over and (self._held < wanted or not (self._inbox or self._open or self._jobs)):
                     self._work.wait()
                 if self._over:

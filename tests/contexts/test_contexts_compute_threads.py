@@ -1,0 +1,42 @@
+"""A thread that has computed gives its helper threads back, and computes as before when it is asked to again."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from lazily import lazily
+
+torch, compute_threads = lazily("torch", "stoker.contexts.inference.compute_threads")
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_helpers_end_and_come_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    found: list[int] = []
+    product = torch.full((512, 512), 2.0)
+
+    def compute() -> None:
+        assert float((product @ product)[0, 0]) == 2048.0
+        found.append(threads())
+        compute_threads.release_helper_threads()
+        found.append(threads())
+        assert float((product @ product)[0, 0]) == 2048.0
+        found.append(threads())
+
+    try:
+        if compute_threads._openmp() is None:
+            pytest.skip("this PyTorch does not use GNU's OpenMP")
+        worker = threading.Thread(target=compute)
+        worker.start()
+        worker.join(60)
+        with_helpers, without, again = found
+        assert without < with_helpers
+        assert again > without
+    finally:
+        torch.set_num_threads(before)
