@@ -5,6 +5,7 @@ A driver makes an engine over a small model and says what the model's own `gener
 
 from __future__ import annotations
 
+import abc
 import itertools
 import math
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ Ids = tuple[int, ...]
 _STEPS = 2_000
 
 
-class EngineDriver:
+class EngineDriver(abc.ABC):
     """An engine, and what is known of its model. `cache_bytes` is its budget; 0 if it keeps none."""
 
     def __init__(self, engine: Any, *, prompts: Sequence[Ids], cache_bytes: int = 0) -> None:
@@ -27,9 +28,9 @@ class EngineDriver:
         self.cache_bytes = cache_bytes
         self.ids = itertools.count(1)
 
+    @abc.abstractmethod
     def own_tokens(self, prompt: Ids, *, most: int) -> list[int]:
         """The tokens that the model's own `generate` writes, its end token included."""
-        raise NotImplementedError
 
     def ask(self, prompt: Ids, **options: Any) -> int:
         """A request of this prompt; returns its id."""
