@@ -15,6 +15,7 @@ Results do not depend on the batch, beyond rounding; random draws are seeded a p
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -28,10 +29,11 @@ from stoker.contexts import ambient
 from stoker.contexts.forward import Ids, ModelRunner
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling, TokenChance
 from stoker.contexts.inference.choosing import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
+from stoker.contexts.inference.continuous import TookStep
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
 from stoker.contexts.inference.profiling import EngineProfiler
 from stoker.contexts.inference.step_collector import StepCollector
-from stoker.contexts.inference.written import check_sampling
+from stoker.contexts.inference.written import ModelTexts, check_sampling
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.scoring import RunnerScorer, TailScorer
 from stoker.contexts.step_times import StepProfile, StepTimes
@@ -70,6 +72,23 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
         """Free what is kept of earlier prompts."""
 
 
+class _EngineMaker:
+    """Makes the engine of a model of Transformers. It does not hold the context, whose thread holds it: a context that
+    its program drops can end."""
+
+    def __init__(
+        self, runner: ModelRunner, texts: ModelTexts, *, engine: str, cache_bytes: int, took: TookStep
+    ) -> None:
+        self.why = ""
+        """Why this engine was chosen; empty before it is made."""
+        self._make = partial(own_engine, runner, texts, engine=engine, cache_bytes=cache_bytes, took=took)
+
+    def make(self) -> InferenceEngine:
+        """The engine. Raises ValueError if the model cannot have the one that is named."""
+        made, self.why = self._make()
+        return made
+
+
 class CausalLM:
     """A language model and its tokenizer on their device. Calls of several slots join one batch."""
 
@@ -92,29 +111,23 @@ class CausalLM:
         """How it was loaded, for people: from a snapshot or not, and in what time."""
         self._runner: ModelRunner | None = None
         self._own: ServingEngine | None = None
-        self._why = ""
+        self._maker: _EngineMaker | None = None
         self._scorer: TailScorer
         self._steps = StepCollector()
         if isinstance(engine, str):
             self._prompts = _prompt_reader(model, tokenizer)
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             self._scorer = RunnerScorer(self._runner)
-            self._thread = EngineThread(partial(self._make_engine, engine, cache_bytes))
+            self._maker = _EngineMaker(
+                self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes, took=self._steps.took
+            )
+            self._thread = EngineThread(self._maker.make)
             if engine != "auto":
                 _ = self._thread.engine  # one that the model cannot have is refused now
         else:
             self._prompts, self._scorer, self._own = engine.prompts, engine, engine
             self._thread = EngineThread(lambda: engine)
-
-    def _make_engine(self, engine: str, cache_bytes: int) -> InferenceEngine:
-        made, self._why = own_engine(
-            self._model_runner(),
-            self._prompts.texts(),
-            engine=engine,
-            cache_bytes=cache_bytes,
-            took=self._steps.took,
-        )
-        return made
+        weakref.finalize(self, self._thread.close, wait=False).atexit = False  # the thread has its own way to end then
 
     @property
     def device(self) -> str:
@@ -132,7 +145,7 @@ class CausalLM:
         if self._own is not None:
             return self._own.chosen
         _ = self._thread.engine  # it may not have been made yet
-        return self._why
+        return self._maker.why if self._maker is not None else ""
 
     @property
     def reused_tokens(self) -> int:

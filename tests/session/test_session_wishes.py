@@ -40,16 +40,15 @@ def refused(wish, ask):
         print(wish)
 
 
-streams, varies = stoker.app(stream=True)(echo), stoker.app(variants=[other()])(echo)
+varies = stoker.app(variants=[other()])(echo)
 with stoker.load(**{sys.argv[1]: sys.argv[2]}):
     assert stoker.app(echo)(3).result(60) == 3
-    for wish, app in (("stream", streams), ("variants", varies)):
-        refused(wish, lambda: app(1).result(60))
-        refused(wish, lambda: list(stoker.map(app, [1, 2])))
+    refused("variants", lambda: varies(1).result(60))
+    refused("variants", lambda: list(stoker.map(varies, [1, 2])))
     for wish in ("latency_s", "ttft_s", "tpot_s"):
         refused(wish, lambda: plain(1, parsl_resource_specification={wish: 5.0}).result(60))
 """
-SAID = ["stream", "stream", "variants", "variants", "latency_s", "ttft_s", "tpot_s"]
+SAID = ["variants", "variants", "latency_s", "ttft_s", "tpot_s"]
 SITE = '[pilot]\ndevices = "cpu:1"\n'
 
 
