@@ -4,7 +4,8 @@
 
 Each round runs every side once, in a fresh process on the same cores, one after the other; ratios are of one round.
 `--vllm` is the interpreter of an environment in which vLLM imports (the two sides of vLLM are skipped without it), as
-tests/contexts/test_contexts_vllm.py says. A side that cannot run is told of with its reason. Sides: `engines_side.py`.
+tests/contexts/test_contexts_vllm.py says; `--before` is a checkout of the last commit without engines. A side
+that cannot run is told of with its reason. Sides: `engines_side.py`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ SIDE = "benchmarks.engines_side"
 TITLES = {
     "continuous": "Stoker's continuous engine, 64 slots",
     "static": "Stoker's static engine, at its best number of rows",
+    "before": "Stoker before it had engines, static batches at their best number of rows",
     "transformers": "Transformers' own continuous batching",
     "vllm-script": "vLLM in a script: LLM.generate, compiled or eager",
     "vllm": "Stoker's vLLM engine, 64 slots",
 }
 RATIOS = (
+    ("continuous", "before"),
     ("continuous", "static"),
     ("continuous", "vllm-script"),
     ("vllm", "vllm-script"),
@@ -45,6 +48,9 @@ _CONVERT = (
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--vllm", default="", help="the interpreter of an environment with vLLM")
+    ask.add_argument(
+        "--before", type=Path, help="a checkout of commit b84f3cd with its .venv, the last without engines"
+    )
     ask.add_argument("--rounds", type=int, default=3)
     ask.add_argument("--requests", type=int, default=96)
     ask.add_argument("--rows", type=int, nargs="+", default=[16, 32, 64], help="of the static batch; the best counts")
@@ -76,6 +82,8 @@ def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[floa
     loads: list[float] = []
     if not asked.vllm:
         reasons |= dict.fromkeys(("vllm-script", "vllm"), "give --vllm")
+    if not asked.before:
+        reasons["before"] = "give --before"
     for number in range(asked.rounds):
         loads.append(round(os.getloadavg()[0], 2))
         for name in (side for side in TITLES if side not in reasons):
@@ -92,13 +100,15 @@ def _measure(asked: argparse.Namespace, model: str) -> tuple[dict[str, list[floa
 
 def _rates(name: str, *, asked: argparse.Namespace, model: str) -> Iterator[float]:
     """Tokens a second of a side in each of the ways in which it can be set up; the best one counts."""
-    python = asked.vllm if name.startswith("vllm") else sys.executable
+    python, sources = asked.vllm if name.startswith("vllm") else sys.executable, [ROOT, ROOT / "src"]
+    if name == "before":
+        python, sources = str(asked.before.absolute() / ".venv" / "bin" / "python"), [ROOT]
     environment = {
         "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+        "PYTHONPATH": os.pathsep.join(map(str, sources)),
     }  # fmt: skip
     ways: list[list[str]] = [[]]
-    if name == "static":
+    if name in ("static", "before"):
         ways = [["--rows", str(count)] for count in asked.rows]
     elif name == "vllm-script":
         ways = [[], ["--eager"]]

@@ -109,6 +109,23 @@ def _static(asked: argparse.Namespace) -> Write:
     return write
 
 
+def _before(asked: argparse.Namespace) -> Write:
+    """As users wrote a batch before Stoker had engines, with the Stoker of that checkout: groups in the order of the
+    requests, each until its longest text is written."""
+    from stoker.contexts.engine import CausalLM
+
+    model = CausalLM(*_parts(asked.model))
+
+    def write(requests: Requests) -> int:
+        for begin in range(0, len(requests), asked.rows):
+            group = requests[begin : begin + asked.rows]
+            longest = max(most for _, most in group)
+            model.generate([prompt for prompt, _ in group], max_new_tokens=longest, batch_size=asked.rows)
+        return sum(most for _, most in requests)  # what was asked for: the rest of a group's tokens is of no use
+
+    return write
+
+
 def _transformers(asked: argparse.Namespace) -> Write:
     """Transformers' own continuous batching, with its manager's defaults."""
     model, tokenizer = _parts(asked.model)
@@ -171,6 +188,7 @@ def _stoker_vllm(asked: argparse.Namespace) -> Write:
 SIDES: dict[str, Callable[[argparse.Namespace], Write]] = {
     "continuous": _continuous,
     "static": _static,
+    "before": _before,
     "transformers": _transformers,
     "vllm-script": _script,
     "vllm": _stoker_vllm,

@@ -8,6 +8,7 @@ that the user's function starts by itself sees no context variable and falls bac
 from __future__ import annotations
 
 import contextvars
+import math
 import os
 import sys
 import tempfile
@@ -25,6 +26,8 @@ MOST_STATE_BYTES = 16_000_000
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
 """Takes `done, total, metric, state` (state is pickled, empty if none); answers whether the call is to be evicted."""
+TokenDues = Callable[[int], tuple[float, float]]
+"""Takes the tokens of a prompt; answers as `token_dues`."""
 SnapshotHook = Callable[[str, str, float], None]
 """Takes a snapshot's form, its folder, and the seconds that it took to make."""
 
@@ -60,9 +63,19 @@ class _ProcessScope:
 
 
 class _SlotScope:
-    """A slot's scope. `seat` is what a member of a gang asks for its place, which is then kept."""
+    """A slot's scope. `seat` is what a member of a gang asks for its place, which is then kept. `dues`: see
+    `token_dues`."""
 
-    def __init__(self, *, hook: ProgressHook | None, folder: str, state: bytes, seat: SeatHook | None) -> None:
+    def __init__(
+        self,
+        *,
+        hook: ProgressHook | None,
+        folder: str,
+        state: bytes,
+        seat: SeatHook | None,
+        dues: TokenDues | None = None,
+    ) -> None:
+        self.dues = dues
         self.hook = hook
         self.folder = folder
         self.state = state
@@ -161,6 +174,14 @@ def gang(*, limit_s: float = 60.0) -> Gang:
     return scope.place
 
 
+def token_dues(prompt_tokens: int) -> tuple[float, float]:
+    """For contexts that write tokens: when the first one of a prompt of this length is due (`time.monotonic`), and the
+    seconds for each further one, as the call's objective says (`ttft_s`, `tpot_s`). Infinity and 0 where nobody waits
+    for them."""
+    scope = _current()
+    return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
+
+
 def scratch() -> Path:
     """A folder on local disk for this call alone; it is cleared when the call ends."""
     scope = _current()
@@ -246,12 +267,17 @@ def leave_library() -> None:
 
 
 def enter_call(
-    *, hook: ProgressHook | None = None, folder: str = "", state: bytes = b"", seat: SeatHook | None = None
+    *,
+    hook: ProgressHook | None = None,
+    folder: str = "",
+    state: bytes = b"",
+    seat: SeatHook | None = None,
+    dues: TokenDues | None = None,
 ) -> None:
-    """Begin a call in this thread: its progress hook, its folder, the checkpoint that it goes on from, and what gives
-    a member of a gang its place."""
+    """Begin a call in this thread: its progress hook, its folder, the checkpoint that it goes on from, what gives a
+    member of a gang its place, and when its tokens are due."""
     global _latest_call
-    _latest_call = scope = _SlotScope(hook=hook, folder=folder, state=state, seat=seat)
+    _latest_call = scope = _SlotScope(hook=hook, folder=folder, state=state, seat=seat, dues=dues)
     _call.set(scope)
 
 

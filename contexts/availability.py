@@ -46,7 +46,7 @@ DELETE FROM {table} WHERE source = ? AND id <= (
 
 
 class DeviceSet(msgspec.Struct, frozen=True):
-    """What a pilot has: so many devices of a kind, and the memory of each in bytes."""
+    """The devices of a pilot: their kind, their number, and the memory of each in bytes."""
 
     kind: str
     count: int
@@ -77,7 +77,7 @@ def _stay(stay_s: float, ended: str) -> Stay:
 
 
 class PilotCount(msgspec.Struct, frozen=True):
-    """A session had so many pilots from then on (seconds since the epoch)."""
+    """From `at` (seconds since the epoch) on, a session had this number of pilots."""
 
     at: float
     session: str
@@ -115,7 +115,7 @@ class AvailabilityStore:
         self._add("stays", STAYS, source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
 
     def record_count(self, source: str, *, session: str, pilots: int) -> None:
-        """A session has so many pilots of it now."""
+        """Record that a session has this number of the source's pilots now."""
         self._add("counts", COUNTS, source, session, pilots)
 
     def of(self, source: str) -> Availability:

@@ -7,11 +7,13 @@ join and leave between steps (continuous batching), so a short request never wai
 The engine, the pilot and the simulator follow the same rules:
 
 - A request joins as soon as a row and memory for it are free: the one whose next token is due first, then the oldest.
-- One prefill step reads `prefill_tokens` at most. A longer prompt is read in parts, and a decode step follows every
-  prefill step, so that reading delays those that write by one part at the most.
+- One prefill step reads `prefill_tokens` of prompts at most. A longer prompt is read in parts, and reading delays those
+  that write by one part at the most: a decode step follows every prefill step, or, where the engine computes both in
+  one step (`mixes`), those that write take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4). A short
+  prompt then costs little, since the weights are read once for all.
 - A request reserves memory for its prompt and for the tokens that it will probably write: those that it has written, at
-  least the mean of the requests that have ended (SLINFER eq. 2), at most those that it may write. A reservation is a
-  power of two, as a row of the cache is.
+  least the mean of the requests that have ended (SLINFER eq. 2), at most those that it may write. A reservation is as
+  long as a row of the cache: a power of two, or whole pages.
 - A request that outgrows its reservation takes a larger one. Where none is free, the request with the longest headroom
   (SLINFER §VII-D) leaves the batch, the youngest of several; it is read again later, with what it has written.
 
@@ -21,48 +23,97 @@ Seconds are of one clock; memory is counted in tokens of the key-value cache.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
+
+from stoker.contexts.step_times import padded_length
 
 SMALLEST_ROW_TOKENS = 64
 """No row of the cache is shorter."""
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """What one batch may hold: requests, tokens that one step reads, tokens of the cache (0 = without limit)."""
+    """What one batch may hold: requests, tokens of prompts that one step reads, tokens of the cache (0 = without
+    limit). `prefill_requests`: of how many prompts one step reads (0 = of any number; SLINFER §V reads one by itself).
+    `mixes`: requests that write take part in prefill steps. `page_tokens`: the cache is in pages of so many tokens, and
+    a row is as many pages as it needs (vLLM); 0 = a row is one piece, a power of two."""
 
     rows: int = 32
     prefill_tokens: int = 512
     cache_tokens: int = 0
+    prefill_requests: int = 0
+    mixes: bool = False
+    page_tokens: int = 0
+
+    def row_tokens(self, tokens: int) -> int:
+        """The length of the row of the cache that holds so many tokens."""
+        page = self.page_tokens
+        return -(-tokens // page) * page if page else row_tokens(tokens)
+
+    def longest_row(self) -> int:
+        """The longest row that the cache has room for; 0 = of any length."""
+        cache, page = self.cache_tokens, self.page_tokens
+        if not cache:
+            return 0
+        return cache // page * page if page else 1 << cache.bit_length() - 1
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One pass through the model: how many tokens of each request it reads. `evicted` requests lose their cache
-    first."""
+    """One pass through the model: of each request, how many tokens it reads, and how many the cache holds already.
+
+    `prefill`: it reads prompts. `writing`: how many of the requests write; they read one token each. `evicted` requests
+    lose their cache first.
+    """
 
     prefill: bool
     requests: tuple[int, ...]
     tokens: tuple[int, ...]
+    starts: tuple[int, ...]
+    writing: int = 0
     evicted: tuple[int, ...] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts that it reads."""
+        return sum(self.tokens) - self.writing
+
+    def without(self, id: int, *, writes: bool) -> Step:
+        """The step without one of its requests, which writes in it or reads its prompt."""
+        at = self.requests.index(id)
+        requests, tokens, starts = (
+            values[:at] + values[at + 1 :] for values in (self.requests, self.tokens, self.starts)
+        )
+        return replace(self, requests=requests, tokens=tokens, starts=starts, writing=self.writing - writes)
 
 
 class BatchedRequest(msgspec.Struct):
     """A request as the batch sees it.
 
-    `read`: its tokens that the cache holds. `made`: tokens that it has written, `most` of them at the utmost. `due_at`:
-    when its next token is due; infinity if nobody waits for it.
+    `read`: its tokens that the cache holds. `made`: tokens that it has written, `most` of them at the utmost.
+    `first_due_at`: when its first token is due, infinity if nobody waits for it; each further one is due `tpot_s`
+    later, never if that is 0.
     """
 
     id: int
     prompt: int
     most: int
     arrival: int
-    due_at: float = math.inf
+    first_due_at: float = math.inf
     tpot_s: float = 0.0
     read: int = 0
     made: int = 0
     reserved: int = 0
+
+    @property
+    def due_at(self) -> float:
+        """When its next token is due (SLINFER eq. 1), infinity if nobody waits for it; its headroom is the time until
+        then."""
+        if self.made and not self.tpot_s:
+            return math.inf
+        return self.first_due_at + self.made * self.tpot_s
 
     @property
     def length(self) -> int:
@@ -91,6 +142,9 @@ class RunningBatch:
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
         self.waiting: list[BatchedRequest] = []
+        """The most urgent first. What makes a request urgent does not change while it waits."""
+        self._waiting: dict[int, BatchedRequest] = {}
+        """The same requests, by id."""
         self.running: dict[int, BatchedRequest] = {}
         self.mean_output = 0.0
         """The mean number of tokens that a request writes, of those that have ended."""
@@ -109,8 +163,11 @@ class RunningBatch:
 
     @property
     def due_at(self) -> float:
-        """When the first token of the whole batch is due; infinity if none is."""
-        return min((request.due_at for request in (*self.running.values(), *self.waiting)), default=math.inf)
+        """When the first token of the whole batch is due; infinity if none is. A request that waits for memory does not
+        count: no step takes it further."""
+        first = self.waiting[:1] if self.waiting and self.has_room_for(self.waiting[0]) else []
+        dues = [request.due_at for request in (*self.running.values(), *first)]
+        return min(dues, default=math.inf)
 
     def wanted_tokens(self, *, least: int = 0) -> int:
         """Tokens of the cache that the running requests will probably need at their peak (SLINFER eq. 2)."""
@@ -118,7 +175,7 @@ class RunningBatch:
 
     def why_not(self, *, prompt: int, most: int) -> str:
         """Why no batch within these limits can ever hold such a request; empty if one can."""
-        size = row_tokens(prompt + most)
+        size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
                 f"{prompt} tokens of prompt and {most} new ones take a row of {size} tokens in the key-value cache,"
@@ -127,10 +184,14 @@ class RunningBatch:
         return ""
 
     def add(self, id: int, *, prompt: int, most: int, due_at: float = math.inf, tpot_s: float = 0.0) -> None:
-        """A request has come: `prompt` tokens (1 or more), `most` new ones (1 or more)."""
+        """A request has come: `prompt` tokens (1 or more), `most` new ones (1 or more).
+
+        Raises ValueError for a request that would wait for ever, because no row is large enough (`why_not`).
+        """
+        if why := self.why_not(prompt=prompt, most=most):
+            raise ValueError(why)
         self._arrivals += 1
-        request = BatchedRequest(id=id, prompt=prompt, most=most, arrival=self._arrivals, due_at=due_at, tpot_s=tpot_s)
-        self._wait(request)
+        self._wait(BatchedRequest(id, prompt, most, self._arrivals, due_at, tpot_s))
 
     def next(self) -> Step | None:
         """What to compute now; None if there are no requests. The caller says with `did` that it was computed."""
@@ -138,37 +199,52 @@ class RunningBatch:
         self._admit()
         unread = [request for request in self.running.values() if not request.decodes]
         decoding = [request for request in self.running.values() if request.decodes]
-        if decoding and (self._decode_next or not unread):
+        if decoding and (not unread or (self._decode_next and not self.limits.mixes)):
             self._decode_next = False
-            ids = tuple(request.id for request in decoding)
-            return Step(prefill=False, requests=ids, tokens=(1,) * len(ids), evicted=evicted)
+            return _step([(request, 1) for request in decoding], prefill=False, evicted=evicted)
         if not unread:
             return None
         self._decode_next = True
         unread.sort(key=_urgency)
-        left, parts = self.limits.prefill_tokens, list[tuple[int, int]]()
-        for request in unread:
+        left, parts = self.limits.prefill_tokens, list[tuple[BatchedRequest, int]]()
+        for request in unread[: self.limits.prefill_requests or None]:
             if left <= 0:
                 break
-            parts.append((request.id, min(left, request.unread)))
+            parts.append((request, min(left, request.unread)))
             left -= parts[-1][1]
-        return Step(
-            prefill=True, requests=tuple(id for id, _ in parts), tokens=tuple(count for _, count in parts),
-            evicted=evicted,
-        )  # fmt: skip
+        if self.limits.mixes:
+            parts += [(request, 1) for request in decoding]
+        return _step(parts, prefill=True, evicted=evicted)
 
     def requests(self) -> tuple[BatchedRequest, ...]:
         """All requests, those in the batch first."""
         return (*self.running.values(), *self.waiting)
 
-    def did(self, step: Step, *, ended: Iterable[int] = ()) -> None:
-        """The step was computed: each request whose tokens are all read has written one more. `ended` leave."""
+    def decode_length(self, step: Step) -> float:
+        """The mean length that a decode step computes: of its requests, or, where rows have the sizes of powers of two,
+        of the longest of each size (`step_times.padded_length`)."""
+        states = [self.running[number] for number in step.requests]
+        if self.limits.page_tokens:
+            return sum(state.length for state in states) / len(states)
+        return padded_length((state.reserved, state.length) for state in states)
+
+    def repeats(self, step: Step) -> int:
+        """How many times in a row `next` gives this step (which it has given just now), each a token further on,
+        if meanwhile no request comes, ends or leaves. A decode step is repeated until a request outgrows its
+        reservation."""
+        if step.prefill or len(step.requests) < len(self.running):
+            return 1
+        return 1 + min(request.reserved - request.length for request in self.running.values())
+
+    def did(self, step: Step, *, ended: Iterable[int] = (), times: int = 1) -> None:
+        """The step was computed, `times` in a row (more than 1 only as `repeats` allows): each request whose tokens are
+        all read has written one more. `ended` leave."""
         for id, count in zip(step.requests, step.tokens, strict=True):
             request = self.running[id]
-            request.read += count
+            request.read += count + times - 1
+            request.made += times - 1
             if request.unread == 0:
                 request.made += 1
-                request.due_at += request.tpot_s
         for id in ended:
             request = self.running.pop(id)
             self._ended += 1
@@ -177,7 +253,21 @@ class RunningBatch:
     def abort(self, id: int) -> None:
         """The request leaves, wherever it is. No-op if absent."""
         self.running.pop(id, None)
-        self.waiting = [request for request in self.waiting if request.id != id]
+        request = self._waiting.pop(id, None)
+        if request is not None:
+            del self.waiting[bisect_left(self.waiting, _urgency(request), key=_urgency)]
+
+    def has_room_for(self, request: BatchedRequest) -> bool:
+        """True if a request that waits could join the batch now."""
+        return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
+
+    def peak_tokens(self, *, prompt: int, output: float) -> int:
+        """Tokens of the cache that all requests and one more would need if they were at their peaks at the same time
+        (SLINFER eq. 2), each taken to write `output` tokens at least."""
+        output = round(max(output, self.mean_output))
+        row = self.limits.row_tokens
+        others = sum(row(one.prompt + min(one.most, max(one.made, output))) for one in self.requests())
+        return others + row(prompt + output)
 
     def _expected(self, request: BatchedRequest) -> int:
         return request.prompt + min(request.most, max(request.made, round(self.mean_output)))
@@ -188,21 +278,23 @@ class RunningBatch:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.limits.rows:
             request = self.waiting[0]
-            size = row_tokens(max(self._expected(request), request.length + 1))
+            size = self.limits.row_tokens(max(self._expected(request), request.length + 1))
             if size > self._room():
-                size = row_tokens(request.length + 1)  # less than it will probably need, and enough for now
+                size = self.limits.row_tokens(request.length + 1)  # less than it will probably need, and enough for now
                 if size > self._room():
                     break
             request.reserved = size
             self.running[request.id] = self.waiting.pop(0)
+            del self._waiting[request.id]
 
     def make_room(self) -> tuple[int, ...]:
         """Enlarge the reservations that are full; returns the requests that had to leave for it."""
         evicted: list[int] = []
-        for request in sorted(self.running.values(), key=_urgency):
-            if request.length <= request.reserved or request.id in evicted:
+        full = [request for request in self.running.values() if request.length > request.reserved]
+        for request in sorted(full, key=_urgency):
+            if request.id in evicted:
                 continue
-            size = row_tokens(request.length)
+            size = self.limits.row_tokens(request.length)
             while request.id in self.running and size - request.reserved > self._room():
                 evicted.append(self._evict())
             if request.id in self.running:
@@ -221,10 +313,17 @@ class RunningBatch:
 
     def _wait(self, request: BatchedRequest) -> None:
         """Put a request in its place among those that wait."""
-        at = len(self.waiting)
-        while at and _urgency(self.waiting[at - 1]) > _urgency(request):
-            at -= 1
-        self.waiting.insert(at, request)
+        insort(self.waiting, request, key=_urgency)
+        self._waiting[request.id] = request
+
+
+def _step(parts: list[tuple[BatchedRequest, int]], *, prefill: bool, evicted: tuple[int, ...]) -> Step:
+    """A step that reads these counts of tokens of these requests."""
+    return Step(
+        prefill=prefill, requests=tuple(request.id for request, _ in parts), tokens=tuple(count for _, count in parts),
+        starts=tuple(request.read for request, _ in parts), writing=sum(request.decodes for request, _ in parts),
+        evicted=evicted,
+    )  # fmt: skip
 
 
 def _urgency(request: BatchedRequest) -> tuple[float, int]:

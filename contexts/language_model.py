@@ -1,7 +1,7 @@
 """A causal language model as a context: `generate`, `stream`, `complete` and `label_scores`.
 
-What is asked for in several slots at once is written in one batch: each prompt becomes a request of the model's engine
-(`inference/`), which one thread steps; a slot's thread waits for its own.
+What is asked for in several slots at once is written in one batch (`text_writer.py`): each prompt becomes a request of
+the model's engine (`inference/`), which one thread steps; a slot's thread waits for its own.
 
 Scoring labels ("true", "false") is what verification wants, and is much cheaper than generating: the prompt is read
 once for all labels (`scoring.py`). It runs beside the batch, between two of its steps. What prompts have in common at
@@ -16,44 +16,31 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from stoker.contexts import ambient
-from stoker.contexts.forward import Ids, ModelRunner
-from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling, TokenChance
+from stoker.contexts.forward import ModelRunner
+from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling
 from stoker.contexts.inference.choosing import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
 from stoker.contexts.inference.continuous import TookStep
-from stoker.contexts.inference.engine_thread import EngineThread, Generation
+from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.contexts.inference.profiling import EngineProfiler
 from stoker.contexts.inference.step_collector import StepCollector
-from stoker.contexts.inference.written import ModelTexts, check_sampling
+from stoker.contexts.inference.written import ModelTexts
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.scoring import RunnerScorer, TailScorer
 from stoker.contexts.step_times import StepProfile, StepTimes
+from stoker.contexts.text_writer import Completion, CompletionToken, TextWriter
 from stoker.errors import StokerError
 from stoker.units import show_bytes
 
 _SCORED_AT_ONCE = 8
 """Prompts whose labels are scored between two steps of the batch."""
-
-
-class Completion(msgspec.Struct, frozen=True):
-    """What a model wrote after a prompt. `finish_reason` is `stop` (the text is complete) or `length` (it was cut at
-    `max_new_tokens`). `logprobs`: of each new token the token's text, its log-likelihood, and the likeliest tokens with
-    theirs; empty unless they were asked for."""
-
-    text: str
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    logprobs: tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...] = ()
 
 
 class ServingEngine(InferenceEngine, TailScorer, Protocol):
@@ -127,12 +114,20 @@ class CausalLM:
         else:
             self._prompts, self._scorer, self._own = engine.prompts, engine, engine
             self._thread = EngineThread(lambda: engine)
-        weakref.finalize(self, self._thread.close, wait=False).atexit = False  # the thread has its own way to end then
+        self._texts = TextWriter(self._thread, self._prompts)
+        # The engine ends with its writer, which a stream that is still read holds too. At the program's exit the thread
+        # has its own way to end.
+        weakref.finalize(self._texts, self._thread.close, wait=False).atexit = False
 
     @property
     def device(self) -> str:
         """Where it is: `cpu`, `cuda:0`."""
         return self._own.device if self._runner is None and self._own else str(self._model_runner().device)
+
+    @property
+    def longest(self) -> int:
+        """How many tokens it reads at most, those that it writes included; 0: it does not say."""
+        return self._prompts.longest
 
     @property
     def engine(self) -> str:
@@ -295,47 +290,11 @@ class CausalLM:
         seeded by `seed` and the prompt's place in the call (or by its own, if `seed` lists one a prompt). A text ends
         at the model's end token, at one of the `stop` texts (which is left out), or at `max_new_tokens`. `prefix` is
         put before every prompt. At most `batch_size` prompts of this call are written at a time; 0 leaves that to the
-        engine. Raises ValueError for an empty prompt, and for more tokens than the model reads; then nothing is
-        written.
+        engine. Raises ValueError for an empty prompt, and for more tokens than the model reads or than its cache has
+        room for, before any text is complete.
         """
-        rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
-        common = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop))
-        check_sampling(common)
-        self._prompts.check_lengths([len(row) + max_new_tokens for row in rows])
-        seeds = [(seed, place) for place in range(len(rows))] if isinstance(seed, int) else [(one, 0) for one in seed]
-        if len(seeds) != len(rows):
-            raise ValueError(f"generate was given {len(seeds)} seeds for {len(rows)} prompts")
-        samplings = [msgspec.structs.replace(common, seed=one) for one in seeds]
-        order = sorted(range(len(rows)), key=lambda index: -len(rows[index])) if batch_size > 1 else range(len(rows))
-        texts = [""] * len(rows)
-        if batch_size:
-            groups = [order[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-            for group in groups:
-                self._write_all(group, rows, samplings, texts, ahead=batch_size)
-        elif rows:
-            self._write_all(order, rows, samplings, texts, ahead=2 * self._thread.engine.slots())
-        return texts
-
-    def _write_all(
-        self, order: Sequence[int], rows: Sequence[Ids], samplings: Sequence[Sampling], texts: list[str], *, ahead: int
-    ) -> None:
-        """Write the prompts at these places. No more than `ahead` are handed in at a time: what other calls ask comes
-        behind those, and not behind all of this call's."""
-        left = iter(order)
-        open_ones: deque[tuple[int, Generation]] = deque()
-        try:
-            while True:
-                for index in islice(left, ahead - len(open_ones)):
-                    open_ones.append((index, self._thread.submit(rows[index], samplings[index])))
-                if not open_ones:
-                    return
-                index, generation = open_ones[0]
-                texts[index] = "".join(token.text for token in generation.tokens())
-                open_ones.popleft()
-        finally:
-            for _, generation in open_ones:
-                if not generation.over:
-                    self._thread.abort(generation)
+        sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop))
+        return self._texts.write(prompts, sampling, seed=seed, batch_size=batch_size, prefix=prefix)
 
     def stream(
         self,
@@ -354,15 +313,7 @@ class CausalLM:
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop)
         )
-        row = self._row(prompt, sampling)
-
-        def pieces() -> Iterator[str]:
-            with self._asked([(row, sampling)], pieces=True) as [generation]:
-                for token in generation.tokens():
-                    if token.text:
-                        yield token.text
-
-        return pieces()
+        return self._texts.pieces(prompt, sampling)
 
     def complete(
         self,
@@ -385,48 +336,30 @@ class CausalLM:
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
             logprobs=logprobs, json_schema=json_schema,
         )  # fmt: skip
-        row = self._row(prompt, sampling)
-        with self._asked([(row, sampling)]) as [generation]:
-            tokens = list(generation.tokens())
-        finish = tokens[-1].finish
-        assert finish is not None
-        chances = [
-            (self._prompts.token_text(token.token), token.logprob, tuple(map(self._named, token.likeliest)))
-            for token in tokens
-            if token.logprob is not None
-        ]
-        return Completion(
-            text="".join(token.text for token in tokens),
-            finish_reason=finish.value,
-            prompt_tokens=len(row),
-            completion_tokens=len(tokens),
-            logprobs=tuple(chances),
-        )
+        return self._texts.complete(prompt, sampling)
 
-    @contextlib.contextmanager
-    def _asked(self, asked: Sequence[tuple[Ids, Sampling]], *, pieces: bool = False) -> Iterator[list[Generation]]:
-        """The requests of one call; those that nobody has waited for to their end are aborted."""
-        generations: list[Generation] = []
-        try:
-            for row, sampling in asked:
-                generations.append(self._thread.submit(row, sampling, pieces=pieces))
-            yield generations
-        finally:
-            for generation in generations:
-                if not generation.over:
-                    self._thread.abort(generation)
+    def stream_completion(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        logprobs: int = 0,
+        json_schema: str = "",
+    ) -> Iterator[CompletionToken]:
+        """What `complete` gives, a token at a time, as it is written; the last token has a `finish_reason`.
 
-    def _row(self, prompt: str, sampling: Sampling) -> Ids:
-        """The one prompt's tokens; raises ValueError for what cannot be written."""
-        if not isinstance(prompt, str):
-            raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; generate takes several")
-        check_sampling(sampling)
-        [row] = self._prompts.rows([prompt])
-        self._prompts.check_lengths([len(row) + sampling.max_new_tokens])
-        return row
-
-    def _named(self, chance: TokenChance) -> tuple[str, float]:
-        return self._prompts.token_text(chance.token), chance.logprob
+        Raises ValueError as `complete` does: when it is called, and for what the engine cannot do before the first
+        token. An iterator that is closed ends the request.
+        """
+        sampling = Sampling(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
+            logprobs=logprobs, json_schema=json_schema,
+        )  # fmt: skip
+        return self._texts.tokens(prompt, sampling)
 
     # ---- scores of labels
 

@@ -119,7 +119,7 @@ class PerformanceStore:
         self._add((recipe_key, kind, what, function, value) for what, value in facts)
 
     def record_pace(self, recipe_key: str, *, kind: str, size: int, pace_s: float) -> None:
-        """A call that so many libraries ran together: seconds for a unit of its work."""
+        """Record the seconds for a unit of work of a call that `size` libraries ran together."""
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:

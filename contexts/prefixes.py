@@ -50,7 +50,7 @@ class PrefixCache(Generic[KV]):
         self._recent: deque[Prefix[KV]] = deque(maxlen=_RECENT)
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Keep no more than so many bytes from now on."""
+        """Keep at most `limit_bytes` from now on."""
         self.limit_bytes = limit_bytes
         self._trim()
 

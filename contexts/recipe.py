@@ -45,6 +45,9 @@ class Needs(msgspec.Struct, frozen=True):
 
     `memory_bytes` is host memory, `device_memory_bytes` is memory of each of its `devices` (on a CPU device the two
     are the same memory: the larger counts). `kinds` lists the device kinds that can hold it, best first; empty = any.
+
+    A language model's cache grows with what it serves: that memory has room for `cache_tokens` tokens, and each further
+    one takes `token_bytes` (0 = it does not grow).
     """
 
     devices: int = 1
@@ -53,6 +56,8 @@ class Needs(msgspec.Struct, frozen=True):
     disk_bytes: int = 0
     kinds: tuple[str, ...] = ()
     load_limit_s: float = 1800.0
+    token_bytes: int = 0
+    cache_tokens: int = 0
 
 
 class Recipe(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ def draw_seed(seed: tuple[int, int]) -> int:
 def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
     """The next token of each row of logits `[rows, vocabulary]`, or why a row has none: logits that are no numbers cost
     the request that has them, and no other."""
-    found: list[int | Exception] = logits.float().argmax(dim=-1).tolist()  # half precision takes twice as long on a CPU
+    found: list[int | Exception] = [*likeliest_tokens(logits)]
     for at, draw in enumerate(draws):
         if not draw.greedy:
             try:
@@ -50,6 +50,22 @@ def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exce
             except RuntimeError as error:
                 found[at] = error
     return found
+
+
+def likeliest_tokens(logits: torch.Tensor) -> list[int]:
+    """The likeliest token of each row of logits `[rows, vocabulary]`; the first of those that are equal.
+
+    On a CPU the largest value of each part of a row is found first, and the token in that part alone: PyTorch's
+    `argmax` reads half precision an element at a time, and a copy in float32 costs as much again.
+    """
+    rows, size = logits.shape
+    parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
+    if logits.device.type != "cpu" or parts == 1:
+        return list(logits.float().argmax(dim=-1).tolist())
+    split = logits.view(rows, parts, size // parts)
+    part = split.amax(dim=-1).float().argmax(dim=-1)
+    inside = split[torch.arange(rows), part].float().argmax(dim=-1)
+    return list((part * (size // parts) + inside).tolist())
 
 
 def failed_token(request: int, error: Exception) -> NewToken:

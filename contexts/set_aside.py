@@ -3,8 +3,8 @@
 A module is kept with its version and with those modules below it that did not travel. What the module holds, the
 identity of its classes and what it has registered somewhere stay, so it need not be imported again.
 
-The number of times is bounded of which the modules are kept. Modules that left together are forgotten together, the
-oldest first. So a module never comes back without the modules that it imports.
+Modules that left together are kept as one set, and the number of sets is bounded: the oldest is forgotten first. So a
+module never comes back without the modules that it imports.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 MOST_SAMPLES = 200
-"""A cell with so many samples forgets old ones: its mean moves by a 200th of what a new one differs."""
+"""A cell with this many samples forgets old ones: a new sample moves its mean by a 200th of the difference."""
 MOST_CELLS = 512
 """Cells of one stage: 16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
@@ -154,6 +154,28 @@ class StepTable:
         before, after = self._at(order[low], length), self._at(order[low + 1], length)
         return _between(before, after, tokens)
 
+    def floor(self, *, length: float, most: int) -> tuple[float, float]:
+        """What no step takes less than, in all and for each of its tokens: of 1 to `most` tokens, each of which attends
+        to `length` or more. Raises LookupError for a table without samples.
+
+        Between rows and between cells a step takes no less, in all or for a token, than the lesser of its neighbours;
+        beyond them its seconds do not fall; before the first row they fall in proportion to the tokens at the most.
+        """
+        if not self._rows:
+            raise LookupError("no step has been measured")
+        rows = []
+        for place in self._order:
+            lengths = [length, *(cell.length for cell in self._line(place) if cell.length > length)]
+            rows.append([self._at(place, each) for each in lengths])
+        first, beyond = max(1.0, *(tokens for tokens, _ in rows[0])), max(most, *(tokens for tokens, _ in rows[-1]))
+        meet = len(rows) > 1 and min(rows[-1])[0] <= max(rows[-2])[0]
+        step_s = min(*(seconds for row in rows for _, seconds in row), *(seconds / first for _, seconds in rows[0]))
+        token_s = min(
+            *(seconds / tokens for row in rows for tokens, seconds in row),
+            *(seconds / beyond for row in (rows[-2:] if meet else rows[-1:]) for _, seconds in row),
+        )
+        return step_s, token_s
+
     def _at(self, place: int, length: float) -> tuple[float, float]:
         """Tokens and seconds of a row of cells at this length."""
         line = self._line(place)
@@ -221,7 +243,7 @@ class StepModel:
         return bool(self._tables[prefill])
 
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
-        """What a step takes that reads so many tokens, each of which attends to `length`. Raises LookupError if no
+        """Seconds of a step that reads `tokens` tokens, each attending to `length` others. Raises LookupError if no
         step of its stage has been measured."""
         return self._tables[prefill].seconds(tokens, length)
 

@@ -34,8 +34,8 @@ class Finish(enum.Enum):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen: as in `CausalLM.generate`. `logprobs`: log-likelihoods of the chosen token and of so many
-    of the likeliest (0 = none). `json_schema`: a JSON schema that the text must satisfy, where the engine can."""
+    """How tokens are chosen: as in `CausalLM.generate`. `logprobs`: log-likelihoods of the chosen token and of this
+    number of the likeliest tokens (0 = none). `json_schema`: the text's JSON schema, if the engine supports one."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0

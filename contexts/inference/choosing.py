@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 PREFIX_LIMIT_BYTES = 512_000_000
 """What kept prefixes may take of the device's memory."""
-_CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512)
-_GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096)
+_CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512, mixes=True)
+_GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096, mixes=True)
 _STATIC_ROWS = 32
 PROCESS_BYTES = 500_000_000
 """What a process that computes takes beside weights and cache: libraries, activations."""

@@ -162,58 +162,60 @@ class ContinuousEngine:
         began = time.perf_counter()
         for request in step.evicted:
             self._store.free(request)
-        step, length = (self._read if step.prefill else self._write)(step)
+        step, length = self._compute(step)
         tokens = self._take(step)
         self._count(step, length, made=len(tokens), began=began)
         return tokens
 
-    def _read(self, step: Step) -> tuple[Step, int]:
-        """Read tokens of the step's requests; what a kept prefix holds is copied and not read."""
+    def _compute(self, step: Step) -> tuple[Step, int]:
+        """Read the step's tokens. Returns the step as it was computed, since what a kept prefix holds is copied and not
+        read, and the mean length of a decode step's rows."""
+        writing = {id for id in step.requests if self._batch.running[id].decodes}
+        for id in step.requests:
+            self._store.ensure(id, tokens=self._batch.running[id].reserved, room_tokens=self._room)
+        reads = [
+            self._read_part(id, most) for id, most in zip(step.requests, step.tokens, strict=True) if id not in writing
+        ]
+        decodes = self._decode_parts(writing)
+        # Rows of an array compute all together. One that does not write takes part with a token whose keys and values
+        # are overwritten when it is read, so the parts that are read come last.
+        parts: list[ReadPart | DecodePart] = [*decodes, *reads]
         tokens: list[int] = []
         positions: list[int] = []
-        parts: list[ReadPart] = []
-        counts: list[int] = []
-        for id, most in zip(step.requests, step.tokens, strict=True):
-            state, writing = self._batch.running[id], self._writing[id]
-            self._store.ensure(id, tokens=state.reserved, room_tokens=self._room)
-            array, row = self._store.row(id)
-            if not state.read:
-                state.read = self._begin(writing, array, row)
-            count = min(most, state.unread)
-            tokens += writing.ids[state.read : state.read + count]
-            positions += range(state.read, state.read + count)
-            parts.append(ReadPart(id, array, start=state.read, count=count))
-            counts.append(count)
-        for part in parts:  # a row may have moved while others were placed
-            part.row = self._store.row(part.request)[1]
-        last = [sum(counts[: at + 1]) - 1 for at in range(len(counts))]
-        self._logits = self._decoder.forward(tokens, positions, parts, last=last)
-        actual = msgspec.structs.replace(step, tokens=tuple(counts))
-        return actual, len(tokens)
+        last: dict[int, int] = {}
+        for part in parts:
+            for id, start, count in part.spans():
+                tokens += self._writing[id].ids[start : start + count]
+                positions += range(start, start + count)
+                if isinstance(part, ReadPart) or id in writing:
+                    last[id] = len(tokens) - 1
+        self._logits = self._decoder.forward(tokens, positions, parts, last=list(last.values()))
+        counts = {part.request: part.count for part in reads}
+        step = msgspec.structs.replace(
+            step, requests=tuple(last), tokens=tuple(counts.get(id, 1) for id in last),
+            starts=tuple(self._batch.running[id].read for id in last),
+        )  # fmt: skip
+        rows = sum(part.count for part in decodes)  # a row counts as long as the longest of its array
+        return step, 0 if step.prefill else sum(part.width * part.count for part in decodes) // rows
 
-    def _write(self, step: Step) -> tuple[Step, int]:
-        """Read the last token of every request that decodes, an array of rows after the other."""
-        for id in step.requests:
-            state = self._batch.running[id]
-            self._store.ensure(id, tokens=state.reserved, room_tokens=self._room)
-        wanted = set(step.requests)
-        ids: list[int] = []
-        parts = []
-        for array in self._store.arrays.values():
-            if not wanted.intersection(array.requests):
-                continue
-            # A row whose request is not read to its end takes part with a token that is overwritten when it is read.
-            positions = [self._batch.running[id].read for id in array.requests]
-            parts.append(DecodePart(array, positions, device=self._decoder.device, dtype=self._decoder.dtype))
-            ids += array.requests
-        places = [self._batch.running[id].read for id in ids]
-        tokens = [self._writing[id].ids[place] for id, place in zip(ids, places, strict=True)]
-        last = [at for at, id in enumerate(ids) if id in wanted]
-        self._logits = self._decoder.forward(tokens, places, parts, last=last)
-        written = tuple(ids[at] for at in last)
-        step = msgspec.structs.replace(step, requests=written)
-        computed = sum(part.width * part.count for part in parts)  # a row counts as long as the longest of its array
-        return step, computed // sum(part.count for part in parts)
+    def _read_part(self, id: int, most: int) -> ReadPart:
+        """The next tokens of a prompt; a kept prefix of it is copied first."""
+        state = self._batch.running[id]
+        array, row = self._store.row(id)
+        if not state.read:
+            state.read = self._begin(self._writing[id], array, row)
+        return ReadPart(id, array, start=state.read, count=min(most, state.unread))
+
+    def _decode_parts(self, writing: set[int]) -> list[DecodePart]:
+        """The arrays of rows in which these requests write."""
+        return [
+            DecodePart(
+                array, [self._batch.running[id].read for id in array.requests],
+                device=self._decoder.device, dtype=self._decoder.dtype,
+            )
+            for array in self._store.arrays.values()
+            if writing.intersection(array.requests)
+        ]  # fmt: skip
 
     def _take(self, step: Step) -> list[NewToken]:
         """The next token of each request that is read to its end."""
@@ -226,9 +228,9 @@ class ContinuousEngine:
             tokens = take_tokens([writing.draw for writing in writings], logits)
             for writing, token, row in zip(writings, tokens, logits, strict=True):
                 new.append(self._new_token(writing, token, row))
-        if step.prefill:
-            for writing in writings:
-                self._keep(writing)
+        for at in done:
+            if not states[at].made:
+                self._keep(self._writing[states[at].id])
         ended = [token.request for token in new if token.finish is not None]
         self._batch.did(step, ended=ended)
         for id in ended:
@@ -279,14 +281,14 @@ class ContinuousEngine:
 
     def _count(self, step: Step, length: int, *, made: int, began: float) -> None:
         seconds = time.perf_counter() - began
-        load, rows = self._load, len(step.requests)
+        load = self._load
         self._load = msgspec.structs.replace(
             load,
             steps=load.steps + 1,
-            decode_steps=load.decode_steps + (not step.prefill),
-            row_steps=load.row_steps + (0 if step.prefill else rows),
-            most_running=max(load.most_running, len(self._batch.running), rows),
-            prompt_tokens=load.prompt_tokens + (sum(step.tokens) if step.prefill else 0),
+            decode_steps=load.decode_steps + (step.writing > 0),
+            row_steps=load.row_steps + step.writing,
+            most_running=max(load.most_running, len(self._batch.running), len(step.requests)),
+            prompt_tokens=load.prompt_tokens + step.prompt_tokens,
             new_tokens=load.new_tokens + made,
             busy_s=load.busy_s + seconds,
             evictions=load.evictions + len(step.evicted),

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from stoker.contexts.inference.attention import decode_attention
 from stoker.contexts.inference.kv_store import KVStore, RowArray
 from stoker.contexts.inference.linear import PackedLinear
 
@@ -36,17 +37,26 @@ class ReadPart:
         self.request, self.array, self.start, self.count = request, array, start, count
         self.row = array.requests.index(request)
 
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Its one request, the first token that is read, and how many are."""
+        return [(self.request, self.start, self.count)]
+
 
 class DecodePart:
     """The first `len(positions)` rows of an array, each with one token at its position."""
 
     def __init__(self, array: RowArray, positions: Sequence[int], *, device: Any, dtype: torch.dtype) -> None:
         self.array, self.count = array, len(positions)
+        self._places = positions
         self.rows = torch.arange(self.count, device=device)
         self.positions = torch.tensor(positions, device=device)
         self.width = -(-(max(positions) + 1) // 16) * 16
         seen = torch.arange(self.width, device=device)[None, :] <= self.positions[:, None]
         self.mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))[:, None, None]
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Of each row: its request, the place of its token, and 1."""
+        return [(id, place, 1) for id, place in zip(self.array.requests, self._places, strict=False)]
 
 
 class _Layer:
@@ -75,7 +85,7 @@ class LeanDecoder:
         self.layers = [_Layer(layer, packs=packs) for layer in inner.layers]
         self._embed, self._norm, self._rotary = inner.embed_tokens, inner.norm, inner.rotary_emb
         self._head = PackedLinear([model.lm_head], packs=packs)
-        self._folds = self.device.type == "cpu" and self.dtype == torch.float32
+        self._attention = decode_attention(self.dtype, self.device)
 
     @property
     def weights_bytes(self) -> int:
@@ -108,11 +118,12 @@ class LeanDecoder:
     ) -> torch.Tensor:
         """Logits `[len(last), vocabulary]` after the tokens at the places `last`; keys and values go into the cache.
 
-        `tokens` and their `positions` are those of all parts, one part after the other.
+        `tokens` and their `positions` are those of all parts, one part after the other; `last` ascends.
         """
         x = self._embed(torch.tensor(tokens, device=self.device))
         cos, sin = self._rotary(x[None], torch.tensor(positions, device=self.device)[None])
         cos, sin = cos[0][:, None], sin[0][:, None]
+        sin = torch.cat((-sin[..., : self.size // 2], sin[..., self.size // 2 :]), dim=-1)
         q_width, kv_width = self.heads * self.size, self.kv_heads * self.size
         for number, layer in enumerate(self.layers):
             qkv = layer.qkv(_norm(x, layer.norm))
@@ -120,8 +131,7 @@ class LeanDecoder:
             if layer.q_norm is not None:
                 q, k = qk.split([self.heads, self.kv_heads], dim=1)
                 qk = torch.cat([_norm(q, layer.q_norm), _norm(k, layer.k_norm)], dim=1)
-            first, second = qk.chunk(2, dim=-1)
-            qk = qk * cos + torch.cat((-second, first), dim=-1) * sin
+            qk = torch.addcmul(qk * cos, qk.roll(self.size // 2, dims=-1), sin)
             v = qkv[:, q_width + kv_width :].view(len(tokens), -1, self.size)
             x = x + layer.out(self._attend(number, qk[:, : self.heads], qk[:, self.heads :], v, parts))
             up = layer.up(_norm(x, layer.after))
@@ -163,14 +173,7 @@ class LeanDecoder:
         keys[part.rows, :, part.positions] = k
         values[part.rows, :, part.positions] = v
         keys, values = keys[: part.count, :, : part.width], values[: part.count, :, : part.width]
-        if (
-            self._folds
-        ):  # the queries that share a key stand in for several tokens: faster than sharing keys, in float32
-            query = q.reshape(part.count, self.kv_heads, -1, self.size)
-            out = scaled_dot_product_attention(query, keys, values, attn_mask=part.mask)
-        else:
-            out = scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=part.mask, enable_gqa=True)
-        return out.reshape(part.count, -1)
+        return self._attention(q, keys, values, part.mask)
 
 
 def decoder_of(model: Any, *, packs: bool = True) -> tuple[LeanDecoder | None, str]:

@@ -16,14 +16,17 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import inf
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from stoker.contexts.device_turns import EngineTurns, new_turns
 from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
 from stoker.contexts.inference.compute_threads import release_helper_threads
 from stoker.errors import StokerError
@@ -32,6 +35,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_PACE = 0.2
+"""How much the last step counts in the forecast of the next one."""
 _EXIT_S = 30.0
 """A process that ends waits so long for a step that is being computed."""
 
@@ -45,6 +50,7 @@ class Generation:
         """True once its reader has seen its end."""
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
         self._tokens: list[NewToken] = []
+        self._made = 0
 
     def tokens(self) -> Iterator[NewToken]:
         """The tokens as they come; the last has a `finish`. Raises ValueError for a request that never runs."""
@@ -60,9 +66,17 @@ class Generation:
 
     # ---- for the engine's thread
 
+    @property
+    def due_at(self) -> float:
+        """When its next token is due (SLINFER eq. 1); infinity if nobody waits for it."""
+        if self._made and not self.request.tpot_s:
+            return inf
+        return self.request.due_at + self._made * self.request.tpot_s
+
     def give(self, token: NewToken) -> None:
         """Hand on a token: at once if pieces are wanted, else all of them at the end."""
         self._tokens.append(token)
+        self._made += 1
         if self.request.pieces or token.finish is not None:
             self._come.put(self._tokens)
             self._tokens = []
@@ -113,6 +127,8 @@ class EngineThread:
         self._numbers = 0
         self._wanted, self._held = 0, 0  # how often somebody wanted to hold the model, and has held it
         self._holder = 0
+        self._device_turns: EngineTurns | None = None
+        self._step_s = 0.0  # how long a step takes of late
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._over = False
@@ -236,6 +252,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            self._device_turns = new_turns()
             self._serve()
         except BaseException as failure:
             log.exception("the engine's thread failed")
@@ -248,6 +265,7 @@ class EngineThread:
             for each in (*self._open.values(), *self._inbox, *self._jobs):
                 if not isinstance(each, int):
                     each.fail(error)
+            self._end_turn()
             if self._engine is not None:
                 self._engine.stop()
 
@@ -257,16 +275,35 @@ class EngineThread:
                 wanted = self._wanted
                 if self._held < wanted:
                     release_helper_threads()
+                if self._held < wanted or not (self._inbox or self._open or self._jobs):
+                    self._end_turn()
                 while not self._over and (self._held < wanted or not (self._inbox or self._open or self._jobs)):
                     self._work.wait()
                 if self._over:
                     return
             with self._turn:
                 self._take_up()
+                if not (self._open or self._jobs):
+                    continue
+                began = self._begin_turn()
                 if self._open:
                     self._step()
                 if self._jobs:
                     self._jobs.popleft().run()
+                took_s = time.monotonic() - began
+                self._step_s += (took_s - self._step_s) * (_PACE if self._step_s else 1.0)
+
+    def _begin_turn(self) -> float:
+        """Wait until this library may use its devices, where it shares them; returns the time from then on."""
+        turns = self._device_turns
+        if turns is not None:
+            due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
+            turns.begin(due_at=due_at, step_s=self._step_s)
+        return time.monotonic()
+
+    def _end_turn(self) -> None:
+        if self._device_turns is not None:
+            self._device_turns.end()
 
     def _take_up(self) -> None:
         while self._inbox:

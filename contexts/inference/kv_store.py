@@ -41,7 +41,7 @@ class RowArray:
         self.capacity = min(self.capacity, max(rows, used))  # if memory ends half way, some layers have more rows
         for arrays in (self.keys, self.values):
             for layer, old in enumerate(arrays):
-                new = torch.zeros((max(rows, used), *self._shape), **self._options)
+                new = torch.empty((max(rows, used), *self._shape), **self._options)
                 new[:used] = old[:used]
                 arrays[layer] = new
         self.capacity = max(rows, used)

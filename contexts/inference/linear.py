@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-_ROWS_EXPECTED = 32
+_ROWS_EXPECTED = 64
 """The order is chosen for so many rows at once."""
 
 

@@ -36,7 +36,7 @@ _QUICK_LENGTH = 1024
 _SHORTEST = 16
 _WORKLOADS = 100
 _WEIGHT = 20
-"""A median counts as so many steps that were seen as calls ran."""
+"""A median of the profiler counts as this many steps that were measured while calls ran."""
 _FIRST_ID = 1 << 60
 """Requests of a profiler have numbers from here on: no others have them."""
 

@@ -11,9 +11,6 @@ import threading
 from stoker.contexts.batching import Step
 from stoker.contexts.step_times import StepModel, StepSample, StepTimes, attended
 
-_REMEMBERED = 4096
-"""Of so many requests it is known how far they are read."""
-
 COLD_STEPS = 4
 """The first steps of a process find memory and kernels cold; they are left out."""
 
@@ -31,7 +28,6 @@ class StepCollector:
         self._fresh = StepModel()
         self._taken = threading.Event()
         self._steps = 0
-        self._read: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def took(self, step: Step, length: int, seconds: float) -> None:
@@ -47,19 +43,10 @@ class StepCollector:
             self._fresh.add(used)
 
     def sample(self, step: Step, length: int, seconds: float) -> StepSample:
-        """The step as a sample. How far a prompt was read before is remembered here: a step says only how many tokens
-        it reads. What a kept prefix has saved is not known, and counts as not there."""
+        """The step as a sample."""
         if not step.prefill:
             return StepSample(False, len(step.requests), float(length), seconds)
-        for request in step.evicted:
-            self._read.pop(request, None)
-        reads = []
-        for request, count in zip(step.requests, step.tokens, strict=True):
-            start = self._read.pop(request, 0)
-            self._read[request] = start + count
-            reads.append((start, count))
-        while len(self._read) > _REMEMBERED:
-            del self._read[next(iter(self._read))]
+        reads = list(zip(step.starts, step.tokens, strict=True))
         return StepSample(True, sum(step.tokens), attended(reads), seconds)
 
     def profiled(self, times: StepTimes) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.contexts.batching import BatchLimits, RunningBatch, Step, row_tokens
+from stoker.contexts import batching
+from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, Step, row_tokens
 
 
 def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> list[Step]:
@@ -28,15 +31,70 @@ def run(batch: RunningBatch, ends: dict[int, int], *, steps: int = 10_000) -> li
     return done
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 200), st.integers(1, 300)), min_size=1, max_size=8),
+    st.sampled_from([1, 3, 32]),
+    st.sampled_from([0, 512, 1024]),
+)
+def test_a_step_that_repeats_gives_what_its_repetitions_give(
+    requests: list[tuple[int, int]], rows: int, cache_tokens: int
+) -> None:
+    """The same batch, told of its steps one by one and many at a time."""
+    batches = [RunningBatch(BatchLimits(rows=rows, prefill_tokens=64, cache_tokens=cache_tokens)) for _ in range(2)]
+    for id, (prompt, most) in enumerate(requests):
+        if not batches[0].why_not(prompt=prompt, most=most):
+            for batch in batches:
+                batch.add(id, prompt=prompt, most=most, due_at=float(id), tpot_s=0.25)
+    single, many = batches
+    while (step := many.next()) is not None:
+        times = many.repeats(step)
+        if not step.prefill:
+            times = min(times, *(many.running[id].most - many.running[id].made for id in step.requests), 1000)
+        for number in range(times):
+            starts = tuple(start + number for start in step.starts)
+            again = step if number == 0 else msgspec.structs.replace(step, starts=starts, evicted=())
+            assert single.next() == again
+            ended = [id for id in step.requests if _ends(single, step, id)]
+            single.did(step, ended=ended)
+        many.did(step, ended=ended, times=times)
+        assert many.requests() == single.requests()
+        assert many.mean_output == single.mean_output
+    assert single.next() is None
+
+
+def _ends(batch: RunningBatch, step: Step, id: int) -> bool:
+    request = batch.running[id]
+    count = step.tokens[step.requests.index(id)]
+    return request.unread == count and request.made + 1 == request.most
+
+
+def test_prompts_are_read_one_at_a_time_where_the_limits_say_so() -> None:
+    batch = RunningBatch(BatchLimits(prefill_tokens=100, prefill_requests=1))
+    for id in (1, 2):
+        batch.add(id, prompt=10, most=5)
+    steps = run(batch, {1: 2, 2: 1})
+    assert [(step.prefill, step.requests) for step in steps] == [(True, (1,)), (False, (1,)), (True, (2,))]
+
+
+def test_nobody_waits_for_more_than_the_first_token_without_a_time_for_the_others() -> None:
+    batch = RunningBatch(BatchLimits())
+    batch.add(1, prompt=10, most=5, due_at=3.0)
+    assert batch.due_at == 3.0
+    step = batch.next()
+    assert step is not None
+    batch.did(step)
+    assert batch.due_at == math.inf
+
+
 def test_requests_are_read_together_and_each_leaves_when_it_has_ended() -> None:
     batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=100))
     batch.add(1, prompt=10, most=5)
     batch.add(2, prompt=20, most=5)
     steps = run(batch, {1: 1, 2: 3})
     assert steps == [
-        Step(prefill=True, requests=(1, 2), tokens=(10, 20)),
-        Step(prefill=False, requests=(2,), tokens=(1,)),
-        Step(prefill=False, requests=(2,), tokens=(1,)),
+        Step(prefill=True, requests=(1, 2), tokens=(10, 20), starts=(0, 0)),
+        Step(prefill=False, requests=(2,), tokens=(1,), starts=(20,), writing=1),
+        Step(prefill=False, requests=(2,), tokens=(1,), starts=(21,), writing=1),
     ]
     assert batch.mean_output == 2
 
@@ -60,6 +118,22 @@ def test_a_long_prompt_is_read_in_parts_between_steps_that_write() -> None:
     assert [(step.prefill, step.tokens) for step in steps[:6]] == [
         (False, (1,)), (True, (16,)), (False, (1,)), (True, (16,)), (False, (1,)), (True, (8,)),
     ]  # fmt: skip
+
+
+def test_where_steps_mix_those_that_write_take_part_in_every_step() -> None:
+    batch = RunningBatch(BatchLimits(rows=4, prefill_tokens=16, mixes=True))
+    batch.add(1, prompt=4, most=9)
+    first = batch.next()
+    assert first is not None
+    batch.did(first)
+    batch.add(2, prompt=40, most=9)
+    steps = run(batch, {1: 9, 2: 1})
+    assert steps[:4] == [
+        Step(prefill=True, requests=(2, 1), tokens=(16, 1), starts=(0, 4), writing=1),
+        Step(prefill=True, requests=(2, 1), tokens=(16, 1), starts=(16, 5), writing=1),
+        Step(prefill=True, requests=(2, 1), tokens=(8, 1), starts=(32, 6), writing=1),
+        Step(prefill=False, requests=(1,), tokens=(1,), starts=(7,), writing=1),
+    ]
 
 
 def test_what_is_due_first_is_read_first() -> None:
@@ -112,6 +186,38 @@ def test_what_can_never_fit_is_told() -> None:
     assert batch.why_not(prompt=200, most=56) == ""
     assert "row of 512 tokens" in batch.why_not(prompt=200, most=57)
     assert RunningBatch(BatchLimits()).why_not(prompt=10**6, most=10**6) == ""
+    batch.add(1, prompt=200, most=56)
+    with pytest.raises(ValueError, match="200 tokens of prompt and 57 new ones take a row of 512 tokens"):
+        batch.add(2, prompt=200, most=57)
+    assert [request.id for request in batch.requests()] == [1], "what would wait for ever does not wait at all"
+
+
+def test_arrivals_and_aborts_look_at_few_of_the_many_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    urgency = batching._urgency
+
+    def counted(request: BatchedRequest) -> tuple[float, int]:
+        nonlocal looks
+        looks += 1
+        return urgency(request)
+
+    monkeypatch.setattr(batching, "_urgency", counted)
+    chance, count = random.Random(3), 4096
+    batch = RunningBatch(BatchLimits(rows=4))
+    for id in range(count):
+        batch.add(id, prompt=10, most=10, due_at=chance.choice([math.inf, chance.random()]))
+    assert looks <= 14 * count
+    assert list(batch.waiting) == sorted(batch.waiting, key=urgency)
+    ids = [request.id for request in batch.waiting]
+    chance.shuffle(ids)
+    looks = 0
+    for id in ids[:-8]:
+        batch.abort(id)
+        batch.abort(id)
+    assert looks <= 14 * count
+    step = batch.next()
+    assert step is not None
+    assert set(step.requests) | {request.id for request in batch.waiting} == set(ids[-8:])
 
 
 @pytest.mark.parametrize(("tokens", "row"), [(1, 64), (64, 64), (65, 128), (128, 128), (1000, 1024)])
@@ -128,12 +234,13 @@ requests = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(
     asked=requests, rows=st.integers(1, 6), part=st.integers(1, 200), room=st.sampled_from([0, 512, 1024]),
-    aborted=st.sets(st.integers(0, 11), max_size=3),
+    aborted=st.sets(st.integers(0, 11), max_size=3), mixes=st.booleans(),
 )  # fmt: skip
 def test_every_request_comes_to_its_end_within_the_limits(
-    asked: list[tuple[int, int, int, float]], rows: int, part: int, room: int, aborted: set[int]
-) -> None:
-    batch = RunningBatch(BatchLimits(rows=rows, prefill_tokens=part, cache_tokens=room))
+    asked: list[tuple[int, int, int, float]], rows: int, part: int, room: int, aborted: set[int],
+    mixes: bool,
+) -> None:  # fmt: skip
+    batch = RunningBatch(BatchLimits(rows=rows, prefill_tokens=part, cache_tokens=room, mixes=mixes))
     ends = {}
     for id, (prompt, most, made, due_at) in enumerate(asked):
         assert not batch.why_not(prompt=prompt, most=most)
@@ -145,7 +252,10 @@ def test_every_request_comes_to_its_end_within_the_limits(
         if step is None:
             break
         assert len(batch.running) <= rows
-        assert sum(step.tokens) <= (part if step.prefill else rows)
+        writing = {id for id, request in batch.running.items() if request.decodes}
+        assert sum(step.tokens) <= (part * step.prefill + (rows if mixes or not step.prefill else 0))
+        if mixes or not step.prefill:
+            assert writing <= set(step.requests)  # nobody who could write is left out
         assert not room or batch.reserved <= room
         done = [id for id, count in zip(step.requests, step.tokens, strict=True) if batch.running[id].unread == count]
         for id in done:
@@ -157,3 +267,39 @@ def test_every_request_comes_to_its_end_within_the_limits(
                 del ends[id]
     assert len(batch) == 0
     assert {id: wrote[id] for id in ends} == ends
+
+
+# ---- pages
+
+
+def test_a_row_in_pages_is_as_long_as_it_needs_to_be() -> None:
+    paged = BatchLimits(cache_tokens=100, page_tokens=16)
+    assert [paged.row_tokens(tokens) for tokens in (1, 16, 17, 90)] == [16, 16, 32, 96]
+    assert (paged.longest_row(), BatchLimits(cache_tokens=100).longest_row(), BatchLimits().longest_row()) == (
+        96,
+        64,
+        0,
+    )
+    assert RunningBatch(paged).why_not(prompt=90, most=6) == ""
+    assert "a row of 112 tokens" in RunningBatch(paged).why_not(prompt=90, most=7)
+
+
+def test_what_the_cache_needs_at_its_peak_counts_each_request_at_least_with_the_mean() -> None:
+    batch = RunningBatch(BatchLimits(cache_tokens=1000, page_tokens=10))
+    batch.add(1, prompt=20, most=500)
+    assert batch.peak_tokens(prompt=30, output=100) == 120 + 130
+    for _ in range(150):
+        step = batch.next()
+        assert step is not None
+        batch.did(step)
+    assert batch.peak_tokens(prompt=30, output=100) == 170 + 130
+
+
+def test_a_request_that_waits_for_memory_makes_no_turn_urgent() -> None:
+    batch = RunningBatch(BatchLimits(cache_tokens=128))
+    batch.add(1, prompt=100, most=20, due_at=50.0, tpot_s=1.0)
+    assert batch.next() is not None
+    batch.add(2, prompt=60, most=4, due_at=10.0, tpot_s=1.0)
+    assert batch.due_at == 50.0
+    batch.abort(1)
+    assert batch.due_at == 10.0

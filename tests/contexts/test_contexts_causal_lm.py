@@ -276,6 +276,24 @@ def test_a_completion_has_its_facts(model: Any) -> None:
         model.complete(PROMPTS[0], json_schema="{}")
 
 
+@pytest.mark.parametrize("options", [{"logprobs": 2}, {"temperature": 1.0, "seed": 3}, {"stop": ["e"]}])
+def test_a_completion_that_is_streamed_has_the_facts_of_the_whole_one(model: Any, options: Any) -> None:
+    whole = model.complete(PROMPTS[0], max_new_tokens=12, **options)
+    tokens = list(model.stream_completion(PROMPTS[0], max_new_tokens=12, **options))
+    assert "".join(token.text for token in tokens) == whole.text
+    assert [token.finish_reason for token in tokens] == [*[""] * (len(tokens) - 1), whole.finish_reason]
+    assert len(tokens) == whole.completion_tokens
+    assert [one[0] for token in tokens for one in token.logprobs] == [one[0] for one in whole.logprobs]
+
+
+def test_a_completion_that_cannot_be_streamed_is_refused_before_its_first_token(model: Any) -> None:
+    assert 0 < model.longest < 9000
+    with pytest.raises(ValueError, match="the model reads"):
+        model.stream_completion("word " * 9000)
+    with pytest.raises(ValueError, match="JSON schema"):
+        next(model.stream_completion(PROMPTS[0], json_schema="{}"))
+
+
 def test_calls_of_several_threads_are_written_in_one_batch(model: Any) -> None:
     prompts = [f"{TEMPLATE}{number}" for number in range(8)]
     expected = model.generate(prompts, max_new_tokens=40, batch_size=1)
@@ -300,6 +318,25 @@ def test_a_call_of_one_prompt_does_not_wait_for_all_of_another_call(model: Any) 
         [text] = threads.submit(model.generate, PROMPTS[:1], max_new_tokens=2).result(60)
         assert not many.done()
         assert many.result(120)[0].startswith(text)
+
+
+def test_a_prompt_that_the_cache_has_no_room_for_is_refused_before_the_others_are_written(model: Any) -> None:
+    config = model.model.config
+    head = config.hidden_size // config.num_attention_heads
+    token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * model.model.dtype.itemsize
+    small = language_model.CausalLM(model.model, model.tokenizer, cache_bytes=400 * token_bytes)
+    long = TEMPLATE + "the sun " * 150
+    assert model.count_tokens(long) > 256
+    refused = "in the key-value cache, which has room for .*; give the model more memory"
+    with pytest.raises(ValueError, match=refused):
+        small.generate([*PROMPTS, long], max_new_tokens=20, batch_size=1)
+    assert small.batch_load().steps == 0
+    for batch_size in (0, 2):  # the others were handed in too, and are aborted
+        with pytest.raises(ValueError, match=refused):
+            small.generate([*PROMPTS, long], max_new_tokens=20, batch_size=batch_size)
+    assert small.generate(PROMPTS, max_new_tokens=20) == model.generate(PROMPTS, max_new_tokens=20)
+    assert (small.batch_load().running, small.batch_load().waiting) == (0, 0)
+    small.close()
 
 
 def test_a_program_that_ends_while_its_model_writes_ends_well(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from memoryless_engine import MemorylessEngine
 
 from stoker.contexts.inference.adapter import (
     EngineLoad,
-    EngineMemory,
     Finish,
     GenerationRequest,
     NewToken,
@@ -20,7 +20,7 @@ from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.errors import StokerError
 
 
-class CountingEngine:
+class CountingEngine(MemorylessEngine):
     """An engine without a model: a request of prompt `(n,)` writes n, n + 1, ... Its steps wait for the `gate`."""
 
     name = "counting"
@@ -62,18 +62,6 @@ class CountingEngine:
 
     def load(self) -> EngineLoad:
         return EngineLoad(running=len(self.open))
-
-    def memory(self) -> EngineMemory:
-        return EngineMemory(0, 0, 0)
-
-    def resize(self, cache_bytes: int) -> None:
-        pass
-
-    def sleep(self) -> None:
-        pass
-
-    def wake(self) -> None:
-        pass
 
     def stop(self) -> None:
         self.stopped = True

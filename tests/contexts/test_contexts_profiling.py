@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from memoryless_engine import MemorylessEngine
 
-from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, Finish, GenerationRequest, NewToken
+from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, NewToken
 from stoker.contexts.inference.profiling import EngineProfiler
 from stoker.contexts.step_times import StepModel
 
@@ -24,7 +25,7 @@ class SteppedClock:
         return self.now
 
 
-class TimedEngine:
+class TimedEngine(MemorylessEngine):
     """An engine without a model: it reads a prompt a step, or writes with all, and takes the time that a formula says.
 
     `memory_rows`: so many requests fit at once."""
@@ -85,18 +86,6 @@ class TimedEngine:
             running=len(self._lengths), waiting=0 if len(self._lengths) < self._memory_rows else len(self._unread),
             steps=self._load.steps, decode_steps=self._load.decode_steps, prompt_tokens=self._load.prompt_tokens,
         )  # fmt: skip
-
-    def memory(self) -> EngineMemory:
-        return EngineMemory(0, 0, 0)
-
-    def resize(self, cache_bytes: int) -> None:
-        pass
-
-    def sleep(self) -> None:
-        pass
-
-    def wake(self) -> None:
-        pass
 
     def stop(self) -> None:
         pass

@@ -158,13 +158,13 @@ def test_a_row_counts_as_long_as_the_longest_of_its_size() -> None:
 
 def test_steps_are_collected_as_calls_run() -> None:
     collector = StepCollector()
-    read, write = Step(True, (1, 2), (64, 64)), Step(False, (1, 2), (1, 1))
+    read, write = Step(True, (1, 2), (64, 64), (0, 0)), Step(False, (1, 2), (1, 1), (64, 64))
     for request in range(10, 14):
-        collector.took(Step(True, (request,), (64,)), 64, 9.0)  # cold: left out
+        collector.took(Step(True, (request,), (64,), (0,)), 64, 9.0)  # cold: left out
     collector.took(read, 128, 0.5)
     for _ in range(2):
         collector.took(write, 65, 0.02)
-    collector.took(Step(True, (1,), (64,)), 64, 0.4)  # behind the 64 that it has read before
+    collector.took(Step(True, (1,), (64,), (64,)), 64, 0.4)  # behind the 64 that it has read before
     times = collector.take()
     assert [(cell.tokens, cell.length, cell.seconds) for cell in times.prefill] == [(64, 96, 0.4), (128, 32, 0.5)]
     assert times.decode == (StepCell(2, 65, 0.02, 2),)

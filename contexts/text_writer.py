@@ -1,0 +1,180 @@
+"""Texts of a language model: each prompt becomes a request of its engine, and a thread waits for its own requests.
+
+`CausalLM` has a writer and says what its methods mean; several threads may use one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import msgspec
+
+from stoker.contexts import ambient
+from stoker.contexts.forward import Ids
+from stoker.contexts.inference.adapter import NewToken, Sampling, TokenChance
+from stoker.contexts.inference.engine_thread import EngineThread, Generation
+from stoker.contexts.inference.written import check_sampling
+from stoker.contexts.prompts import PromptReader
+
+Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
+"""Of each new token the token's text, its log-likelihood, and the likeliest tokens with theirs."""
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """What a model wrote after a prompt. `finish_reason` is `stop` (the text is complete) or `length` (it was cut at
+    `max_new_tokens`). `logprobs` are empty unless they were asked for."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    logprobs: Likelihoods = ()
+
+
+class CompletionToken(msgspec.Struct, frozen=True):
+    """One new token of a completion that is streamed. `text` may be empty: a character may take several tokens.
+    `finish_reason` is empty until the last one; `logprobs` as in `Completion`, of this token."""
+
+    text: str
+    finish_reason: str = ""
+    logprobs: Likelihoods = ()
+
+
+class TextWriter:
+    """Has the engine of `thread` write texts after prompts, which `prompts` turns into tokens."""
+
+    def __init__(self, thread: EngineThread, prompts: PromptReader) -> None:
+        self._thread = thread
+        self._prompts = prompts
+
+    def write(
+        self, prompts: Sequence[str], sampling: Sampling, *, seed: int | Sequence[int], batch_size: int, prefix: str
+    ) -> list[str]:
+        """The texts of `CausalLM.generate`. The seed of `sampling` is not used."""
+        rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
+        check_sampling(sampling)
+        self._prompts.check_lengths([len(row) + sampling.max_new_tokens for row in rows])
+        seeds = [(seed, place) for place in range(len(rows))] if isinstance(seed, int) else [(one, 0) for one in seed]
+        if len(seeds) != len(rows):
+            raise ValueError(f"generate was given {len(seeds)} seeds for {len(rows)} prompts")
+        samplings = [msgspec.structs.replace(sampling, seed=one) for one in seeds]
+        order = _longest_first(rows, all_sorted=batch_size > 1)
+        texts = [""] * len(rows)
+        if batch_size:
+            groups = [order[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+            for group in groups:
+                self._write_group(group, rows, samplings, texts, ahead=batch_size)
+        elif rows:
+            self._write_group(order, rows, samplings, texts, ahead=2 * self._thread.engine.slots())
+        return texts
+
+    def pieces(self, prompt: str, sampling: Sampling) -> Iterator[str]:
+        """The pieces of `CausalLM.stream`. Raises ValueError at once, and not when the first piece is taken."""
+        row = self._row(prompt, sampling)
+
+        def pieces() -> Iterator[str]:
+            with self._asked(row, sampling, pieces=True) as generation:
+                for token in generation.tokens():
+                    if token.text:
+                        yield token.text
+
+        return pieces()
+
+    def tokens(self, prompt: str, sampling: Sampling) -> Iterator[CompletionToken]:
+        """The tokens of `CausalLM.stream_completion`. Raises ValueError at once, as `pieces`."""
+        row = self._row(prompt, sampling)
+
+        def tokens() -> Iterator[CompletionToken]:
+            with self._asked(row, sampling, pieces=True) as generation:
+                for token in generation.tokens():
+                    finish = token.finish.value if token.finish else ""
+                    yield CompletionToken(token.text, finish, self._likelihoods([token]))
+
+        return tokens()
+
+    def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        """The completion of `CausalLM.complete`."""
+        row = self._row(prompt, sampling)
+        with self._asked(row, sampling) as generation:
+            tokens = list(generation.tokens())
+        finish = tokens[-1].finish
+        assert finish is not None
+        return Completion(
+            text="".join(token.text for token in tokens),
+            finish_reason=finish.value,
+            prompt_tokens=len(row),
+            completion_tokens=len(tokens),
+            logprobs=self._likelihoods(tokens),
+        )
+
+    def _write_group(
+        self, order: Sequence[int], rows: Sequence[Ids], samplings: Sequence[Sampling], texts: list[str], *, ahead: int
+    ) -> None:
+        """Write the prompts at these places. At most `ahead` of them are handed in at a time, so that requests of other
+        calls do not have to wait for all of this call's."""
+        left = iter(order)
+        open_ones: deque[tuple[int, Generation]] = deque()
+        try:
+            while True:
+                for index in islice(left, ahead - len(open_ones)):
+                    open_ones.append((index, self._submit(rows[index], samplings[index])))
+                if not open_ones:
+                    return
+                index, generation = open_ones[0]
+                texts[index] = "".join(token.text for token in generation.tokens())
+                open_ones.popleft()
+        finally:
+            for _, generation in open_ones:
+                self._abort_if_open(generation)
+
+    @contextlib.contextmanager
+    def _asked(self, row: Ids, sampling: Sampling, *, pieces: bool = False) -> Iterator[Generation]:
+        """The request of one prompt. It is aborted if the block ends before it does."""
+        generation = self._submit(row, sampling, pieces=pieces)
+        try:
+            yield generation
+        finally:
+            self._abort_if_open(generation)
+
+    def _submit(self, row: Ids, sampling: Sampling, *, pieces: bool = False) -> Generation:
+        """Hand a prompt to the engine, with the times at which the call's tokens are due."""
+        due_at, tpot_s = ambient.token_dues(len(row))
+        return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s)
+
+    def _abort_if_open(self, generation: Generation) -> None:
+        if not generation.over:
+            self._thread.abort(generation)
+
+    def _row(self, prompt: str, sampling: Sampling) -> Ids:
+        """The tokens of one prompt. Raises ValueError for a prompt that cannot be continued."""
+        if not isinstance(prompt, str):
+            raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; generate takes several")
+        check_sampling(sampling)
+        [row] = self._prompts.rows([prompt])
+        self._prompts.check_lengths([len(row) + sampling.max_new_tokens])
+        return row
+
+    def _likelihoods(self, tokens: Sequence[NewToken]) -> Likelihoods:
+        return tuple(
+            (self._prompts.token_text(token.token), token.logprob, tuple(map(self._named, token.likeliest)))
+            for token in tokens
+            if token.logprob is not None
+        )
+
+    def _named(self, chance: TokenChance) -> tuple[str, float]:
+        return self._prompts.token_text(chance.token), chance.logprob
+
+
+def _longest_first(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
+    """The order in which prompts are handed in. The longest is first: an engine that has no room for it refuses it
+    before another text is written. With `all_sorted` they all are in the order of their lengths."""
+    if all_sorted:
+        return sorted(range(len(rows)), key=lambda place: -len(rows[place]))
+    order = list(range(len(rows)))
+    if rows:
+        longest = max(order, key=lambda place: len(rows[place]))
+        order.insert(0, order.pop(longest))
+    return order
