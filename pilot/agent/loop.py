@@ -47,6 +47,7 @@ from stoker.pilot.core.commands import (
     Tell,
     TellLibrary,
     TidySnapshots,
+    WeighOffer,
     WriteLog,
 )
 from stoker.pilot.core.events import (
@@ -54,6 +55,7 @@ from stoker.pilot.core.events import (
     Farewell,
     FromManager,
     HelloDue,
+    OfferWeighed,
     Signalled,
     Tick,
     TimerFired,
@@ -237,6 +239,8 @@ def carry_out(agent: Agent, command: Command) -> None:
             processes.forget(agent, number, ran)
         case Observe(library=number):
             observing.observe(agent, number)
+        case WeighOffer(order=order):
+            agent.handle(OfferWeighed(order))  # what its libraries' engines have to do is not seen from here yet
         case Expect(name=name):
             agent.peers.served.expect(name)
         case StartFetch(order=order):

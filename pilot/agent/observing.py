@@ -103,7 +103,7 @@ def measure_devices(agent: Agent) -> None:
 
 
 def _used_on(agent: Agent, device: PilotDevice, reading: Reading) -> dict[LibraryId, int]:
-    """What each library on a device uses of it, of those of which the driver tells."""
+    """The bytes of a device that each library uses; without the libraries that the driver does not report."""
     name = device.facts.device
     here = [number for number, library in agent.state.libraries.items() if name in library.devices]
     if not here and reading.taken_bytes >= 0:

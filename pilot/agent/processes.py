@@ -70,6 +70,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
         search_path=agent.search_path,
         host=agent.peers.host,
         gang_key=agent.peers.gang_key,
+        turns=str(agent.scratch.path / "turns"),
         probe=probing.command_beside(agent.options, devices),
     )
     fork = Fork(

@@ -44,8 +44,8 @@ def tidy(cache: ObjectCache) -> None:
 
 
 def sweep(cache: ObjectCache, *, kept_s: float) -> None:
-    """Remove snapshots of which no object was made, and what processes that died have left of others, if they are as
-    old as that. One that a process writes at the moment stays."""
+    """Remove snapshots that never became objects, and the parts of snapshots that dead processes left, once they are
+    `kept_s` old. A snapshot that a process writes at the moment stays."""
     folder, now = folder_beside(cache), time.time()
     for place in (*folder.glob("*"), *folder.glob(".*")):
         draft = place.name.startswith(".")

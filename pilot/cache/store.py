@@ -25,28 +25,22 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-
-import msgspec
 
 from stoker import locks
 from stoker.contexts.recipe import ObjectRef
-from stoker.decoding import UNREADABLE
 from stoker.errors import ContextError
 from stoker.pilot.cache import disk
+from stoker.pilot.cache.claims import Claims
+from stoker.pilot.cache.entries import CacheEntry, Entries, EntryFacts, read_facts, write_small
 from stoker.pilot.cache.safe import SafeMarks
 from stoker.pilot.core.cache import CachedObject, Shortage, file_name, make_room
 from stoker.units import show_bytes
-from stoker.whole_files import draft_of
 
 KEPT_S = 14 * 86400.0
 """How long an object stays that nobody uses, unless a site says otherwise."""
-STUCK_S = 30.0
-"""Who brings an object and has got nothing of it for so long (its session may be cut off) is not waited for."""
-
 _DRAFT_KEPT_S = 3600.0
-_CLAIM_POLL_S = 0.05
 
 
 class CacheError(ContextError):
@@ -63,19 +57,6 @@ class InUseError(DiskError):
 
 class ChangedError(OSError):
     """What was taken in was changed as soon as it was there."""
-
-
-class _Facts(msgspec.Struct, frozen=True):
-    """What an entry's file says: the object's cache name and length, and how its content looked when it came.
-
-    `boot`: which boot of this machine the object was copied in, while a crash of the machine could lose its content;
-    empty: it has another name elsewhere.
-    """
-
-    name: str
-    size_bytes: int
-    look: str
-    boot: str = ""
 
 
 class Pin:
@@ -103,13 +84,10 @@ class ObjectCache:
         self.folder = folder
         self._bound = bound_bytes
         self._objects = folder / "objects"
-        self._entries = folder / "entries"
+        self._entries = Entries(folder / "entries")
         self._manifests = folder / "manifests"
-        self._drafts = folder / "drafts"
+        self._claims = Claims(folder / "drafts", make_folders=self._make_folders)
         self._safe = SafeMarks(folder / "safe", self._while_same)
-        self._listed: dict[str, tuple[tuple[int, int], _Facts]] = {}
-        """The facts of entries that were listed before, and inode and length of the files that they were read from: an
-        entry is written once, as a new file."""
         self._make_folders()
         if folder.stat().st_uid != os.getuid():
             raise CacheError(f"the cache folder {folder} belongs to somebody else; give --scratch another folder")
@@ -126,30 +104,10 @@ class ObjectCache:
         with self._locked():
             return self._lookup(place, entry)
 
-    @contextmanager
-    def claim(self, ref: ObjectRef) -> Iterator[Path]:
+    def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
         """The one right on this host to bring this object in, and where to make its draft. May wait for another pilot:
         look again whether the object is here. What is left at that place stays for who claims it next."""
-        name = file_name(ref.name)
-        while True:
-            claim = self._drafts / f"{name}.lock"
-            self._make_folders()
-            with open(claim, "a+b") as file:
-                if not _wait_for(file.fileno(), claim.with_suffix("")):
-                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # beside one who does not get on with it
-                    continue
-                if not _is_at(file.fileno(), claim):  # whoever had it has removed it
-                    continue
-                file.truncate(0)
-                file.write(msgspec.json.encode(_Facts(name=ref.name, size_bytes=ref.size_bytes, look="")))
-                file.flush()
-                draft = claim.with_suffix("")
-                try:
-                    yield draft
-                finally:
-                    if not draft.exists():
-                        claim.unlink(missing_ok=True)
-                return
+        return self._claims.claim(ref)
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
         """Take a claimed draft in, which is complete. `look` is how it looked when its content was known to be right,
@@ -163,13 +121,12 @@ class ObjectCache:
             disk.delete(place)
             os.rename(draft, place)
             if manifest:
-                self._write(self._manifests / place.name, manifest)
+                write_small(self._manifests / place.name, manifest)
             boot = "" if look else disk.boot()
-            facts = _Facts(
+            facts = EntryFacts(
                 name=ref.name, size_bytes=disk.size(place), look=look or disk.stat_signature(place), boot=boot
             )
-            self._write(entry, msgspec.json.encode(facts))
-            self._listed.pop(entry.name, None)
+            self._entries.write(entry, facts)
             found = self._lookup(place, entry)
         if found is None:
             raise ChangedError(f"{place} was changed as soon as it was there")
@@ -187,20 +144,20 @@ class ObjectCache:
     def keep_manifest(self, name: str, data: bytes) -> None:
         """What an object that is here is made of. A disk that is full keeps none."""
         with suppress(OSError):
-            self._write(self._manifests / file_name(name), data)
+            write_small(self._manifests / file_name(name), data)
 
     def make_room(self, ref: ObjectRef) -> None:
         """Make room for an object, which is claimed. Raises DiskError if it can never fit, or not now."""
         with self._locked():
-            coming = self._coming(ref)
-            listed = self._list()
-            taken = sum(facts.size_bytes for _, facts, _ in listed) + sum(each.size_bytes for each in coming)
+            coming = self._claims.coming(ref)
+            listed = self._entries.read_all()
+            taken = sum(entry.facts.size_bytes for entry in listed) + sum(each.size_bytes for each in coming)
             if taken + ref.size_bytes <= self._bound:
                 self._sweep(kept_s=_DRAFT_KEPT_S)
                 return
             here = [
-                CachedObject(facts.name, facts.size_bytes, used_at, pinned=locks.is_locked(entry) is not False)
-                for entry, facts, used_at in listed
+                CachedObject(each.facts.name, each.facts.size_bytes, each.used_at, pinned=_may_be_used(each))
+                for each in listed
             ]
             plan = make_room([*here, *coming], size_bytes=ref.size_bytes, bound_bytes=self._bound)
             kind = InUseError if plan is Shortage.PINNED else DiskError
@@ -254,10 +211,9 @@ class ObjectCache:
     def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
         """How much of what is pinned here would have to go, so that these objects fit together."""
         with self._locked():
-            here = {facts.name for _, facts, _ in self._list()}
-            needed = {
-                facts.name: facts.size_bytes for entry, facts, _ in self._list() if locks.is_locked(entry) is not False
-            }
+            listed = self._entries.read_all()
+            here = {entry.facts.name for entry in listed}
+            needed = {entry.facts.name: entry.facts.size_bytes for entry in listed if _may_be_used(entry)}
             on_disk = self._free_bytes() + sum(self._by_use()[0].values())
         needed |= {ref.name: ref.size_bytes for ref in refs}
         coming = sum({ref.name: ref.size_bytes for ref in refs if ref.name not in here}.values())
@@ -270,17 +226,17 @@ class ObjectCache:
 
     def used_bytes(self) -> int:
         """Bytes of all objects in it."""
-        return sum(facts.size_bytes for _, facts, _ in self._list())
+        return sum(entry.facts.size_bytes for entry in self._entries.read_all())
 
     def sizes(self) -> dict[str, int]:
         """Cache names of all objects in it, and their lengths."""
-        return {facts.name: facts.size_bytes for _, facts, _ in self._list()}
+        return {entry.facts.name: entry.facts.size_bytes for entry in self._entries.read_all()}
 
     # ---- inside
 
     def _while_same(self, place: Path, look: str, action: Callable[[], None]) -> None:
         with self._locked():
-            facts = self._read(self._entries / place.name)
+            facts = read_facts(self._entries.folder / place.name)
             if facts is not None and facts.look == look:
                 action()
 
@@ -292,13 +248,20 @@ class ObjectCache:
         recently used first, and of the others."""
         unused: dict[str, int] = {}
         used: dict[str, int] = {}
-        for entry, facts, _ in sorted(self._list(), key=lambda each: each[2]):
-            of = unused if locks.is_locked(entry) is False else used
-            of[facts.name] = disk.frees_bytes(self._place(facts.name)[0])
+        for entry in sorted(self._entries.read_all(), key=lambda each: each.used_at):
+            of = used if _may_be_used(entry) else unused
+            of[entry.facts.name] = disk.frees_bytes(self._place(entry.facts.name)[0])
         return unused, used
 
     def _make_folders(self) -> None:
-        for part in (self.folder, self._objects, self._entries, self._manifests, self._drafts, self._safe.folder):
+        for part in (
+            self.folder,
+            self._objects,
+            self._entries.folder,
+            self._manifests,
+            self._claims.folder,
+            self._safe.folder,
+        ):
             part.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _name(self) -> str:
@@ -308,12 +271,12 @@ class ObjectCache:
         except FileNotFoundError:
             name = uuid.uuid4().hex
             with suppress(OSError):  # a disk that is full: then it is this pilot's alone
-                self._write(file, name.encode())
+                write_small(file, name.encode())
             return name
 
     def _place(self, name: str) -> tuple[Path, Path]:
         file = file_name(name)
-        return self._objects / file, self._entries / file
+        return self._objects / file, self._entries.folder / file
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -331,7 +294,7 @@ class ObjectCache:
             descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        facts = self._read(entry)
+        facts = read_facts(entry)
         if facts is not None and disk.stat_signature(place) == facts.look and self._outlived_boots(facts, place):
             locks.wait(descriptor, shared=True)
             now = time.time()
@@ -341,55 +304,11 @@ class ObjectCache:
         self._remove(place, entry)
         return None
 
-    def _outlived_boots(self, facts: _Facts, place: Path) -> bool:
+    def _outlived_boots(self, facts: EntryFacts, place: Path) -> bool:
         return not facts.boot or facts.boot == disk.boot() or self._safe.has(place)
 
-    def _coming(self, ref: ObjectRef) -> list[CachedObject]:
-        """Other objects that are being brought in, by this pilot or another: their room is taken."""
-        found = []
-        for claim in self._drafts.glob("*.lock"):
-            facts = self._read(claim)
-            if facts is not None and facts.name != ref.name and locks.is_locked(claim):
-                found.append(CachedObject(facts.name, facts.size_bytes, 0.0, pinned=True))
-        return found
-
-    def _list(self) -> list[tuple[Path, _Facts, float]]:
-        """Every object's entry, its facts and when it was last used."""
-        found, listed = [], {}
-        try:
-            entries = list(os.scandir(self._entries))
-        except OSError:  # a batch system clears the scratch folder
-            entries = []
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            try:
-                found_at = entry.stat()
-            except OSError:
-                continue
-            path = Path(entry.path)
-            seen = found_at.st_ino, found_at.st_size
-            before, facts = self._listed.get(entry.name, (None, None))
-            if facts is None or before != seen:
-                facts = self._read(path)
-            if facts is not None:
-                listed[entry.name] = seen, facts
-                found.append((path, facts, found_at.st_mtime))
-        self._listed = listed
-        return found
-
-    def _read(self, entry: Path) -> _Facts | None:
-        try:
-            return msgspec.json.decode(entry.read_bytes(), type=_Facts)
-        except (OSError, *UNREADABLE):
-            return None
-
-    def _write(self, file: Path, data: bytes) -> None:
-        with draft_of(file, draft=file.with_name(f".{file.name}"[:200])) as draft:  # a killed pilot leaves one at most
-            draft.write_bytes(data)
-
     def _remove(self, place: Path, entry: Path) -> None:
-        self._listed.pop(entry.name, None)
+        self._entries.forget(entry)
         with suppress(OSError):
             entry.unlink()  # first: an object without an entry is not there
         disk.delete(place)
@@ -399,46 +318,19 @@ class ObjectCache:
     def _expire(self, kept_s: float) -> None:
         """Remove objects that nobody has used for so long."""
         now = time.time()
-        for entry, facts, used_at in self._list():
-            if now - used_at >= kept_s and locks.is_locked(entry) is False:
-                self._remove(*self._place(facts.name))
+        for entry in self._entries.read_all():
+            if now - entry.used_at >= kept_s and not _may_be_used(entry):
+                self._remove(*self._place(entry.facts.name))
 
     def _sweep(self, *, kept_s: float) -> None:
         """Remove what crashed pilots left: drafts that nobody brings on, objects and manifests without an entry."""
-        for claim in self._drafts.glob("*.lock"):
-            with suppress(OSError), claim.open("rb") as file:
-                if not locks.take(file.fileno()):
-                    continue
-                if time.time() - claim.stat().st_mtime >= kept_s:
-                    disk.delete(claim.with_suffix(""))
-                    claim.unlink()
-        entries = set(os.listdir(self._entries))
+        self._claims.sweep(kept_s=kept_s)
+        entries = set(os.listdir(self._entries.folder))
         for folder in (self._objects, self._manifests, self._safe.folder):
             for name in set(os.listdir(folder)) - entries:
                 disk.delete(folder / name)
 
 
-def _wait_for(claim: int, draft: Path) -> bool:
-    """Wait for a claim; False when the draft of whoever has it has not grown for `STUCK_S`."""
-    grown_at, taken, check_at = time.monotonic(), -1, 0.0
-    while True:
-        if locks.take(claim):
-            return True
-        now = time.monotonic()
-        if now >= check_at:
-            check_at = now + STUCK_S / 10
-            before, taken = taken, disk.taken(draft)
-            grown_at = now if taken != before else grown_at
-            if now - grown_at > STUCK_S:
-                return False
-        time.sleep(_CLAIM_POLL_S)
-
-
-def _is_at(descriptor: int, place: Path) -> bool:
-    """Whether an open file still is the one at a place."""
-    try:
-        there = place.stat()
-    except OSError:
-        return False
-    here = os.fstat(descriptor)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+def _may_be_used(entry: CacheEntry) -> bool:
+    """Whether a process has pinned the object, or may have."""
+    return locks.is_locked(entry.file) is not False

@@ -8,5 +8,6 @@ Files stand in three ranks, and imports go one way: *handlers* (`orders`, `libra
 `leaving`: the only writers of their part of the state), which change *nouns* (`state`, `ledger`, `stages`, `health`,
 `events`, `commands`).
 
-`turns` is whose call runs next in a library's process, `cache` what to evict for a new object.
+`turns` is whose call runs next in a library's process, `device_turns` which of the libraries that share a device
+computes next, `cache` what to evict for a new object.
 """

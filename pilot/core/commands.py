@@ -13,7 +13,7 @@ from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, RecipeKey
 from stoker.manager.protocol.to_agent import SnapshotMade
 from stoker.manager.protocol.to_library import ToLibrary
 from stoker.manager.protocol.to_manager import CallYielded, FromPilot, Heartbeat, PilotHello
-from stoker.manager.protocol.to_pilot import FetchObject, StartLibrary
+from stoker.manager.protocol.to_pilot import FetchObject, RunCalls, StartLibrary
 
 
 class _Command(msgspec.Struct, frozen=True, gc=False):
@@ -103,6 +103,12 @@ class Observe(_Command, frozen=True):
     """Look at a library now, and tell by `Observed`."""
 
     library: LibraryId
+
+
+class WeighOffer(_Command, frozen=True):
+    """Look at the engines on the devices of a library that is offered a call, and tell by `OfferWeighed`."""
+
+    order: RunCalls
 
 
 # ---- objects
@@ -203,6 +209,6 @@ class WriteLog(_Command, frozen=True):
 
 Command = (
     Tell | PassOn | Beat | Greet | Acknowledged | TellLibrary | Prepare | StartProcess | KillProcess | KillZygote |
-    Forget | Observe | PinObjects | Expect | StartFetch | StopFetch | TidySnapshots | BringArguments |
+    Forget | Observe | WeighOffer | PinObjects | Expect | StartFetch | StopFetch | TidySnapshots | BringArguments |
     ReleaseArguments | HandIn | OfferSnapshot | Probe | SetTimer | Leave | WriteLog
 )  # fmt: skip

@@ -47,6 +47,7 @@ from stoker.pilot.core.events import (
     ObjectArrived,
     ObjectLost,
     Observed,
+    OfferWeighed,
     Pinned,
     Probed,
     ProcessEnded,
@@ -84,6 +85,8 @@ class PilotCore:
                 presence.greet(state, event)
             case ManagerAway():
                 presence.manager_away(state, event)
+            case OfferWeighed():
+                orders.weighed(state, event)
             case UsageMeasured():
                 presence.measured(state, event)
             case Tick():

@@ -11,8 +11,9 @@ from stoker.manager.protocol.calls import CallEnd, Failure
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, PilotId
 from stoker.manager.protocol.to_agent import ToAgent
 from stoker.manager.protocol.to_manager import SnapshotHere
-from stoker.manager.protocol.to_pilot import ToPilot
+from stoker.manager.protocol.to_pilot import RunCalls, ToPilot
 from stoker.pilot.core.health import ProbeVerdict
+from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False):
@@ -140,6 +141,19 @@ class Observed(_Event, frozen=True):
     """Libraries were looked at. A shell does so every `limits.EVERY_S`, and where `Observe` asks for it."""
 
     libraries: Sequence[Observation]
+
+
+class OfferWeighed(_Event, frozen=True):
+    """What the engines on a library's devices have to do, and what an offered call asks of the library's: the answer to
+    `WeighOffer`. The step that is computed now ends at `free_at`, in seconds of the core's clock. `new`: None where the
+    library has no engine, or the shell cannot look into it: nothing speaks against the call then. `required_bytes`:
+    what the library has to hold of each device for the call and those that it serves; 0 = nobody knows."""
+
+    order: RunCalls
+    new: UnreadPrompt | None = None
+    engines: Sequence[EngineOutlook] = ()
+    free_at: float = 0.0
+    required_bytes: int = 0
 
 
 class UsageMeasured(_Event, frozen=True):
@@ -312,7 +326,7 @@ class Farewell(_Event, frozen=True):
 
 Event = (
     FromManager | HelloDue | ManagerAway | LibraryPrepared | ProcessMade | ProcessEnded | FromLibrary | LibraryGarbled
-    | LibraryHungUp | RoomWanted | Observed | UsageMeasured | Pinned | ObjectArrived | SourceFailed | ObjectLost
-    | CacheListed | ArgumentsBrought | HandedIn | SnapshotTaken | DevicesMeasured | Probed | DriverSaid | DeviceAway
-    | WalltimeKnown | Signalled | Unfit | EngineEnded | TimerFired | Tick | Farewell
+    | LibraryHungUp | RoomWanted | Observed | OfferWeighed | UsageMeasured | Pinned | ObjectArrived | SourceFailed
+    | ObjectLost | CacheListed | ArgumentsBrought | HandedIn | SnapshotTaken | DevicesMeasured | Probed | DriverSaid
+    | DeviceAway | WalltimeKnown | Signalled | Unfit | EngineEnded | TimerFired | Tick | Farewell
 )  # fmt: skip

@@ -27,11 +27,13 @@ from stoker.manager.protocol.to_pilot import (
     TakeBack,
     ToPilot,
 )
-from stoker.pilot.core import holding, leaving, pieces, resizing, running, starting, wants
-from stoker.pilot.core.commands import Acknowledged, Observe, SetTimer, TellLibrary
-from stoker.pilot.core.events import FetchFailure
+from stoker.pilot.core import holding, leaving, pieces, resizing, running, starting, station, wants
+from stoker.pilot.core.commands import Acknowledged, Observe, SetTimer, TellLibrary, WeighOffer
+from stoker.pilot.core.events import FetchFailure, OfferWeighed
+from stoker.pilot.core.shadow_validation import why_not
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.units import show_bytes
 
 _ORDERED_AGAIN = (RunCalls, StartLibrary, CancelCalls, MeetGang)
 """Orders that the manager gives again, if it still wants them, when it has read a hello that does not show them. One
@@ -87,8 +89,9 @@ def handle(state: CoreState, message: ToPilot) -> None:
             assert_never(message)
 
 
-def run(state: CoreState, order: RunCalls) -> None:
-    """Give a library calls that it does not hold already, or refuse them."""
+def run(state: CoreState, order: RunCalls, *, is_weighed: bool = False) -> None:
+    """Give a library calls that it does not hold already, or refuse them. `is_weighed`: an offer that nothing speaks
+    against."""
     library = state.libraries.get(order.library)
     refused = ""
     if library is None:
@@ -105,12 +108,46 @@ def run(state: CoreState, order: RunCalls) -> None:
         order = msgspec.structs.replace(order, calls=[spec for spec in order.calls if spec.call not in held])
         if not order.calls:
             return
+    if order.offer and not is_weighed:
+        state.out.append(WeighOffer(order))
+        return
     options = order.options
     holding.hold(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
     if library.stage is Stage.READY:
         running.pass_on(state, library, order)
     else:
         holding.postpone(library, order)
+
+
+def weighed(state: CoreState, event: OfferWeighed) -> None:
+    """Take an offered call, or refuse it because it, or another one on its devices, would be late (SLINFER §VI-C), or
+    because it has no room in the cache."""
+    order = event.order
+    library = state.libraries.get(order.library)
+    if library is None or library.told_to_end or library.stage is Stage.DRAINING or state.leaving:
+        run(state, order, is_weighed=True)  # it is refused there
+        return
+    grows = order.reserve_bytes > station.budget_bytes(state, library)
+    held = max(order.reserve_bytes, *library.resizes, state.ledger.held(library.number))
+    refused, required = "", 0
+    if library.number in state.claims:
+        refused = f"lib-{library.number} waits for memory on its devices"
+    elif event.required_bytes > held:
+        required = event.required_bytes
+        refused = f"lib-{library.number} needs {show_bytes(required)} of device memory for it"
+    elif grows and not station.has_room(state, library, order.reserve_bytes):
+        refused = f"lib-{library.number} would wait for memory on its devices"
+    elif event.new is not None:
+        refused = why_not(event.engines, library.number, event.new, now=state.now, free_at=event.free_at)
+    if not refused:
+        if grows:
+            resizing.order(state, library.number, order.reserve_bytes)
+        run(state, order, is_weighed=True)
+        return
+    if order.reserve_bytes:
+        resizing.stays(state, library, ordered_bytes=order.reserve_bytes)
+    calls = tuple(spec.call for spec in order.calls)
+    state.tell(CallsReturned(library.number, calls, refused=refused, required_bytes=required))
 
 
 def _take_back(state: CoreState, number: LibraryId, count: int) -> None:

@@ -38,6 +38,11 @@ def refuse(state: CoreState, library: PilotLibrary, why: str, *, ordered_bytes: 
     """A library stays as it is, and does not come to hold what was ordered."""
     station.withdraw(state, library)
     state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
+    stays(state, library, ordered_bytes=ordered_bytes)
+
+
+def stays(state: CoreState, library: PilotLibrary, *, ordered_bytes: int) -> None:
+    """Tell the manager that a library keeps its reservation."""
     held = station.budget_bytes(state, library)
     state.tell(LibraryResized(library.number, held, ordered_bytes=ordered_bytes))
 

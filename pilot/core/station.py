@@ -81,6 +81,12 @@ def budget_bytes(state: CoreState, library: PilotLibrary) -> int:
     return state.claims.get(library.number, state.ledger.held(library.number))
 
 
+def has_room(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
+    """True if a library could hold this much of each of its devices now."""
+    more = memory_bytes - state.ledger.held(library.number)
+    return more <= 0 or not state.ledger.why_not(library.devices, more)
+
+
 def why_hopeless(state: CoreState, library: PilotLibrary) -> str:
     """Why waiting does not meet a library's claim; empty while something that is about to happen may meet it."""
     wanted = state.claims.get(library.number)
@@ -113,7 +119,7 @@ def _take(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
 
 
 def _lacks_place(state: CoreState, device: DeviceId, others: Iterable[PilotLibrary]) -> bool:
-    """Whether so many processes use a device that it takes no other."""
+    """Whether a device has as many processes as it may have."""
     most = state.devices[device].processes
     return 0 < most <= sum(other.has_process for other in others)
 

@@ -5,6 +5,7 @@ its function has ended, until the client has all pieces: the call's end says how
 with its last pieces, because the client acknowledges in its own time otherwise.
 
 How a slot waits is its server's business: with one slot the thread that waits reads the acknowledgements by itself.
+Pieces of many calls share frames (`gathering`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from stoker.manager.protocol.calls import WINDOW_BYTES, WINDOW_PIECES
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_agent import Yielded
 from stoker.manager.protocol.to_library import Taken
+from stoker.pilot.library.gathering import PieceGathering
 
 TURN_S = 0.1
 """A slot that waits looks so often whether its call is to end."""
+FIRST_PIECES = 3
+"""So many pieces of a call do not wait for company: what a client waits for before it has anything."""
 _RUN_BITS = 32
 
 
@@ -29,9 +32,9 @@ class PieceLane:
     """The lane of one library. `read(seconds)` waits for at most so long until something came from the agent, and takes
     it; None where another thread does so all the time."""
 
-    def __init__(self, library: int, *, send: Callable[[Any], None]) -> None:
+    def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
         self.read: Callable[[float], None] | None = None
-        self._send = send
+        self._gathering = PieceGathering(send)
         self._runs: dict[int, YieldingRun] = {}
         self._next_run = library << _RUN_BITS
         self.changed = threading.Condition()
@@ -42,12 +45,15 @@ class PieceLane:
         with self.changed:
             number, self._next_run = self._next_run, self._next_run + 1
             run = self._runs[call] = YieldingRun(self, call, number, is_to_end=is_to_end, on_waited=on_waited)
+            self._gathering.calls = len(self._runs)
         return run
 
     def over(self, run: YieldingRun) -> None:
         """A run has ended."""
         with self.changed:
             self._runs.pop(run.call, None)
+            self._gathering.calls = len(self._runs)
+        self._gathering.drop(run.number)
 
     def taken(self, message: Taken) -> None:
         """The client has pieces of a call."""
@@ -72,8 +78,8 @@ class PieceLane:
             self.changed.wait_for(is_over, TURN_S)
 
     def say(self, pieces: Yielded) -> None:
-        """Send pieces to the agent."""
-        self._send(pieces)
+        """Send pieces to the agent, the first ones of a call at once."""
+        self._gathering.add(pieces, at_once=pieces.first < FIRST_PIECES)
 
 
 class YieldingRun:

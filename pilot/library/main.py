@@ -12,16 +12,19 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from stoker.contexts import ambient, carried_modules
+from stoker.contexts.device_turns import offer_turns
 from stoker.contexts.hub import HubWatch
 from stoker.contexts.loading import load_context, slots_of
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.manager.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
 from stoker.manager.protocol.to_library import Load
 from stoker.pilot.core import exits
@@ -30,9 +33,12 @@ from stoker.pilot.library import attaching, frames
 from stoker.pilot.library import settings as settings_module
 from stoker.pilot.library.batch_reports import BatchReports
 from stoker.pilot.library.evidence import Place
+from stoker.pilot.library.forks import leave_child
+from stoker.pilot.library.library_turns import LibraryTurns
 from stoker.pilot.library.marker import Marker
+from stoker.pilot.library.packing import clean
 from stoker.pilot.library.printing import LogTail, ThreadTail
-from stoker.pilot.library.runner import Runner, clean, leave_child
+from stoker.pilot.library.runner import Runner
 from stoker.pilot.library.sandbox import Sandbox, ScratchGuard
 from stoker.pilot.library.server import LibraryServer
 from stoker.pilot.library.settings import Settings
@@ -109,7 +115,7 @@ def serve(number: int) -> None:
             sandbox=own,
             tail=tail if slots == 1 else ThreadTail(settings.log),
             context=context,
-            report=server.report,
+            report=server.outbox.report,
             lane=server.lane,
             meetings=server.meetings,
             soundness=soundness,
@@ -161,6 +167,13 @@ def _leave_ends_to_the_agent() -> None:
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
+def _offer_turns(order: Load, settings: Settings) -> None:
+    """Let engines take turns with those of the other libraries on their devices."""
+    if settings.turns:
+        board, library = Path(settings.turns), LibraryId(settings.library)
+        offer_turns(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
+
+
 def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Loaded] | None:
     """The context and what loading it took; None when it failed, which has then been said."""
 
@@ -170,6 +183,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
     ambient.enter_library(
         device=order.devices, objects=order.objects, offer=offer, device_memory_bytes=order.device_memory_bytes
     )
+    _offer_turns(order, settings)
     started, pid = time.monotonic(), os.getpid()
     hub = HubWatch()
     ground = ScratchGuard(os.path.dirname(settings.folder))

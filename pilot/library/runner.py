@@ -7,25 +7,20 @@ system call twice for the same answer, and rare paths have functions of their ow
 from __future__ import annotations
 
 import contextvars
-import mmap
+import math
 import os
-import sys
 import time
-import traceback
-import uuid
 from collections.abc import Callable
-from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
 import msgspec
 
-from stoker.contexts import ambient, payloads
+from stoker.contexts import ambient
 from stoker.contexts.ranks import SeatHook
 from stoker.contexts.recipe import ObjectRef
-from stoker.errors import GangBroken, SerializationError, StokerError
+from stoker.errors import GangBroken, StokerError
 from stoker.manager.protocol.calls import (
-    INLINE_LIMIT_BYTES,
     PIECE_BYTES,
     CallEnd,
     CallProgress,
@@ -33,16 +28,19 @@ from stoker.manager.protocol.calls import (
     Failure,
     FailureKind,
     GangPlace,
+    Objective,
     Payload,
 )
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_library import Run
 from stoker.pilot.core import exits
 from stoker.pilot.library import evidence
+from stoker.pilot.library.forks import leave_child, leave_fork
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.lane import PieceLane, YieldingRun
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.meetings import GangMeetings
+from stoker.pilot.library.packing import Packer, TransferError
 from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.sandbox import Sandbox, ScratchGuard
 from stoker.pilot.library.settings import Settings
@@ -52,8 +50,6 @@ from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 """What a function returns that has not done its work yet."""
-_SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
-_TEXT_MOST = 40_000
 NO_CALL = -1
 """Stands for a call's id while no call runs; ids count from 0."""
 _now = time.perf_counter
@@ -88,7 +84,7 @@ class Runner:
         leave: Callable[[LibraryFault], NoReturn] | None = None,
         place: evidence.Place | None = None,
     ) -> None:
-        self._settings = settings
+        self._packer = Packer(settings)
         self._place = place or evidence.Place(settings.folder)
         self._slot = slot
         self._marker = marker
@@ -121,7 +117,7 @@ class Runner:
 
     def run(self, work: RunnableCall) -> CallEnd | CallProgress:
         """Run a call. Returns how it ended, or its checkpoint if it was evicted."""
-        spec = work.spec
+        spec, packer = work.spec, self._packer
         call = spec.call
         self._marker.begin(self._slot, call, _clock_ns())
         self.evict = False
@@ -136,10 +132,11 @@ class Runner:
         try:
             if work.run.options.folder:
                 self._sandbox.visit(work.run.options.folder)
-            function, takes_context = self._open_function(work)
-            args, kwargs = self._open_arguments(spec, work)
+            function, takes_context = packer.open_function(work.function)
+            args, kwargs = packer.open_arguments(work.function, spec.payload, work.run.objects)
             seat = self._seat(call, work.run.gang) if work.run.gang is not None else None
-            ambient.enter_call(hook=self._hook, folder=self._sandbox.path, state=spec.progress, seat=seat)
+            dues = _token_dues(work.run.options.objective)
+            ambient.enter_call(hook=self._hook, folder=self._sandbox.path, state=spec.progress, seat=seat, dues=dues)
             started = _now()
             run = contextvars.copy_context().run  # a call's context variables (decimal, numpy, the user's) are its own
             if self._set_decimal is not None:
@@ -154,13 +151,13 @@ class Runner:
                 leave_child(None)
             self.ended_at = ended = _now()
             try:
-                payload = self._pack(call, result)
+                payload = packer.pack(call, result)
                 ok = True
-            except _TransferError as error:
+            except TransferError as error:
                 failure, lacked_descriptors = error.failure, out_of_descriptors(error)
             # Free a large result before the next call runs.
             del result, args, kwargs
-        except _TransferError as error:
+        except TransferError as error:
             self.ended_at = ended = _now()
             failure, lacked_descriptors = self._infrastructure(error) or error.failure, out_of_descriptors(error)
         except ambient.Evicted as evicted:
@@ -172,16 +169,16 @@ class Runner:
                 leave_child(error)
             self.ended_at = ended = _now()
             if isinstance(error, GangBroken) and work.run.gang is not None:
-                failure = self._failure(str(error), kind=FailureKind.GANG)
+                failure = packer.failure(str(error), kind=FailureKind.GANG)
             else:
                 lacked_descriptors = out_of_descriptors(error)
                 failure = self._infrastructure(error)
-                payload = self._pack_error(call, error)
+                payload = packer.pack_error(call, error)
                 if failure is not None and isinstance(payload, ObjectRef):  # nobody would fetch it
                     os.unlink(payload.source)
                     payload = b""
         if self.forked:
-            _leave_fork()
+            leave_fork()
         if not ok:
             self._leave_if_unsound(lacked_descriptors=lacked_descriptors)
         run_s, pieces = ended - started, 0
@@ -235,11 +232,11 @@ class Runner:
         yielding = self._yielding
         if yielding is None:
             return False
-        parts = self._parts(piece, what="piece")
+        parts = self._packer.parts(piece, what="piece")
         size = sum(map(len, parts))
         if size > PIECE_BYTES:
-            raise _TransferError(
-                self._failure(
+            raise TransferError(
+                self._packer.failure(
                     f"piece {yielding.count}, a {type(piece).__name__}, has {show_bytes(size)} when it is pickled, and"
                     f" no piece may have more than {show_bytes(PIECE_BYTES)}: yield smaller ones, or return one result"
                 )
@@ -286,97 +283,14 @@ class Runner:
         self._sandbox.restore()
         return printed
 
-    def _open_function(self, work: RunnableCall) -> tuple[Callable[..., Any], bool]:
-        try:
-            return work.function.open()
-        except BaseException as error:
-            raise _TransferError(
-                self._failure(
-                    f"the function {work.function.name} could not be unpickled on {self._settings.pilot}:"
-                    f" {type(error).__name__}: {error}; what it imports must be installed there"
-                )
-            ) from error
-
-    def _open_arguments(self, spec: CallSpec, work: RunnableCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        try:
-            data: Any = spec.payload
-            if isinstance(data, ObjectRef):
-                data = _map(work.run.objects.get(data.name) or data.source)
-            args, kwargs = work.function.open_arguments(data)
-        except BaseException as error:
-            raise _TransferError(
-                self._failure(
-                    f"the arguments of {work.function.name} could not be unpickled on {self._settings.pilot}:"
-                    f" {type(error).__name__}: {error}"
-                )
-            ) from error
-        return args, kwargs
-
-    def _parts(self, value: Any, *, what: str) -> list[Any]:
-        """A result or a piece of one, pickled."""
-        try:
-            if type(value) in _SMALL:
-                return [payloads.dumps(value, what=what)]
-            return payloads.dump_parts(value, what=what)
-        except SerializationError as error:
-            raise _TransferError(self._failure(str(error))) from error
-        except BaseException as error:
-            text = f"the {what}, a {type(value).__name__}, could not be pickled: {type(error).__name__}: {error}"
-            raise _TransferError(self._failure(text)) from error
-
-    def _pack(self, call: int, result: Any) -> Payload:
-        parts = self._parts(result, what="result")
-        if len(parts) == 1 and len(parts[0]) <= INLINE_LIMIT_BYTES:
-            return parts[0] if type(parts[0]) is bytes else bytes(parts[0])
-        if sum(map(len, parts)) <= INLINE_LIMIT_BYTES:
-            return b"".join(parts)
-        return self._store(call, parts)
-
-    def _pack_error(self, call: int, error: BaseException) -> Payload:
-        if error.__traceback__ is not None:  # from the user's own frame on
-            error.__traceback__ = error.__traceback__.tb_next
-        data = payloads.dump_exception(error)
-        error.__traceback__ = None  # frames hold the arguments alive
-        if len(data) <= INLINE_LIMIT_BYTES:
-            return data
-        try:
-            return self._store(call, [data])
-        except _TransferError:
-            return payloads.dump_exception(SerializationError(f"{type(error).__name__} of {len(data)} bytes was lost"))
-
     def _infrastructure(self, error: BaseException) -> Failure | None:
         """What the infrastructure did to a call that raised this; None if the exception is the user's own."""
         found = evidence.find(error, self._place)
         if found is None:
             return None
-        failure = self._failure(found.text, kind=FailureKind.INFRASTRUCTURE)
+        failure = self._packer.failure(found.text, kind=FailureKind.INFRASTRUCTURE)
         failed = ", ".join(self._place.devices) if found.row.probed else ""
         return msgspec.structs.replace(failure, device=failed) if failed else failure
-
-    def _store(self, call: int, parts: list[Any]) -> ObjectRef:
-        size = sum(map(len, parts))
-        name = f"result-{call:x}-{uuid.uuid4().hex[:12]}"
-        path = Path(self._settings.objects) / name
-        try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
-                for part in parts:
-                    rest = memoryview(part)
-                    while rest:
-                        rest = rest[file.write(rest) :]
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            text = f"a result of {size} bytes could not be written to {path}: {error}; make room there and run it again"
-            raise _TransferError(self._failure(text)) from error
-        return ObjectRef(name=name, size_bytes=size, source=str(path))
-
-    def _failure(self, message: str, *, kind: FailureKind = FailureKind.SERIALIZATION) -> Failure:
-        return Failure(
-            kind=kind,
-            message=clean(message),
-            pilot=self._settings.pilot,
-            library=self._settings.library,
-            log=self._settings.log,
-        )
 
     def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
         if state and not self._may_checkpoint:
@@ -388,14 +302,6 @@ class Runner:
         if self.call != NO_CALL:
             self._report(self._last)
         return self.evict
-
-
-class _TransferError(Exception):
-    """The function or arguments of a call could not be unpickled here, or its result could not be sent."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
 
 
 def _decimal_setter() -> Callable[[], None] | None:
@@ -417,38 +323,14 @@ def _in_an_event_loop(coroutine: CoroutineType[Any, Any, Any]) -> Any:
     return asyncio.run(coroutine)
 
 
-def _leave_fork() -> None:
-    """End a forked child that has returned from the user's function, without the parent's exit handlers."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            continue
-    os._exit(0)
+def _token_dues(objective: Objective) -> ambient.TokenDues | None:
+    """When the tokens of a call are due that begins now; None if nobody waits for them."""
+    if not (objective.ttft_s or objective.ttft_per_token_s):
+        return None
+    now = time.monotonic()
 
+    def dues(prompt_tokens: int) -> tuple[float, float]:
+        first_s = objective.first_token_s(prompt_tokens)
+        return now + first_s if first_s else math.inf, objective.tpot_s
 
-def leave_child(error: BaseException | None) -> NoReturn:
-    """End a child that user code forked and did not end: only the library itself reports a call's end."""
-    code = error.code if isinstance(error, SystemExit) else error
-    try:
-        if error is not None and not isinstance(error, SystemExit):
-            traceback.print_exception(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
-
-
-def _map(path: str) -> memoryview:
-    """Map a file's bytes into memory. Writes change the mapping alone, and pages are read on first use."""
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return memoryview(bytearray())
-        return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
-
-
-def clean(text: str) -> str:
-    """Make a user's text fit for a frame: valid UTF-8, and its middle left out if it is long."""
-    if len(text) > _TEXT_MOST:
-        text = f"{text[: _TEXT_MOST // 2]} … {len(text) - _TEXT_MOST:,} characters … {text[-_TEXT_MOST // 2 :]}"
-    return text.encode("utf-8", "replace").decode()
+    return dues

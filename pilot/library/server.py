@@ -29,12 +29,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import msgspec
-
 from stoker.contexts import carried_modules
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
-from stoker.manager.protocol.to_agent import GivenBack, Reports, Resized, RunEvicted, RunsEnded, Yielded
+from stoker.manager.protocol.to_agent import GivenBack, Resized, Yielded
 from stoker.manager.protocol.to_library import (
     Evict,
     GiveBack,
@@ -52,6 +50,7 @@ from stoker.pilot.library import frames
 from stoker.pilot.library.functions import Functions
 from stoker.pilot.library.lane import PieceLane
 from stoker.pilot.library.meetings import GangMeetings
+from stoker.pilot.library.outbox import LibraryOutbox
 from stoker.pilot.library.runner import NO_CALL, RunnableCall, Runner
 from stoker.pilot.library.side_by_side import SideBySide
 from stoker.pilot.library.soundness import EVERY_S, LibraryFault, Soundness
@@ -61,10 +60,8 @@ _PATIENCE_S = 0.001
 _SLOW_S = 0.0005
 """Calls of a function that takes longer do not share frames."""
 _TICK_S = 0.02
-_REPORT_S = 0.05
-"""Progress is reported at most this often."""
 _FAULTS = 3
-"""A library in which so many calls in a row failed of their node ends: another one may do better."""
+"""A library ends after this many calls in a row failed by a fault of the node: another one may do better."""
 NOT_RESIZED = -1
 """Answers a resize that the context refused."""
 _now = time.perf_counter
@@ -91,17 +88,13 @@ class LibraryServer:
         self._reader = frames.FrameReader(sock)
         self._decode = wire.to_library_decoder()
         self._functions = Functions()
+        self.outbox = LibraryOutbox(sock, lost=self._lost)
         self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
         self.lane = PieceLane(library, send=self._send_pieces)
         self._reads_for_call = False
         """Whether the thread that runs calls reads frames just now, because its call waits for its reader."""
         self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
-        self._ends: deque[CallEnd] = deque()
-        self._oldest_end = 0.0
-        self._reports: dict[int, CallProgress] = {}
-        self._reported_at = 0.0
-        self._sending = threading.Lock()
         self._reading = threading.Lock()
         self._stopping = False
         self._served = 0
@@ -113,29 +106,19 @@ class LibraryServer:
         self._faults = 0
         """Calls in a row that failed of the infrastructure."""
 
-    def report(self, progress: CallProgress) -> None:
-        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago. A
-        checkpoint that has not gone out yet goes along with the report that comes after it."""
-        waiting = self._reports.get(progress.call)
-        if waiting is not None and waiting.state and not progress.state:
-            progress = msgspec.structs.replace(progress, state=waiting.state)
-        self._reports[progress.call] = progress
-        if _now() - self._reported_at > _REPORT_S:
-            self._send_waiting()
-
     def serve(self, runner: Runner, *, idle: Callable[[], None]) -> None:
         """Run calls in this thread. `idle` is called whenever there is nothing to run."""
         self._runners = [runner]
         self._idle = idle
         self.lane.read = self._read_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
-        take, run, ends, soundness = self._queue.take, runner.run, self._ends, self._soundness
+        take, run, ends, soundness = self._queue.take, runner.run, self.outbox.ends, self._soundness
         read_at = 0.0
         while not self._over():
             entry = take()
             if entry is None:
                 self._idle()
-                self._send_waiting()
+                self.outbox.send_waiting()
                 if runner.ended_at - soundness.checked_at > EVERY_S:
                     self._leave_if_unfit()
                 self._receive(block=True)
@@ -150,18 +133,18 @@ class LibraryServer:
                 self._parked = False
                 self._bell.set()
             if ends and not 0.0 < mean_s < _SLOW_S:
-                self._send_waiting()
+                self.outbox.send_waiting()
             self._note(run(work), runner)
             now = runner.ended_at
-            if ends and now - self._oldest_end > _PATIENCE_S:
-                self._send_waiting()
+            if ends and now - self.outbox.oldest_end > _PATIENCE_S:
+                self.outbox.send_waiting()
             if now - read_at > _PATIENCE_S:
                 self._receive(block=False)
                 read_at = now
             if self._resizes:
                 self._resize()
         self._idle()
-        self._send_waiting()
+        self.outbox.send_waiting()
 
     def serve_threads(self, make_runner: Callable[[int], Runner], slots: int, *, idle: Callable[[int], None]) -> None:
         """Run calls in `slots` threads; this one reads."""
@@ -189,7 +172,7 @@ class LibraryServer:
                 del work
                 if not len(self._queue):
                     idle(slot)
-                self._send_waiting()
+                self.outbox.send_waiting()
                 if _now() - self._soundness.checked_at > EVERY_S:
                     self._leave_if_unfit()
                 if self._over():
@@ -209,23 +192,15 @@ class LibraryServer:
             work_came.notify_all()
         for thread in threads:
             thread.join()
-        self._send_waiting()
+        self.outbox.send_waiting()
 
     def _over(self) -> bool:
         return (self._stopping and not len(self._queue)) or 0 < self._allowed <= self._served
 
     def _note(self, outcome: CallEnd | CallProgress, runner: Runner) -> None:
         self._served += 1
-        report = self._reports.pop(outcome.call, None)
-        if isinstance(outcome, CallProgress):
-            self._send([RunEvicted(progress=outcome)])
-            return
-        if report is not None:  # what a call has said last is known before it ends
-            self._send([Reports([report])])
-        if not self._ends:
-            self._oldest_end = runner.ended_at
-        self._ends.append(outcome)
-        if self._faults or outcome.failure is not None:
+        self.outbox.add(outcome, ended_at=runner.ended_at)
+        if isinstance(outcome, CallEnd) and (self._faults or outcome.failure is not None):
             self._leave_if_failing(outcome.failure)
 
     def _leave_if_failing(self, failure: Failure | None) -> None:
@@ -250,7 +225,7 @@ class LibraryServer:
 
     def leave(self, fault: LibraryFault) -> NoReturn:
         """End the process, because calls have left it unfit for more: those that it holds run elsewhere."""
-        self._send_waiting()
+        self.outbox.send_waiting()
         for runner in self._runners:
             runner.forgive()
         os.write(2, f"the library ends: {fault.text}\n".encode())
@@ -260,42 +235,19 @@ class LibraryServer:
 
     def send(self, message: Any) -> None:
         """Send one message now."""
-        self._send([message])
-
-    def _send_waiting(self) -> None:
-        ends, out = self._ends, []
-        while ends:
-            try:
-                out.append(ends.popleft())
-            except IndexError:  # the other thread took it
-                break
-        messages: list[Any] = [RunsEnded(out)] if out else []
-        if self._reports:
-            reports, self._reports = self._reports, {}
-            messages.append(Reports(list(reports.values())))
-            self._reported_at = _now()
-        if messages:
-            self._send(messages)
-
-    def _send(self, messages: list[Any]) -> None:
-        data = frames.pack(messages)
-        try:
-            with self._sending:
-                self._sock.sendall(data)
-        except OSError as error:
-            self._lost(error, _ended(messages))
+        self.outbox.send([message])
 
     def _lost(self, error: OSError, untold: list[int]) -> NoReturn:
         """The socket is gone. Where a call closed it, that is one of those that run, or whose ends are `untold`."""
         if _is_closed_here(error) and self._runners:
-            self._runners[0].suspect([*untold, *(end.call for end in self._ends)])
+            self._runners[0].suspect([*untold, *(end.call for end in self.outbox.ends)])
         _leave(error)
 
-    def _send_pieces(self, pieces: Yielded) -> None:
+    def _send_pieces(self, pieces: list[Yielded]) -> None:
         """Send pieces, after ends that wait: the call that yields may take long."""
-        if self._ends:
-            self._send_waiting()
-        self._send([pieces])
+        if self.outbox.ends:
+            self.outbox.send_waiting()
+        self.outbox.send(pieces)
 
     def _read_for_call(self, seconds: float) -> None:
         """Take frames while the one call that runs waits for its reader."""
@@ -340,7 +292,7 @@ class LibraryServer:
             case GiveBack(count=count, calls=calls, order=order):
                 back = self._queue.drop(calls) if calls else self._queue.give_back(count)
                 if back or not calls:  # a count is always answered
-                    self._send([GivenBack(tuple(back), order=order)])  # type: ignore[arg-type]
+                    self.outbox.send([GivenBack(tuple(back), order=order)])  # type: ignore[arg-type]
             case Evict(call=call):
                 for runner in self._runners:
                     if runner.call == call:
@@ -349,7 +301,7 @@ class LibraryServer:
                         self.lane.wake()
                 back = self._queue.drop([call])
                 if back:
-                    self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
+                    self.outbox.send([GivenBack(tuple(back))])  # type: ignore[arg-type]
             case Meet(call=call, address=address):
                 self.meetings.told(call, address)
             case Taken():
@@ -363,18 +315,18 @@ class LibraryServer:
                 self._stopping = True
                 back = self._queue.give_back(len(self._queue))
                 if back:
-                    self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
+                    self.outbox.send([GivenBack(tuple(back))])  # type: ignore[arg-type]
             case Load():
                 pass  # it is loaded already: a second order changes nothing
 
     def _queue_calls(self, message: Run) -> None:
         calls = message.calls
         if self._stopping:
-            self._send([GivenBack(tuple(spec.call for spec in calls))])
+            self.outbox.send([GivenBack(tuple(spec.call for spec in calls))])
             return
         function = self._functions.find(message.function, message.function_blob)
         if function is None:
-            self._send([GivenBack(tuple(spec.call for spec in calls), need_function=True)])
+            self.outbox.send([GivenBack(tuple(spec.call for spec in calls), need_function=True)])
             return
         add = self._queue.add
         for spec in calls:
@@ -390,7 +342,7 @@ class LibraryServer:
                 except Exception:  # it keeps what it has
                     traceback.print_exc()
                     size = NOT_RESIZED
-            self._send([Resized(device_memory_bytes=size)])
+            self.outbox.send([Resized(device_memory_bytes=size)])
 
     # ---- the attendant
 
@@ -404,7 +356,7 @@ class LibraryServer:
                 time.sleep(_TICK_S)
                 begun, call = runner.begun, runner.call
                 if call != NO_CALL and begun == seen:
-                    self._send_waiting()
+                    self.outbox.send_waiting()
                     if not self._reads_for_call:
                         self._receive(block=False)
                 elif call == NO_CALL and begun == seen:  # nothing ran for a whole tick
@@ -427,17 +379,6 @@ def _leave(error: OSError | None) -> NoReturn:
 def _is_closed_here(error: OSError | None) -> bool:
     """True if the socket was closed by this process."""
     return error is not None and error.errno in (errno.EBADF, errno.ENOTSOCK)
-
-
-def _ended(messages: list[Any]) -> list[int]:
-    """The calls of which messages tell that they have ended, or left."""
-    found: list[int] = []
-    for message in messages:
-        if isinstance(message, RunsEnded):
-            found += [end.call for end in message.ends]
-        elif isinstance(message, RunEvicted):
-            found.append(message.progress.call)
-    return found
 
 
 def _resizer(context: Any) -> Callable[..., Any] | None:

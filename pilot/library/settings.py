@@ -11,7 +11,8 @@ class Settings(msgspec.Struct, frozen=True):
     `folder` is its own on local disk, `log` the file that its output goes to, `objects` the session's folder for
     large results, `search_path` is appended to `sys.path`. `host` is what other pilots reach this machine at.
     `gang_key` is the session's secret for gangs: what the ranks of one call prove to each other is made from it.
-    `probe` is the command that probes a device, without the device's name; empty where none is to be probed.
+    `turns` is the board of the turns on the pilot's devices; empty where there is none. `probe` is the command that
+    probes a device, without the device's name; empty where none is to be probed.
     """
 
     pilot: str
@@ -22,6 +23,7 @@ class Settings(msgspec.Struct, frozen=True):
     search_path: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     gang_key: bytes = b""
+    turns: str = ""
     probe: tuple[str, ...] = ()
 
 

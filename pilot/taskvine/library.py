@@ -32,8 +32,9 @@ from stoker.pilot.agent.usage import resident_bytes
 from stoker.pilot.library.evidence import Place
 from stoker.pilot.library.functions import Function, Functions
 from stoker.pilot.library.marker import Marker
+from stoker.pilot.library.packing import clean
 from stoker.pilot.library.printing import LogTail
-from stoker.pilot.library.runner import RunnableCall, Runner, clean
+from stoker.pilot.library.runner import RunnableCall, Runner
 from stoker.pilot.library.sandbox import Sandbox
 from stoker.pilot.library.settings import Settings
 from stoker.pilot.taskvine import messages

@@ -21,7 +21,15 @@ from stoker.manager.protocol.ids import LibraryId
 from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import Event, Farewell, LibraryPrepared, Pinned, RoomWanted, TimerFired
+from stoker.pilot.core.events import (
+    Event,
+    Farewell,
+    LibraryPrepared,
+    OfferWeighed,
+    Pinned,
+    RoomWanted,
+    TimerFired,
+)
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import CoreState, PilotFacts
 from stoker.pilot.core.timers import Timers
@@ -132,6 +140,8 @@ class VinePool:
                 self.libraries[number].kill()
             case commands.Observe(library=number):
                 self._interrupt(number)
+            case commands.WeighOffer(order=order):
+                self.handle(OfferWeighed(order))  # its libraries are TaskVine's: nobody sees what their engines do
             case commands.Forget(library=number):
                 self._forget(number)
             case commands.SetTimer(at=at, key=key):

@@ -2,7 +2,7 @@
 
 It stands for the right to have one order of its context in TaskVine at a time; which worker carries that out, and
 whether a process there still holds the context, is TaskVine's business. (An order without calls, sent ahead, has it
-loaded.) As many libraries of a context as the manager starts, so many processes TaskVine comes to have.
+loaded.) TaskVine gets one process for each library of a context that the manager starts.
 """
 
 from __future__ import annotations

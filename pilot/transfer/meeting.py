@@ -26,7 +26,7 @@ from stoker.pilot.transfer.server import MOST
 SOURCES = MOST - 1
 """So many others one is told of."""
 TRIES = 2 * SOURCES
-"""Who has got nothing from so many others is taken to be alone."""
+"""A host that has got nothing from this many others is taken to be cut off from them."""
 FORGOTTEN = 4.0
 """Who is silent for so many times what he said is gone."""
 UNHEARD_S, HELD_S = 4.0, 15.0

@@ -22,7 +22,7 @@ S = TypeVar("S")
 
 SAMPLE = 48
 AGAIN_S, AGAIN = 1.0, 3.0
-"""At the end a piece may be asked for elsewhere too when it was asked for so long ago, and so many times as long as
+"""At the end a piece may be asked for elsewhere too, `AGAIN_S` after it was asked for, and `AGAIN` times as long as
 pieces took lately."""
 SPARED_S = 5.0
 """Where the object comes from is spared what other sources have, as long as something comes so often."""

@@ -303,7 +303,7 @@ class _Lending:
 
 
 def bits_of(indices: Iterable[int], count: int) -> bytes:
-    """Which of so many pieces these are, a bit each."""
+    """One bit for each of `count` pieces, set for those in `indices`."""
     bits = bytearray(-(-count // 8))
     for index in indices:
         bits[index >> 3] |= 1 << (index & 7)

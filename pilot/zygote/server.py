@@ -135,6 +135,7 @@ class ZygoteServer:
         failed: dict[str, str] = {}
         listener = Listener()
         listener.start()
+        gc.disable()  # what modules make stays, and to look for garbage among it takes a fifth of PyTorch's import
         for name in modules:
             module, _, attribute = name.partition(":")
             try:
@@ -143,6 +144,7 @@ class ZygoteServer:
                     getattr(found, attribute)
             except BaseException as error:  # sys.exit in a module is no reason to end
                 failed[name] = f"{type(error).__name__}: {error}"
+        gc.enable()
         listener.stop()
         self._asked_for_gpus = listener.asked
         child.set_threads(1)

@@ -38,7 +38,7 @@ from stoker.manager.protocol.to_manager import (
 )
 from stoker.manager.protocol.to_pilot import Ack, Exit, FetchObject, FunctionBlob, PilotWelcome, RunCalls, StartLibrary
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 TRANSFER_KEY = bytes(range(32))
 
 
@@ -302,7 +302,7 @@ def descendants(pid: int) -> list[int]:
         return []
 
 
-def gone(pids: list[int], *, wait_s: float = 5.0) -> bool:
+def gone(pids: list[int], *, wait_s: float = WAIT_S) -> bool:
     """Whether none of these processes lives, soon."""
     until = time.monotonic() + wait_s
     while any(alive(pid) for pid in pids):

@@ -134,7 +134,7 @@ def test_a_loader_that_prints_megabytes(served: FakeManager) -> None:
 
 def test_a_loader_that_hangs(served: FakeManager) -> None:
     served.start(recipe(_sleep, 60.0, needs=Needs(load_limit_s=0.5)))
-    left = served.gone(wait_s=10)
+    left = served.gone()
     assert left.loading
     assert left.failure is not None
     assert left.failure.kind is FailureKind.CONTEXT
@@ -148,7 +148,7 @@ def test_a_loader_that_eats_more_memory_than_it_declared(served: FakeManager) ->
         return data
 
     served.start(recipe(eat, needs=Needs(memory_bytes=200_000_000)), memory_bytes=200_000_000)
-    left = served.gone(wait_s=10)
+    left = served.gone()
     assert left.failure is not None
     assert left.failure.kind is FailureKind.MEMORY
     assert left.loading
@@ -165,7 +165,7 @@ def test_a_call_that_eats_memory_in_a_child(served: FakeManager) -> None:
 
     served.ready(recipe(needs=Needs(memory_bytes=200_000_000)), memory_bytes=200_000_000)
     calls = served.run(eat, [()])
-    left = served.gone(wait_s=10)
+    left = served.gone()
     assert left.failure is not None
     assert left.failure.kind is FailureKind.MEMORY
     assert left.running == tuple(calls)
@@ -174,7 +174,7 @@ def test_a_call_that_eats_memory_in_a_child(served: FakeManager) -> None:
 def test_a_call_past_its_limit(served: FakeManager) -> None:
     served.ready(recipe())
     first, slow, last = served.run(_sleep, [(0.0,), (30.0,), (0.0,)], options=CallOptions(limit_s=0.5))
-    left = served.gone(wait_s=10)
+    left = served.gone()
     assert left.running == ()
     assert left.unstarted == (last,)
     (failure,) = served.results([slow])
@@ -281,7 +281,7 @@ def test_a_signal_drains_quickly_and_says_so(served: FakeManager) -> None:
     pilot = served.pilots[0]
     tree = descendants(pilot.pid)
     pilot.send_signal(signal.SIGTERM)
-    left = served.gone(wait_s=10)
+    left = served.gone()
     assert left.failure is None
     assert left.running == (slow,)
     assert "SIGTERM" in served.wait_for(PilotLeaving).reason
@@ -383,7 +383,7 @@ def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) ->
 
     served.ready(recipe())
     calls = served.run(close, [()])
-    left = served.gone(wait_s=10)
+    left = served.gone()
     assert left.failure is not None
     assert left.failure.kind is FailureKind.DIED
     assert left.running == tuple(calls)
@@ -409,7 +409,7 @@ def test_a_call_that_closes_everything_and_returns_is_named(served: FakeManager,
 
     served.ready(recipe(slots=slots))
     calls = served.run(close, [()])
-    left = served.gone(wait_s=10)
+    left = served.gone()
     assert left.failure is not None
     assert "closes files that are not its own" in left.failure.message
     assert left.running == tuple(calls)
@@ -429,7 +429,7 @@ def test_a_call_that_writes_to_the_socket_costs_its_library_and_never_the_agent(
 
     served.ready(recipe())
     (call,) = served.run(scribble, [(stray,)])
-    left = served.gone(wait_s=10)
+    left = served.gone()
     assert left.failure is not None
     assert left.failure.kind is FailureKind.DIED
     assert left.running == (call,), "the manager must know whom to try by itself"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,9 +140,8 @@ def test_a_driver_that_hangs_is_a_fault_of_its_gpu_and_heartbeats_go_on(manager:
     machine.write(hangs="GPU-1")
     fault = manager.wait_for(DeviceFault)
     assert fault == DeviceFault(DeviceId("cuda:1"), "cuda:1: the NVIDIA driver has not answered for 1 s")
-    before, began = len(manager.heartbeats), time.monotonic()
+    before = len(manager.heartbeats)
     manager.until(lambda: len(manager.heartbeats) >= before + 4, what="heartbeats")
-    assert time.monotonic() - began < 6  # four of half a second
     assert manager.results(manager.run(os.getpid, [()]))
 
 

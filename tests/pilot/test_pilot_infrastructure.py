@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,8 @@ import pytest
 from fake_manager import FakeManager, recipe
 
 from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.ids import CallId, LibraryId
+from stoker.manager.protocol.to_pilot import CancelCalls
 from stoker.pilot.core.infrastructure import ROWS, Proof
 from stoker.pilot.library import evidence
 from stoker.pilot.library.evidence import Place
@@ -335,9 +338,21 @@ def _own() -> None:
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
-def test_a_library_whose_device_failed_ends_and_says_so(served: FakeManager) -> None:
+def _ecc_after(told: Path) -> None:
+    while not told.exists():
+        time.sleep(0.01)
+    _ecc()
+
+
+def test_a_library_whose_device_failed_ends_and_says_so(served: FakeManager, tmp_path: Path) -> None:
+    told = tmp_path / "all calls are sent"
     served.ready(recipe())
-    own, call, after = (served.run(act, [()])[0] for act in (_own, _ecc, os.getpid))
+    own, call, after = (
+        served.run(act, [given])[0] for act, given in ((_own, ()), (_ecc_after, (told,)), (os.getpid, ()))
+    )
+    served.send(CancelCalls(LibraryId(1), (CallId(99),)))
+    served.until(lambda: 99 in served.returned())  # the pilot has read all that was sent before
+    told.touch()
     left = served.gone()
     error, failure = served.results([own, call])
     assert isinstance(error, RuntimeError)

@@ -89,7 +89,7 @@ def test_what_was_not_used_for_the_age_that_the_site_says_is_gone(manager: FakeM
         bringing.offer([ObjectSource(path=ref.source, origin=True)])
         bringing.run()[0].release()
         used_at = time.time() - age_s
-        os.utime(cache._entries / ref.name, (used_at, used_at))
+        os.utime(cache.folder / "entries" / ref.name, (used_at, used_at))
     start(manager, 'cache_age = "1 d"')
     manager.hello()
     assert kept(manager) == {hour.name}, "two weeks is the default: the site's day has decided"

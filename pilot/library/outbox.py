@@ -1,0 +1,98 @@
+"""What leaves a library: ends of calls, progress, and answers to its agent.
+
+An end waits for company: short calls share frames. A call's progress waits for the next frame, or leaves alone when the
+last frame with progress is long ago. The main thread, the attendant and the threads of slots may all send.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+from stoker.manager.protocol.calls import CallEnd, CallProgress
+from stoker.manager.protocol.to_agent import Reports, RunEvicted, RunsEnded
+from stoker.pilot.library import frames
+
+_REPORT_S = 0.05
+"""Progress is reported at most this often."""
+_now = time.perf_counter
+
+
+class LibraryOutbox:
+    """The sending side of a library's socket. `lost` is called if the socket is gone, with the calls whose ends could
+    not be sent; it does not return."""
+
+    def __init__(self, sock: socket.socket, *, lost: Callable[[OSError, list[int]], NoReturn]) -> None:
+        self._sock = sock
+        self._lost = lost
+        self._sending = threading.Lock()
+        self.ends: deque[CallEnd] = deque()
+        """Ends that wait."""
+        self.oldest_end = 0.0
+        """When the first of them came, on `time.perf_counter`."""
+        self._reports: dict[int, CallProgress] = {}
+        self._reported_at = 0.0
+
+    def report(self, progress: CallProgress) -> None:
+        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago. A
+        checkpoint that has not gone out yet goes along with the report that comes after it."""
+        waiting = self._reports.get(progress.call)
+        if waiting is not None and waiting.state and not progress.state:
+            progress = msgspec.structs.replace(progress, state=waiting.state)
+        self._reports[progress.call] = progress
+        if _now() - self._reported_at > _REPORT_S:
+            self.send_waiting()
+
+    def add(self, outcome: CallEnd | CallProgress, *, ended_at: float) -> None:
+        """A call has ended, or was evicted with this checkpoint: that is sent now, an end with the next frame."""
+        report = self._reports.pop(outcome.call, None)
+        if isinstance(outcome, CallProgress):
+            self.send([RunEvicted(progress=outcome)])
+            return
+        if report is not None:  # what a call has said last is known before it ends
+            self.send([Reports([report])])
+        if not self.ends:
+            self.oldest_end = ended_at
+        self.ends.append(outcome)
+
+    def send_waiting(self) -> None:
+        """Send the ends and the progress that wait."""
+        ends, out = self.ends, []
+        while ends:
+            try:
+                out.append(ends.popleft())
+            except IndexError:  # the other thread took it
+                break
+        messages: list[Any] = [RunsEnded(out)] if out else []
+        if self._reports:
+            reports, self._reports = self._reports, {}
+            messages.append(Reports(list(reports.values())))
+            self._reported_at = _now()
+        if messages:
+            self.send(messages)
+
+    def send(self, messages: list[Any]) -> None:
+        """Send these messages now, as one frame."""
+        data = frames.pack(messages)
+        try:
+            with self._sending:
+                self._sock.sendall(data)
+        except OSError as error:
+            self._lost(error, _ended(messages))
+
+
+def _ended(messages: list[Any]) -> list[int]:
+    """The calls that these messages report as ended, or as evicted."""
+    found: list[int] = []
+    for message in messages:
+        if isinstance(message, RunsEnded):
+            found += [end.call for end in message.ends]
+        elif isinstance(message, RunEvicted):
+            found.append(message.progress.call)
+    return found

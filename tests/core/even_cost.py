@@ -1,0 +1,19 @@
+"""Step times of an engine that a test can add up by hand."""
+
+from __future__ import annotations
+
+
+class EvenCost:
+    """A token that is read takes a millisecond, a step that writes `decode` seconds."""
+
+    def __init__(self, decode: float = 0.05) -> None:
+        self._decode_s = decode
+
+    def prefill_s(self, tokens: int, length: float) -> float:
+        assert length == tokens / 2
+        return tokens / 1000
+
+    def decode_s(self, rows: int, length: float) -> list[float]:
+        assert rows > 0
+        assert length > 0
+        return [self._decode_s]

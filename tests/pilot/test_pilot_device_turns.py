@@ -1,0 +1,60 @@
+"""Whose turn it is on a device: the shortest headroom goes first, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.manager.protocol.ids import DeviceId, LibraryId
+from stoker.pilot.core.device_turns import PATIENCE_S, TurnRequest, next_turns
+
+ONE = (DeviceId("gpu:0"),)
+TWO = (DeviceId("gpu:0"), DeviceId("gpu:1"))
+
+
+def wants(library: int, due_at: float, *, since: float = 0.0, devices: tuple[DeviceId, ...] = ONE) -> TurnRequest:
+    return TurnRequest(LibraryId(library), devices, due_at, since)
+
+
+def test_the_shortest_headroom_goes_first() -> None:
+    assert next_turns([wants(1, 2.2), wants(2, 1.9), wants(3, 2.0)], ()) == [2]  # Figure 14
+
+
+def test_a_token_that_somebody_waits_for_comes_before_one_that_nobody_does() -> None:
+    assert next_turns([wants(1, math.inf), wants(2, 7.0)], ()) == [2]
+
+
+def test_libraries_on_different_devices_compute_side_by_side() -> None:
+    other = (DeviceId("gpu:1"),)
+    assert next_turns([wants(1, 2.0), wants(2, 3.0, devices=other), wants(3, 1.0)], ()) == [3, 2]
+    assert next_turns([wants(1, 2.0), wants(2, 3.0, devices=other)], ONE) == [2]
+
+
+def test_nobody_begins_on_a_device_that_a_more_urgent_library_waits_for() -> None:
+    assert next_turns([wants(1, 1.0, devices=TWO), wants(2, 2.0, devices=(DeviceId("gpu:1"),))], ONE) == []
+    assert next_turns([wants(1, 1.0, devices=TWO), wants(2, 2.0)], ()) == [1]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([-1000.0, 0.0, 0.5, 30.0, math.inf]), st.floats(0.01, 3.0), st.booleans()),
+        min_size=2, max_size=6,
+    )
+)  # fmt: skip
+def test_nobody_waits_longer_than_patience_and_a_turn_of_each(libraries: list[tuple[float, float, bool]]) -> None:
+    """`due_at` (far in the past: hopelessly late, and it stays so), the seconds of an iteration, and its devices."""
+    devices = {n: TWO if both else ONE for n, (_, _, both) in enumerate(libraries)}
+    since, now, had = dict.fromkeys(devices, 0.0), 0.0, dict.fromkeys(devices, 0)
+    longest = PATIENCE_S + sum(seconds for _, seconds, _ in libraries)
+    for _ in range(300):
+        asked = [wants(n, libraries[n][0], since=since[n], devices=devices[n]) for n in devices]
+        [chosen] = next_turns(asked, ())
+        assert now - since[chosen] <= longest
+        now += libraries[chosen][1]
+        since[chosen] = now
+        had[chosen] += 1
+    assert all(now - at <= longest for at in since.values())
+    if now > 2 * longest:
+        assert min(had.values()) > 0

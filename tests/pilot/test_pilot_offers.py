@@ -1,0 +1,91 @@
+"""A pilot takes an offered call, or refuses it: for time, or for memory."""
+
+from __future__ import annotations
+
+import pytest
+from core.even_cost import EvenCost
+from core.pilot_shell import GIB, CoreShell
+
+from stoker.contexts.recipe import Needs, Recipe
+from stoker.manager.protocol import to_agent, to_library
+from stoker.manager.protocol import to_manager as told
+from stoker.manager.protocol.calls import CallSpec
+from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
+from stoker.manager.protocol.to_pilot import ResizeLibrary, RunCalls, StopLibrary
+from stoker.pilot.core import commands
+from stoker.pilot.core.events import OfferWeighed
+from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+
+IDLE = EngineOutlook(LibraryId(1), EvenCost())
+MODEL = Recipe("k", "model", needs=Needs(device_memory_bytes=8 * GIB))
+
+
+@pytest.fixture
+def pilot() -> CoreShell:
+    return CoreShell().join().ready(recipe=MODEL, device_memory_bytes=8 * GIB).forget()
+
+
+def offer(pilot: CoreShell, call: int = 1, *, reserve: int = 0) -> RunCalls:
+    order = RunCalls(LibraryId(1), FunctionKey("f"), [CallSpec(CallId(call), b"x")], offer=True, reserve_bytes=reserve)
+    pilot.hear(order)
+    return pilot.take(commands.WeighOffer).order
+
+
+def test_nothing_runs_before_it_is_weighed(pilot: CoreShell) -> None:
+    order = offer(pilot)
+    assert pilot.all(to_library.Run) == []
+    assert [spec.call for spec in order.calls] == [1]
+    pilot.give(OfferWeighed(order, UnreadPrompt(100, 200.0, 0.25), [IDLE], 100.0))
+    assert [spec.call for spec in pilot.take(to_library.Run).calls] == [1]
+    assert pilot.all(told.CallsReturned) == []
+
+
+def test_a_call_that_would_be_late_is_refused(pilot: CoreShell) -> None:
+    pilot.give(OfferWeighed(offer(pilot), UnreadPrompt(1000, 100.5, 0.25), [IDLE], 100.0))
+    assert pilot.take(told.CallsReturned) == told.CallsReturned(
+        LibraryId(1), (CallId(1),), refused="its first token would come 0.60 s late"
+    )
+    assert pilot.all(to_library.Run) == []
+
+
+def test_a_shell_that_sees_no_engine_has_nothing_against_it(pilot: CoreShell) -> None:
+    pilot.give(OfferWeighed(offer(pilot)))
+    assert pilot.take(to_library.Run)
+
+
+def test_a_call_that_the_cache_has_no_room_for_is_refused_with_what_it_takes(pilot: CoreShell) -> None:
+    pilot.give(OfferWeighed(offer(pilot), required_bytes=9 * GIB))
+    back = pilot.take(told.CallsReturned)
+    assert (back.required_bytes, back.refused) == (9 * GIB, "lib-1 needs 9.7 GB of device memory for it")
+
+
+def test_a_library_grows_for_a_call_that_it_takes(pilot: CoreShell) -> None:
+    pilot.give(OfferWeighed(offer(pilot, reserve=10 * GIB), required_bytes=9 * GIB))
+    assert pilot.take(to_library.Resize).device_memory_bytes == 10 * GIB
+    assert pilot.take(to_library.Run)
+    pilot.say(1, to_agent.Resized(10 * GIB))
+    assert pilot.take(told.LibraryResized).device_memory_bytes == 10 * GIB
+
+
+def test_a_library_stays_as_it_is_for_a_call_that_it_refuses(pilot: CoreShell) -> None:
+    pilot.give(OfferWeighed(offer(pilot, reserve=10 * GIB), UnreadPrompt(1000, 100.5), [IDLE], 100.0))
+    resized = pilot.take(told.LibraryResized)
+    assert (resized.device_memory_bytes, resized.ordered_bytes) == (8 * GIB, 10 * GIB)
+    assert pilot.take(told.CallsReturned).refused
+    assert pilot.all(to_library.Resize) == []
+
+
+def test_a_call_waits_for_no_memory_of_others(pilot: CoreShell) -> None:
+    pilot.ready(2, MODEL, device_memory_bytes=10 * GIB).forget()
+    pilot.give(OfferWeighed(offer(pilot, reserve=15 * GIB)))
+    assert pilot.take(told.CallsReturned).refused == "lib-1 would wait for memory on its devices"
+    pilot.hear(ResizeLibrary(LibraryId(1), 15 * GIB)).forget()  # this waits until lib-2 shrinks
+    pilot.give(OfferWeighed(offer(pilot)))
+    assert pilot.take(told.CallsReturned).refused == "lib-1 waits for memory on its devices"
+
+
+def test_a_library_that_ended_while_it_was_weighed_refuses(pilot: CoreShell) -> None:
+    order = offer(pilot, reserve=10 * GIB)
+    pilot.hear(StopLibrary(LibraryId(1), "enough")).forget()
+    pilot.give(OfferWeighed(order))
+    assert pilot.take(told.CallsReturned).refused == "lib-1 is about to end"

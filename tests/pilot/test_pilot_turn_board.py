@@ -1,0 +1,194 @@
+"""Libraries that share devices compute one after the other, in real processes that are killed and stopped."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.manager.protocol.ids import DeviceId, LibraryId
+from stoker.pilot.library import library_turns
+from stoker.pilot.library.library_turns import LibraryTurns
+from stoker.pilot.library.turn_board import ROWS, TurnBoard, TurnState
+
+WORKER = Path(__file__).with_name("turn_worker.py")
+GPU = (DeviceId("gpu:0"),)
+Span = tuple[str, float, float]
+
+
+class Workers:
+    """Worker processes over one board; those that are left are killed at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.board = folder / "turns"
+        self.folder = folder
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, library: int, *, devices: str = "gpu:0", iterations: int = 20, step_s: float = 0.01, due_s: float = 1.0
+    ) -> subprocess.Popen[bytes]:
+        arguments = [self.board, library, devices, self.out(library), iterations, step_s, due_s]
+        worker = subprocess.Popen([sys.executable, str(WORKER), *map(str, arguments)])
+        self.running.append(worker)
+        return worker
+
+    def out(self, library: int) -> Path:
+        return self.folder / f"out-{library}"
+
+    def spans(self, *libraries: int) -> list[Span]:
+        """The iterations of libraries that ended, in the order in which they began."""
+        found = []
+        for library in libraries:
+            for line in self.out(library).read_text().splitlines():
+                if not line.startswith("began"):
+                    name, began, ended = line.split()
+                    found.append((name, float(began), float(ended)))
+        return sorted(found, key=lambda span: span[1])
+
+    def holds(self, library: int) -> bool:
+        """Whether it is in the middle of an iteration."""
+        out = self.out(library)
+        return out.exists() and out.read_text().splitlines()[-1:] != [] and "began" in out.read_text().splitlines()[-1]
+
+    def wait(self) -> None:
+        for worker in self.running:
+            assert worker.wait(60) == 0
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    found = Workers(tmp_path)
+    yield found
+    for worker in found.running:
+        if worker.poll() is None:
+            worker.kill()
+            worker.wait()
+
+
+def until(true: Callable[[], bool], *, limit_s: float = 30.0) -> None:
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def overlaps(spans: list[Span]) -> list[tuple[Span, Span]]:
+    return [(one, other) for one, other in pairwise(spans) if other[1] < one[2]]
+
+
+def test_iterations_on_one_device_never_overlap_and_all_are_computed(workers: Workers) -> None:
+    for library in (1, 2, 3):
+        workers.start(library, iterations=25, step_s=0.008)
+    workers.wait()
+    spans = workers.spans(1, 2, 3)
+    assert len(spans) == 75
+    changes = sum(one[0] != other[0] for one, other in pairwise(spans))
+    assert changes > 20  # they take turns
+    assert overlaps(spans) == []
+
+
+def test_a_library_on_two_devices_takes_both(workers: Workers) -> None:
+    workers.start(1, devices="gpu:0,gpu:1", iterations=15)
+    workers.start(2, devices="gpu:0", iterations=15)
+    workers.start(3, devices="gpu:1", iterations=15)
+    workers.wait()
+    assert overlaps(workers.spans(1, 2)) == []
+    assert overlaps(workers.spans(1, 3)) == []
+
+
+def test_the_more_urgent_goes_first(workers: Workers) -> None:
+    workers.start(9, iterations=1, step_s=0.5)
+    until(lambda: workers.holds(9))
+    workers.start(1, iterations=1, due_s=5.0)
+    workers.start(2, iterations=1, due_s=0.05)
+    board = TurnBoard(workers.board)
+    until(lambda: sum(row.state is TurnState.WAITS for row in board.rows()) == 2)
+    workers.wait()
+    assert [name for name, _, _ in workers.spans(1, 2, 9)] == ["9", "2", "1"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_holder_that_dies_or_is_stopped_loses_its_turn(workers: Workers, how: signal.Signals) -> None:
+    lost = workers.start(1, iterations=1, step_s=30.0)
+    until(lambda: workers.holds(1))
+    lost.send_signal(how)
+    workers.start(2, iterations=5)
+    assert workers.running[1].wait(20) == 0
+    assert len(workers.spans(2)) == 5
+
+
+def test_a_holder_that_takes_much_longer_than_it_said_loses_its_turn(workers: Workers) -> None:
+    LibraryTurns(workers.board, LibraryId(1), GPU).begin(step_s=0.02)  # and never ends it
+    workers.start(2, iterations=3)
+    assert workers.running[0].wait(20) == 0
+
+
+def test_a_stopped_library_takes_turns_again_when_it_goes_on(workers: Workers) -> None:
+    stopped = workers.start(1, iterations=40)
+    until(lambda: workers.out(1).exists() and len(workers.spans(1)) > 3)
+    stopped.send_signal(signal.SIGSTOP)
+    workers.start(2, iterations=30)
+    until(lambda: workers.out(2).exists() and len(workers.spans(2)) > 10)
+    stopped.send_signal(signal.SIGCONT)
+    workers.wait()
+    assert len(workers.spans(1)) == 40
+    assert len(workers.spans(2)) == 30
+
+
+def test_a_lone_library_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)
+    elsewhere = LibraryTurns(tmp_path / "turns", LibraryId(2), (DeviceId("gpu:1"),))
+    for each in (turns, elsewhere):
+        each.begin()
+
+    def locked(_board: TurnBoard) -> Any:
+        raise AssertionError("it has locked the board")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TurnBoard, "lock", locked)
+        for _ in range(3):
+            turns.begin(step_s=0.01)
+        turns.end()
+        assert not turns.shared
+    other = LibraryTurns(tmp_path / "turns", LibraryId(3), GPU)
+    other.begin()
+    assert turns.shared
+    other.close()
+    assert not turns.shared
+
+
+def test_a_library_that_finds_no_row_computes_without_turns(tmp_path: Path) -> None:
+    board = TurnBoard(tmp_path / "turns")
+    for number in range(1, ROWS + 1):
+        assert board.join(LibraryId(number), GPU) is not None
+    late = LibraryTurns(tmp_path / "turns", LibraryId(ROWS + 1), GPU)
+    late.begin()
+    late.end()
+    late.close()
+    assert len(board.rows()) == ROWS
+
+
+def test_wrong_bytes_on_the_board_cost_turns_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_turns, "_LOOK_S", 0.001)
+    monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.01)
+    path, chance = tmp_path / "turns", random.Random(5)
+    turns, other = (LibraryTurns(path, LibraryId(number), GPU) for number in (1, 2))
+    for _ in range(200):
+        turns.begin(step_s=1e-6)
+        turns.end()
+        other.begin(step_s=1e-6)
+        with path.open("r+b") as file:
+            for _ in range(chance.randrange(1, 40)):
+                file.seek(chance.randrange(path.stat().st_size))
+                file.write(bytes([chance.randrange(256)]))
+        other.end()
+    turns.close()
+    other.close()
