@@ -72,5 +72,5 @@ def learn_pace(context: Context, size: int, *, work: float, seconds: float) -> N
 
 
 def did_items(call: Call, done: float) -> None:
-    """A gang's call has ended well when it had done so many of its items."""
+    """A gang's call has ended well after `done` of its items."""
     call.group.context.paces.end(call.spec.features, done)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Never, NoReturn
 
 from stoker.manager.core import block_orders, ending, forecasts, gangs, holding, libraries, queues, sending
@@ -35,17 +35,21 @@ from stoker.manager.protocol.to_pilot import EvictCall, RunCalls
 _SHOWN_ACTIONS = 4
 
 
-def carry_out(manager: Manager, plan: Sequence[Action] | None, *, seam: str) -> None:
-    """Carry out a policy's actions, in order."""
+def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
+    """Carry out a policy's actions, in order. A generator is asked for the next one when that before is done."""
     if plan is None:  # a slip that policies of other people's own make
         manager.illegal(PolicyError("None is no plan: that is a sequence of actions, () for none"), seam=seam)
         return
+    done: list[Action] = []
     for action in plan:
+        done.append(action)
         try:
             apply(manager, action, seam=seam)
         except PolicyError as error:
             if manager.strict:
-                raise PolicyError(f"{error}; {_shown(plan, seam=seam)}") from error
+                raise PolicyError(
+                    f"{error}; {_shown(plan if isinstance(plan, Sequence) else done, seam=seam)}"
+                ) from error
             manager.illegal(error, seam=seam)
 
 
@@ -150,16 +154,28 @@ def _send(manager: Manager, action: Send) -> None:
     library, group = _with_room(manager, action.library, call), call.group
     if group.options.gang[0] > 1:
         raise PolicyError(f"call {call.id} wants a gang of {group.options.gang[0]}")
+    if action.reserve_bytes and not action.offer:
+        raise PolicyError(f"call {call.id} is no offer: only an offer changes a reservation")
     queues.leave(manager, call)
     if not action.offer:
         holding.give(manager, library, call)
     else:
+        if action.reserve_bytes:
+            libraries.resizes(library, action.reserve_bytes)
         holding.offer(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
         blob = sending.blob_for(library, group)
         manager.say(
             library.pilot,
-            RunCalls(library.id, group.function.key, [call.spec], group.options, blob, offer=True),
+            RunCalls(
+                library.id,
+                group.function.key,
+                [call.spec],
+                group.options,
+                blob,
+                offer=True,
+                reserve_bytes=action.reserve_bytes,
+            ),
         )
 
 

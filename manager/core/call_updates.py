@@ -29,6 +29,7 @@ def returned(manager: Manager, library: Library, message: CallsReturned) -> None
             state.refuse("return of a call that the library does not hold")
     indexing.relist(manager, library)
     if message.refused:
+        library.required_bytes = message.required_bytes
         if not all(call.offered for call in back):  # what was no offer is refused by a library that is about to end
             libraries.stop(manager, library, reason=message.refused)
         for call in back:

@@ -1,9 +1,10 @@
 """The manager's door: `Core.handle(event, now) -> [Command]`.
 
-An event is taken by one handler, a file for each kind of message. Handlers change the state through transitions, each
-of which is the only writer of a piece of it: `holding` of which library holds which call, `queues` of the queues,
-`blocks` of blocks, `libraries` and `pilot_states` of theirs, `registry` of what has a name. Transitions change nouns
-(`nouns`, `state`), and imports go the same one way. What is to be said is collected (`manager`).
+One handler takes an event; each kind of message has a file of handlers. Handlers change the state by calling
+transitions, and each transition module alone writes its part of the state: `holding` writes which library holds which
+call, `queues` the queues, `blocks` the blocks, `libraries` and `pilot_states` those, `registry` what has a name.
+Transitions change nouns (`nouns`, `state`), and imports go the same one way. `manager` collects the commands that an
+event leads to.
 
 Policies are asked as things happen (`place`, `pull`, `dry`) and, for contexts whose demand or supply changed, once at
 the end of the event (`wanted`): a context is asked about again only when its queue has doubled, a device has come or
@@ -69,7 +70,7 @@ from stoker.manager.core.seams import Changes, Policies, PolicyError, Rounds
 from stoker.manager.core.state import State
 
 _SETTLE_TURNS = 100
-"""Policies that have not come to rest after so many turns of asking never will."""
+"""The core asks policies until they want nothing more. Policies that want more after this many turns never stop."""
 
 
 def _line(context: Context) -> tuple[float, float, int]:

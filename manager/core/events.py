@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.contexts.step_times import StepTimes
 from stoker.manager.protocol import to_manager
 from stoker.manager.protocol.blocks import Source
 from stoker.manager.protocol.calls import CallEnd
@@ -58,7 +59,8 @@ class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     """What is believed of a context on a device kind. Seconds and bytes; 0 = not known. `sd` fields: uncertainty.
     `paces`: seconds for a unit of a call's work by the size of its gang (see `paces`); `meet_s`: what meeting takes,
-    0 = not known. `slots`: calls that a library runs at once."""
+    0 = not known. `slots`: calls that a library runs at once. `steps`: what the steps of its engine take, None if it
+    has none or nobody has measured them."""
 
     load_s: float = 0.0
     load_sd_s: float = 0.0
@@ -69,6 +71,7 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     paces: dict[int, float] = {}
     meet_s: float = 0.0
     slots: int = 0
+    steps: StepTimes | None = None
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):

@@ -24,9 +24,9 @@ from stoker.manager.protocol.ids import show_call
 from stoker.units import show_seconds
 
 MOST_PILOTS = 3
-"""A call that failed so on so many pilots is given up."""
+"""A call that the infrastructure failed on this many pilots is given up."""
 MOST_THERE = 3
-"""So is one that failed so often on one of them."""
+"""A call that the infrastructure failed this often on one pilot is given up."""
 AVOIDS_S = (15.0, 30.0)
 """A call is kept from a pilot that failed it for so long; the last of these counts for all further times."""
 PAUSE_S = (0.0, 10.0)

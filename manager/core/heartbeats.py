@@ -15,9 +15,9 @@ from stoker.manager.core.state import State
 from stoker.manager.protocol.to_manager import Heartbeat
 
 _PART = 16
-"""Memory counts as new when it has moved by this fraction (one part in so many) of what was known,"""
+"""A memory measurement counts as new if it differs from the last one by a 16th of it,"""
 _LEAST_BYTES = 16 << 20
-"""and by this at least."""
+"""and by at least this much."""
 RECORD_S = 5.0
 """Costs of runs are recorded no more often than this."""
 

@@ -50,7 +50,7 @@ def relist(manager: Manager, library: Library) -> bool:
 
 
 def gave(library: Library, count: int, now: float) -> None:
-    """A library is given so many calls."""
+    """A library is given `count` calls."""
     library.context.index.gave(library, count, now)
 
 

@@ -48,9 +48,14 @@ def promise(library: Library, memory_bytes: int) -> None:
 def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
     """Tell a library to change its reservation. The budget changes now; the pilot lets one library grow when another
     has really shrunk. Raises PolicyError where that exceeds the budget."""
+    resizes(library, memory_bytes)
+    manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
+
+
+def resizes(library: Library, memory_bytes: int) -> None:
+    """A library is told to change its reservation; the caller tells it. Raises as `resize`."""
     promise(library, memory_bytes)
     library.resizing.append(memory_bytes)
-    manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
 
 
 def resize_again(manager: Manager, library: Library) -> None:

@@ -97,7 +97,7 @@ class LoadIndex(Generic[L]):
         del self._levels[level], self._order[bisect_left(self._order, level)]
 
     def gave(self, library: L, calls: int, now: float) -> None:
-        """A library was given so many calls."""
+        """A library was given `calls` calls."""
         burst = self.burst
         if burst is not None and burst.library is library and burst.at == now:
             burst.calls += calls

@@ -43,9 +43,11 @@ def measured(library: Library, message: LibraryReady) -> None:
     # Of a GPU's library only device memory counts: host memory is none of the GPU's.
     context.resident_bytes = message.resident_bytes if facts.on_host else message.device_bytes
     peak_bytes = message.peak_bytes if facts.on_host else message.device_bytes
+    before = context.advice.get(facts.kind)
     context.advice[facts.kind] = ContextAdvice(
-        seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0, slots=library.slots
-    )
+        seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0, slots=library.slots,
+        steps=before.steps if before is not None else None,
+    )  # fmt: skip
 
 
 def said_slots(context: Context, slots: int) -> None:

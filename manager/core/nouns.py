@@ -235,8 +235,8 @@ class Library:
 
     __slots__ = (
         "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held", "id", "line",
-        "memory_bytes", "notes", "phase", "pilot", "promised_bytes", "ready_at", "resizing", "served", "slots",
-        "started_at", "state", "stuck", "taking", "used_at", "zombies",
+        "memory_bytes", "notes", "phase", "pilot", "promised_bytes", "ready_at", "required_bytes", "resizing", "served",
+        "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(
@@ -264,6 +264,9 @@ class Library:
         """Whether its calls run for so long that none is to wait behind them (see `stuck`)."""
         self.taking = 0
         """Calls that it was asked to give back and has not yet."""
+        self.required_bytes = 0
+        """What it would have had to hold of each device for the call that its pilot refused last; 0 if that was refused
+        for something else, or none was."""
         self.resizing: list[int] = []
         """Sizes that it was told to take on and has not answered, oldest first."""
         self.started_at = now

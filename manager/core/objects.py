@@ -17,7 +17,7 @@ from stoker.manager.core.transfers import Transfers
 from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, PilotHello
 
 _BLAMED = 3
-"""A peer that failed so many pilots, and more than it served, is given to nobody."""
+"""A peer that failed this many pilots, and more than it served, is no source for any pilot."""
 
 # ---- pilots come and go
 

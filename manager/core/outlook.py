@@ -65,7 +65,7 @@ def of_context(state: State, context: Context) -> float:
 
 
 def start_in_s(state: State, context: Context, before: int) -> float:
-    """Seconds until a waiting call starts that has so many before it in its context's queue; 0 = not known."""
+    """Seconds until a call starts that waits behind `before` others in its context's queue; 0 = not known."""
     rate, _ = _rate(state, context)
     return _ready_in_s(state, context) + (before + 1) / rate if rate and _libraries(context) else 0.0
 

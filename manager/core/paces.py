@@ -71,7 +71,7 @@ class Paces:
         self._known[size] = (mean, deviation, count + 1)
 
     def end(self, features: Features | None, done: float) -> None:
-        """A call has ended well when it had done so many of its items."""
+        """A call has ended well after `done` of its items."""
         if features is not None and features.items:
             kind = _kind(features)
             ends = self._ends.setdefault(kind, [])
@@ -93,7 +93,7 @@ class Paces:
         return max(0.0, most - done)
 
     def mean_s(self, size: int, work: float) -> float | None:
-        """Seconds that so much work takes on so many replicas, meeting included; None while nothing was measured."""
+        """Seconds that `work` units take on `size` replicas, with their meeting; None while nothing was measured."""
         return self._predict(size, work, caution=0.0)
 
     def bound_s(self, size: int, work: float) -> float | None:
@@ -127,5 +127,5 @@ def work_of(features: Features | None) -> float:
 
 
 def _share(size: int) -> float:
-    """What of one replica's time so many take for a unit (Amdahl)."""
+    """The time of `size` replicas for a unit, as a part of one replica's time (Amdahl)."""
     return _SERIAL + (1 - _SERIAL) / size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from stoker.manager.core import actions, deadlines, feeding, holding, queues, repair
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Group
@@ -65,7 +67,7 @@ def place(manager: Manager, call: Call, *, again: bool = False) -> None:
     else:
         queues.enter(context, [call])
     if answer is not None:
-        actions.carry_out(manager, (answer,), seam="dispatch")
+        actions.carry_out(manager, (answer,) if isinstance(answer, Struct) else answer, seam="dispatch")
     if context.queue.count:
         queues.hungry(manager, context)
 

@@ -201,8 +201,8 @@ class Queue(Generic[C]):
         return None
 
     def gang(self, *, most: int = 0) -> C | None:
-        """The next call that wants several libraries, or None; with `most`, the next that can do with so many. It is
-        looked for among the first `_MOST_EXAMINED` of each priority."""
+        """The next call that wants several libraries, or None; with `most`, the next that can run on `most` libraries.
+        Only the first `_MOST_EXAMINED` of each priority are looked at."""
         if not self.gangs:
             return None
         for priority in reversed(self._order):

@@ -50,7 +50,7 @@ def leave_gap(state: State) -> None:
 
 
 def bring_pilots(state: State, client: Client, most: int) -> None:
-    """A client starts blocks by itself, which bring so many pilots at most; 0 = any number."""
+    """A client starts blocks by itself; they bring at most `most` pilots (0 = any number)."""
     state.most_pilots[client.id] = most
 
 

@@ -1,8 +1,10 @@
 """Three questions that policies answer, a fourth that the pilot answers, and the actions that policies answer with.
 
 A policy is asked through one of these Protocols, over a read-only view, and answers with actions; it never sends and
-never changes anything. The hot path is asked one call, or one library, at a time and must answer in O(1); a policy that
-thinks in rounds declares `period_s` and is told what changed since its last round.
+never changes anything. Where an answer is an iterable of actions it may be a generator, which is asked for the next
+action when the one before has been carried out: it sees in the view what that has changed. The hot path is asked one
+call, or one library, at a time and must answer in O(1); a policy that thinks in rounds declares `period_s` and is told
+what changed since its last round.
 
 | seam | question |
 |---|---|
@@ -90,11 +92,13 @@ class View(Protocol):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send a waiting call to a ready library. An `offer` may be refused by the pilot."""
+    """Send a waiting call to a ready library. An `offer` may be refused by the pilot. `reserve_bytes`: the library's
+    reservation is changed to that for an offer, and stays as it is if that is refused (0: it is not changed)."""
 
     call: CallId
     library: LibraryId
     offer: bool = False
+    reserve_bytes: int = 0
 
 
 class SendGang(msgspec.Struct, frozen=True):
@@ -221,17 +225,17 @@ class Rounds(Protocol):
     def period_s(self) -> float:
         """Seconds between rounds; 0 = it does not think in rounds."""
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+    def round(self, view: View, changes: Changes) -> Iterable[Action]:
         """A whole plan, given what changed since the last round."""
 
     def rests(self, view: View) -> bool:
         """Asked after each round: whether no other is needed until something changes. An idle session then does
         nothing at all, and writes nothing into its journal."""
 
-    def timer(self, view: View, key: str) -> Sequence[Action]:
+    def timer(self, view: View, key: str) -> Iterable[Action]:
         """A timer that this policy asked for has fired."""
 
-    def advised(self, view: View, context: Context) -> Sequence[Action]:
+    def advised(self, view: View, context: Context) -> Iterable[Action]:
         """Advice on a context has arrived."""
 
 
@@ -257,11 +261,11 @@ class Dispatch(Rounds, Protocol):
         """`place` is asked about each of so many calls that arrive together while nothing of their context waits. More
         of them enter the queue, which is offered to libraries in `serve_order`: that costs less a call."""
 
-    def place(self, view: View, call: Call) -> LibraryId | Action | None:
-        """Where a call that has just arrived, or was refused, goes: a ready library with room, an action, or None to
-        let it wait. O(1)."""
+    def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
+        """Where a call that has just arrived, or was refused, goes: a ready library with room, an action or several, or
+        None to let it wait. O(1)."""
 
-    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+    def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         """What a library with room takes: so many calls from the head of its context's queue (those for one library,
         `queue.single()`, of the head's group alone; it is asked again), or actions. O(1)."""
 
@@ -270,7 +274,7 @@ class Dispatch(Rounds, Protocol):
         room is asked (`pull`) before the next one is taken from the answer, until nothing waits. A generator sees what
         the libraries before have taken, and may end early; it is to cost O(1) for each library that takes calls."""
 
-    def dry(self, view: View, library: Library) -> Sequence[Action]:
+    def dry(self, view: View, library: Library) -> Iterable[Action]:
         """A library has nothing to do and its queue is empty."""
 
     def window(self, view: View, library: Library) -> int:

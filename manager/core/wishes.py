@@ -29,7 +29,7 @@ def wished(options: CallOptions, *, deadline: bool = False, features: Features |
         "priority": options.priority != 0,
         "deadline": deadline or objective.deadline_at > 0,
         "latency_s": objective.latency_s > 0,
-        "ttft_s": objective.ttft_s > 0,
+        "ttft_s": objective.ttft_s > 0 or objective.ttft_per_token_s > 0,
         "tpot_s": objective.tpot_s > 0,
         "variants": bool(options.variants),
         "expected_output": features is not None and features.expected_output > 0,

@@ -3,7 +3,7 @@ policy need not think about: few calls are placed one by one, and a queue is off
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.seams import Action, Changes, View
@@ -22,7 +22,7 @@ class Quiet:
         """The hottest free library first, then the least loaded."""
         return hottest_first(view, context)
 
-    def round(self, view: View, changes: Changes) -> Sequence[Action]:  # noqa: ARG002
+    def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         """Nothing."""
         return ()
 
@@ -30,10 +30,10 @@ class Quiet:
         """No: it may think of something by itself."""
         return False
 
-    def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
+    def timer(self, view: View, key: str) -> Iterable[Action]:  # noqa: ARG002
         """Nothing."""
         return ()
 
-    def advised(self, view: View, context: Context) -> Sequence[Action]:  # noqa: ARG002
+    def advised(self, view: View, context: Context) -> Iterable[Action]:  # noqa: ARG002
         """Nothing."""
         return ()

@@ -20,7 +20,7 @@ Within a priority the nearest deadline comes first (`by_deadline`, `stoker.manag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, islice
 
 from stoker.manager.core.load_index import Burst
@@ -66,7 +66,7 @@ class HottestFirst(Quiet):
             return library.slots
         return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
 
-    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+    def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         """The hottest library with a free slot, else one with room for a backlog."""
         context, group = call.group.context, call.group
         if context.queue.count and not _nothing_waits(context):
@@ -86,7 +86,7 @@ class HottestFirst(Quiet):
                     return library.id if has_room else None
         return None
 
-    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+    def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         """What is free; and when the calls at the head are short, a backlog, but not more than a fair share."""
         context = library.context
         load = len(library.held) + len(library.zombies)
@@ -112,7 +112,7 @@ class HottestFirst(Quiet):
         share = max(-(-context.queue.count // len(context.libraries)), frame)
         return min(room, max(free, share - max(0, -free)))
 
-    def dry(self, view: View, library: Library) -> Sequence[Action]:
+    def dry(self, view: View, library: Library) -> Iterable[Action]:
         """Take back half of what another library of the context holds and has not begun, if that saves time."""
         context = library.context
         most = list(islice(context.index.most_backlogged(), _MOST_COMPARED))

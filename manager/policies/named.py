@@ -18,6 +18,7 @@ from stoker.manager.policies.exclusive import WholeDevice
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
+from stoker.manager.policies.slinfer import slinfer
 from stoker.site import why_no_policy
 
 DEFAULT = "default"
@@ -60,6 +61,11 @@ SHIPPED: dict[str, Named] = {
             "prompt-tuner",
             "Calls with deadlines get as many warm devices as they need, in rounds; what nobody uses is let go.",
             prompt_tuner,
+        ),
+        Named(
+            "slinfer",
+            "Language models share devices a token at a time; a call whose tokens would be late is dropped.",
+            slinfer,
         ),
     )
 }

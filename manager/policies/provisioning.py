@@ -297,7 +297,7 @@ def _unserved(context: Context) -> int:
 
 
 def _cover(waiting: dict[Context, int], useful: dict[Context, int], *, slots: int) -> None:
-    """Calls that so many slots will take need no others: they no longer count as waiting."""
+    """Calls that `slots` slots will take need no further slots: they no longer count as waiting."""
     for context in useful:
         taken = min(waiting[context], slots)
         waiting[context] -= taken

@@ -17,7 +17,7 @@ from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.seams import View
 
 SATED = 4
-"""When so many of the least loaded libraries take nothing of a backlog, no other is asked."""
+"""Once this many of the least loaded libraries have taken nothing of a backlog, no other is asked."""
 
 _MOST_EXAMINED = 16
 

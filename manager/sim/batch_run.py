@@ -1,8 +1,11 @@
 """When requests of one model end, if its engine batches them as it does, in virtual time.
 
 The rules are the engine's own (`stoker.contexts.batching`); the seconds of each step come from a table that was
-measured (`stoker.contexts.step_times`). So what the simulator says of a batch is what the engine would have done, as
-far as its steps can be foretold; SLINFER's shadow validation (§VI-C) asks the same question with a margin of 10 %.
+measured (`stoker.contexts.step_times`). So what is said of a batch here is what the engine would have done, as far
+as its steps can be foretold; SLINFER's shadow validation (§VI-C) asks the same question with a margin of 10 %.
+
+Each step is decided by itself. Simulated libraries decide many at once (`stoker.manager.sim.virtual_engine`), and tests
+hold them against this.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from stoker.contexts.batching import BatchLimits, RunningBatch, Step
-from stoker.contexts.step_times import StepModel, StepTimes, attended, padded_length
+from stoker.contexts.step_times import StepModel, StepTimes, attended
 
 
 class TimedRequest(msgspec.Struct, frozen=True):
@@ -89,11 +92,9 @@ class _VirtualBatch:
 
     def seconds(self, step: Step) -> float:
         """What the table says of a step."""
-        states = [self.batch.running[number] for number in step.requests]
         if not step.prefill:
-            length = padded_length((state.reserved, state.length) for state in states)
-            return self._model.step_s(prefill=False, tokens=len(states), length=length)
-        length = attended([(state.read, count) for state, count in zip(states, step.tokens, strict=True)])
+            return self._model.step_s(prefill=False, tokens=len(step.requests), length=self.batch.decode_length(step))
+        length = attended(list(zip(step.starts, step.tokens, strict=True)))
         return self._model.step_s(prefill=True, tokens=sum(step.tokens), length=length)
 
     def did(self, step: Step, seconds: float) -> None:

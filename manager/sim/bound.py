@@ -15,6 +15,8 @@ each r in which calls come, the devices must have had time for all that comes fr
   all devices earn. Prices in proportion to the kinds' speeds for one of the contexts are tried, and so are the
   scenario's own speeds. With one context, or kinds that differ by a factor, that is the optimum.
 - A library of several devices takes them all, and so does what it runs.
+- A call to an engine takes its part of each step that it is in; a step of a full batch costs each of its requests least
+  (`stoker.manager.sim.engine_model`).
 - What a device can compute is shared by all calls on it, of however many libraries (`stoker.manager.sim.device`): a
   call of a context with several slots takes up that part of the device, for as long as it runs at full speed.
 - Loads take up memory, and no more than a device has. A library holds what its context takes from its start to its
@@ -43,7 +45,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -53,7 +55,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol.ids import make_call_id
 from stoker.manager.sim import supply
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.costs import Placement, places_of
+from stoker.manager.sim.costs import LeastCall, Placement, places_of
 from stoker.manager.sim.supply import Supply
 from stoker.manager.sim.world import SourceModel, World
 
@@ -80,17 +82,6 @@ class Bound(msgspec.Struct, frozen=True):
     limit: Limit
 
 
-class _BoundCall(msgspec.Struct, frozen=True, gc=False):
-    """What the clairvoyant knows of a call: how much longer than the mean it takes (`factor`)."""
-
-    at_s: float
-    context: str
-    items: int
-    factor: float
-    fixed_s: float
-    gang: bool
-
-
 def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> Bound:
     """When a run of this world with these calls can be over, at the earliest, under this seed."""
     calls = list(_bound_calls(world, arrivals, Stream(seed, "calls")))
@@ -113,23 +104,23 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
     return Bound(math.inf, Limit.NEVER) if largest.ends_at == math.inf else largest
 
 
-def _bound_calls(world: World, arrivals: Iterable[Arrival], chance: Stream) -> Iterator[_BoundCall]:
+def _bound_calls(world: World, arrivals: Iterable[Arrival], chance: Stream) -> Iterator[LeastCall]:
     for number, arrival in enumerate(arrivals):
         cv = world.contexts[arrival.context].item_cv
         factor = chance.factor(make_call_id(client=0, sequence=number), cv=cv)
         items, gang = arrival.items_done or arrival.items, arrival.gang != (1, 1)
-        yield _BoundCall(arrival.at_s, arrival.context, items, factor, arrival.fixed_s, gang)
+        yield LeastCall(
+            arrival.at_s, arrival.context, items, factor, arrival.fixed_s, gang, arrival.prompt, arrival.written
+        )  # fmt: skip
 
 
-def _one_call(calls: list[_BoundCall], places: list[Placement]) -> float:
+def _one_call(calls: list[LeastCall], places: list[Placement]) -> float:
     """The end of the call that ends last, had it everything to itself."""
     of = _by_context(places)
-    return max(
-        min(max(call.at_s, place.begins_at) + _run_s(place, call) for place in of[call.context]) for call in calls
-    )
+    return max(min(max(call.at_s, place.begins_at) + place.run_s(call) for place in of[call.context]) for call in calls)
 
 
-def _storage(world: World, calls: list[_BoundCall], places: list[Placement]) -> float:
+def _storage(world: World, calls: list[LeastCall], places: list[Placement]) -> float:
     """When the files that are read again for each call can all have been read."""
     sizes, operations = 0.0, 0.0
     for call in calls:
@@ -141,32 +132,29 @@ def _storage(world: World, calls: list[_BoundCall], places: list[Placement]) -> 
     return min(place.pilot_at for place in places) + max(sizes / world.links.shared, operations / most)
 
 
-def _run_s(place: Placement, call: _BoundCall) -> float:
-    return place.run_s(call.items, call.factor, call.fixed_s)
-
-
 # ---- all calls
 
 
-def _devices(world: World, calls: list[_BoundCall], places: list[Placement]) -> Iterator[float]:
+def _devices(world: World, calls: list[LeastCall], places: list[Placement]) -> Iterator[float]:
     """When all devices together can have done it all: one bound for each way of looking at them."""
     loads_again = any(place.again_s for place in places)
     lasting = any(source.walltime_s for source in world.sources)
     for prices in _prices(calls, places):
-        computing = _priced(places, prices, {place: _DeviceShare(1 / place.slots, 0.0) for place in places})
+        computing = _priced(places, prices, {place: _DeviceShare(1.0, 0.0) for place in places})
         yield _runs(world, calls, places, computing, prices)
         if lasting:
-            yield _runs_and_loads(world, calls, places, computing, prices)
+            yield _runs_and_loads(world, calls, places, computing, prices, Placement.device_s)
         for k in sorted({0, *map(_at_once, places)}) if loads_again else ():
             holding = {
                 place: _DeviceShare(_dual_feasible(place, k) / place.at_once, _dual_feasible(place, k))
                 for place in places
             }
-            yield _runs_and_loads(world, calls, places, _priced(places, prices, holding), prices)
+            yield _runs_and_loads(world, calls, places, _priced(places, prices, holding), prices, Placement.run_s)
 
 
 class _DeviceShare(NamedTuple):
-    """What part of a device a call takes up, and the load before it, so that what is there at once is at most one."""
+    """What part of a device a call takes up for a second of its own, and of the load before it, so that what is there
+    at once is at most one."""
 
     run: float
     load: float
@@ -187,7 +175,7 @@ def _priced(places: list[Placement], prices: dict[int, float], parts: dict[Place
 
 
 def _runs(
-    world: World, calls: list[_BoundCall], places: list[Placement], of: _Priced, prices: dict[int, float]
+    world: World, calls: list[LeastCall], places: list[Placement], of: _Priced, prices: dict[int, float]
 ) -> float:
     """Calls alone, against devices on which something has been loaded. What comes from a time on is done after it."""
     parts = []
@@ -199,16 +187,18 @@ def _runs(
     devices = Supply(parts)
     needed, later = 0.0, 0.0
     for place, call in enumerate(reversed(calls), start=1):
-        later += min(price.run * _run_s(where, call) for where, price in of[call.context])
+        later += min(price.run * where.device_s(call) for where, price in of[call.context])
         if place == len(calls) or calls[-place - 1].at_s < call.at_s:
             needed = max(needed, devices.until(call.at_s) + later)
     return devices.when(needed)
 
 
 def _runs_and_loads(
-    world: World, calls: list[_BoundCall], places: list[Placement], of: _Priced, prices: dict[int, float]
-) -> float:
-    """Calls, with the loads that each of them needs, against devices whose blocks end at their walltime."""
+    world: World, calls: list[LeastCall], places: list[Placement], of: _Priced, prices: dict[int, float],
+    takes_s: Callable[[Placement, LeastCall], float],
+) -> float:  # fmt: skip
+    """Calls, with the loads that each of them needs, against devices whose blocks end at their walltime. `takes_s`: the
+    seconds of a call in which it takes up its part of a device."""
     parts = []
     for number, source, mine in _sources(world, places):
         steps = supply.limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
@@ -220,7 +210,7 @@ def _runs_and_loads(
             steps = supply.clipped(supply.useful(steps, setup_s=setup_s), from_s=known_at)
         parts.append((steps, prices[number] * source.nodes * source.devices * share))
     needed = math.fsum(
-        min(price.load * where.again_s + price.run * _run_s(where, call) for where, price in of[call.context])
+        min(price.load * where.again_s + price.run * takes_s(where, call) for where, price in of[call.context])
         for call in calls
     )
     return Supply(parts).when(needed)
@@ -246,13 +236,13 @@ def _dual_feasible(place: Placement, k: int) -> float:
     return whole / k if k and rest else place.memory_bytes / (place.device_bytes or 1)
 
 
-def _prices(calls: list[_BoundCall], places: list[Placement]) -> Iterator[dict[int, float]]:
+def _prices(calls: list[LeastCall], places: list[Placement]) -> Iterator[dict[int, float]]:
     """What device time of each source is worth, in a few ways; none twice."""
     of = _by_context(places)
     tried = {_scaled({place.source: place.speed for place in places}): None}
     for name in of:
-        mine = [call.items for call in calls if call.context == name]
-        seconds = {place.source: place.run_s(sum(mine) / len(mine), 1.0) for place in of[name]}
+        mine = [call for call in calls if call.context == name]
+        seconds = {place.source: math.fsum(map(place.device_s, mine)) for place in of[name]}
         if all(seconds.values()):
             worth = {place.source: 0.0 for place in places}
             worth.update({source: 1.0 / took for source, took in seconds.items()})

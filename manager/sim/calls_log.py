@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from stoker.manager.protocol.calls import CallSpec
 from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.token_times import TokenTimes
 
 EVERY_S = 1.0
 """Counts are written so often; they are exact at these moments."""
@@ -51,6 +52,9 @@ class CallsLog(Protocol):
     def failed(self, at_s: float, call: int, *, items: int) -> None:
         """Its program was told so."""
 
+    def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:
+        """A call to an engine has ended for its program: when its tokens came."""
+
     def close(self, at_s: float) -> None:
         """Nothing follows."""
 
@@ -86,6 +90,17 @@ class EachCall:
         """Its program was told so."""
         self._log.note(at_s, Happened.CALL_FAILED, call=call, value=items)
 
+    def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:
+        """A call to an engine has ended for its program."""
+        note = self._log.note
+        if ok:
+            note(at_s, Happened.TOKEN_FIRST, call=call, value=times.ttft_s)
+            if times.seen > 1:
+                note(at_s, Happened.TOKEN_MEAN, call=call, value=times.mean_tpot_s)
+                note(at_s, Happened.TOKEN_GAP, call=call, value=times.worst_gap_s)
+        if times.has_objective:
+            note(at_s, Happened.TOKEN_LATE, call=call, value=times.late_s - times.grace_s if ok else math.inf)
+
     def close(self, at_s: float) -> None:
         """Nothing follows."""
 
@@ -107,6 +122,9 @@ class CountedCalls:
         self._sums = [0.0] * len(Happened)
         self._ends = 0
         self._waits, self._takes = _Times(), _Times()
+        self._tokens = {what: _Times() for what in (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP)}
+        self._objectives = [0, 0]
+        """Calls that have missed theirs, and that have met it."""
         self._write_at = 0.0
         self._first = True
         """No call has come: the row for the first says when."""
@@ -168,14 +186,27 @@ class CountedCalls:
         self._fresh.discard(call)
         self._add(at_s, Happened.CALLS_FAILED)
 
+    def tokens(self, at_s: float, call: int, times: TokenTimes, *, ok: bool) -> None:  # noqa: ARG002 (CallsLog)
+        """A call to an engine has ended for its program."""
+        if ok:
+            self._tokens[Happened.TOKEN_FIRST].add(times.ttft_s)
+            if times.seen > 1:
+                self._tokens[Happened.TOKEN_MEAN].add(times.mean_tpot_s)
+                self._tokens[Happened.TOKEN_GAP].add(times.worst_gap_s)
+        if times.has_objective:
+            self._objectives[ok and times.is_met] += 1
+
     def close(self, at_s: float) -> None:
         """Write what was not written, and the classes of times. What never began has waited until now."""
         self._write(at_s)
         for call in self._fresh:
             self._waits.add(at_s - self._open[call])
-        for what, times in ((Happened.WAITED, self._waits), (Happened.TOOK, self._takes)):
+        for what, times in ((Happened.WAITED, self._waits), (Happened.TOOK, self._takes), *self._tokens.items()):
             for seconds, count in times.counts():
                 self._log.note(at_s, what, call=count, value=seconds)
+        for count, late_s in zip(self._objectives, (math.inf, 0.0), strict=True):
+            if count:
+                self._log.note(at_s, Happened.TOKEN_LATE, call=count, value=late_s)
 
     def _add(self, at_s: float, what: Happened, more: float = 1.0) -> None:
         if at_s >= self._write_at:

@@ -15,6 +15,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.duration import least_s
+from stoker.manager.sim.engine_model import EngineFloor
 from stoker.manager.sim.world import ContextModel, DeviceKind, SourceModel, World
 from stoker.units import show_bytes, show_seconds
 
@@ -48,6 +49,7 @@ def _impossible(world: World, wanted: Iterable[str], until_s: float) -> Iterator
     yield from _unknown_names(world)
     yield from _sources(world)
     yield from _numbers(world)
+    yield from _engines(world)
     for name in wanted:
         if name not in world.contexts:
             yield ImpossibleSetting(("contexts",), f"contexts: calls want {name}, {nearest(name, world.contexts)}")
@@ -88,11 +90,18 @@ def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
     items, its context is not in the world, or no block lives long enough for it."""
     before_s = 0.0
     seen: set[tuple[object, ...]] = set()
+    served = {name for name, model in world.contexts.items() if model.engine}
+    timed = any(source.walltime_s for source in world.sources)
+
+    def lengths_of(arrival: Arrival) -> tuple[int, int]:
+        """What tells calls to an engine apart, where a block may end before they do."""
+        return (arrival.prompt, arrival.written) if timed and arrival.context in served else (0, 0)
+
     for number, arrival in enumerate(arrivals):
         if not before_s <= arrival.at_s < math.inf:
             raise ConfigError(f"call {number} comes at {arrival.at_s:g} s, the one before it at {before_s:g} s")
         before_s = arrival.at_s
-        kind = arrival.context, arrival.items, arrival.gang, arrival.fixed_s, arrival.items_done
+        kind = arrival.context, arrival.items, arrival.gang, arrival.fixed_s, arrival.items_done, lengths_of(arrival)
         if kind not in seen:
             seen.add(kind)
             _refuse_call(world, arrival, number=number)
@@ -112,6 +121,13 @@ def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
     if not 1 <= least <= most:
         raise ConfigError(f"call {number} wants a gang of {least} to {most}")
     model = world.contexts[arrival.context]
+    if model.engine and (arrival.items, arrival.gang, arrival.fixed_s) != (1, (1, 1), 0.0):
+        raise ConfigError(
+            f"call {number} wants {arrival.context}, which has an engine: such a call is one request (items = 1, no "
+            "gang, fixed_s = 0)"
+        )
+    if min(arrival.input_length, arrival.expected_output, arrival.output) < 0:
+        raise ConfigError(f"call {number} has a length below zero")
     there = sum(_libraries(model, source) for source in _of_use(world, model))
     if least > max(1, there):
         raise ConfigError(
@@ -127,7 +143,7 @@ def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
         source = max(spare.values(), key=lambda each: each[1])[0]
         raise ConfigError(
             f"call {number} of {arrival.context} can never end: "
-            f"{arrival.items_done or arrival.items} items take "
+            f"{f'{arrival.written} tokens' if model.engine else f'{arrival.items_done or arrival.items} items'} take "
             f"{show_seconds(_call_s(world, arrival, source))} after a load of "
             f"{show_seconds(_load_s(world, model, source))}, and a block of {source.name} lasts "
             f"{show_seconds(source.walltime_s)}; raise its walltime, or give calls fewer items"
@@ -196,6 +212,22 @@ def _numbers(world: World) -> Iterator[ImpossibleSetting]:
     if not 0 <= operations < math.inf:
         problem = f"shared_operations = {operations:g} a second cannot be; 0 means that there is no limit"
         yield ImpossibleSetting(("links", "shared_operations"), problem)
+
+
+def _engines(world: World) -> Iterator[ImpossibleSetting]:
+    """Contexts that have an engine on some devices, and could be loaded on others."""
+    for name, model in world.contexts.items():
+        at = ("contexts", name, "engine")
+        for kind in model.engine:
+            if kind and kind not in world.devices:
+                problem = f"engine has steps for {kind!r}, which is no device; {nearest(kind, world.devices)}"
+                yield ImpossibleSetting(at, problem)
+        missing = [source.kind for source in _of_use(world, model) if model.engine_on(source.kind) is None]
+        if model.engine and missing:
+            problem = (
+                f"engine: {name} may be on {missing[0]!r}, of which no steps are known; add them, or say its kinds"
+            )
+            yield ImpossibleSetting(at, problem)
 
 
 # ---- calls that could never run
@@ -299,6 +331,9 @@ def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:
 
 def _call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
     model = world.contexts[arrival.context]
+    engine = model.engine_on(source.kind)
+    if engine is not None:
+        return EngineFloor(engine, speed=world.devices[source.kind].speed).run_s(arrival.prompt, arrival.written)
     call_s, item_s = model.of_kind(model.call_s, source.kind), model.of_kind(model.item_s, source.kind)
     speed, items = world.devices[source.kind].speed, arrival.items_done or arrival.items
     return arrival.fixed_s + least_s(model, call_s / speed, items * item_s / speed, gang=arrival.gang)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from stoker.contexts.recipe import Awareness, Needs, Recipe
 from stoker.manager.core.events import FromClient
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallOptions, CallSpec, Features, Objective
-from stoker.manager.protocol.ids import ClientId, FunctionKey, RecipeKey, make_call_id
+from stoker.manager.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey, make_call_id
 from stoker.manager.sim.pilot import object_of
 from stoker.manager.sim.runs import Gatherer
+from stoker.manager.sim.token_times import TokenTimes
 from stoker.manager.sim.world import ContextModel
 
+NO_OBJECTIVE = Objective()
 ACKNOWLEDGED = 1000
 """So many results are taken before the manager is told that it may forget them."""
 
@@ -24,6 +28,10 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     `gang`: on how many libraries together it may run, at least and at most. `fixed_s`: what it takes before its first
     item, on however many. `items_done`: it ends after so many of its `items` (0 = all of them), which no policy knows.
+
+    `output`: tokens that a call to an engine writes (0 = `expected_output`), which no policy knows either: it is told
+    `expected_output`, or where that is 0 the mean of the calls of its context that have ended. `objective`: when its
+    tokens should come.
     """
 
     at_s: float
@@ -36,6 +44,18 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     gang: tuple[int, int] = (1, 1)
     fixed_s: float = 0.0
     items_done: int = 0
+    output: int = 0
+    objective: Objective = NO_OBJECTIVE
+
+    @property
+    def prompt(self) -> int:
+        """Tokens that an engine reads for it."""
+        return max(1, self.input_length)
+
+    @property
+    def written(self) -> int:
+        """Tokens that an engine writes for it."""
+        return self.output or self.expected_output or 1
 
 
 class SimClient:
@@ -54,6 +74,10 @@ class SimClient:
         self._unacknowledged = 0
         self._gathers_s = sim.client_gathers_s
         self._items: dict[int, int] = {}
+        self._written: dict[CallId, tuple[str, int]] = {}
+        """The context and the output of calls that have not ended."""
+        self._outputs: dict[str, tuple[int, float]] = {}
+        """Of each context: calls that have ended, and the mean of their outputs."""
 
     @property
     def done(self) -> bool:
@@ -74,13 +98,13 @@ class SimClient:
         now, sim = self._sim.agenda.now, self._sim
         messages: list[to_manager.FromClient] = []
         batch: list[CallSpec] = []
-        key: tuple[str, int, float, tuple[int, int]] | None = None
+        key: tuple[str, int, float, tuple[int, int], Objective] | None = None
         from_s = now
 
         def close() -> None:
             if batch and key is not None:
-                context, priority, deadline_s, gang = key
-                objective = Objective(deadline_at=from_s + deadline_s if deadline_s else 0.0)
+                context, priority, deadline_s, gang, wanted = key
+                objective = replace(self._told(wanted), deadline_at=from_s + deadline_s if deadline_s else 0.0)
                 options = CallOptions(priority=priority, objective=objective, gang=gang)
                 messages.append(
                     to_manager.Submit(FunctionKey(context), RecipeKey(context), list(batch), options)
@@ -94,13 +118,12 @@ class SimClient:
                 model = sim.world.contexts[arrival.context]
                 messages.append(to_manager.DefineRecipe(recipe_of(arrival.context, model)))
                 messages.append(to_manager.DefineFunction(FunctionKey(arrival.context), arrival.context, b""))
-            this = arrival.context, arrival.priority, arrival.deadline_s, arrival.gang
+            this = arrival.context, arrival.priority, arrival.deadline_s, arrival.gang, arrival.objective
             if this != key:
                 close()
                 key, from_s = this, arrival.at_s
             call = make_call_id(client=0, sequence=self.submitted)
-            features = Features(arrival.items, arrival.input_length, arrival.expected_output, arrival.fixed_s)
-            batch.append(CallSpec(call, b"", features))
+            batch.append(CallSpec(call, b"", self._features(arrival)))
             self._items[call] = arrival.items_done or arrival.items
             if arrival.items_done:
                 sim.really[call] = arrival.items_done
@@ -108,11 +131,43 @@ class SimClient:
             sim.calls_log.came(
                 arrival.at_s if self._gathers_s else now, call, items=arrival.items, due_at=due_at
             )  # fmt: skip
+            self._expect_tokens(call, arrival, came_at=arrival.at_s if self._gathers_s else now)
             self.submitted += 1
             self._next = next(self._arrivals, None)
         close()
         self._say(*messages)
         self._expect()
+
+    def _features(self, arrival: Arrival) -> Features:
+        """What policies may know: of the output what history says, where the program says nothing."""
+        expected = arrival.expected_output or round(self._outputs.get(arrival.context, (0, 0.0))[1])
+        return Features(arrival.items, arrival.input_length, expected, arrival.fixed_s)
+
+    def _told(self, wanted: Objective) -> Objective:
+        """Of an objective what the policy honours: a call that wishes for anything else would be refused. What becomes
+        of the rest is recorded all the same."""
+        honours = self._sim.honours
+        if "ttft_s" not in honours:
+            wanted = replace(wanted, ttft_s=0.0, ttft_per_token_s=0.0, ttft_most_s=0.0)
+        return wanted if "tpot_s" in honours else replace(wanted, tpot_s=0.0)
+
+    def _expect_tokens(self, call: CallId, arrival: Arrival, *, came_at: float) -> None:
+        """Keep what nobody but the engine knows of a call, and when its tokens are due."""
+        if arrival.output:
+            self._written[call] = arrival.context, arrival.output
+        if self._sim.world.contexts[arrival.context].engine:
+            ttft_s = arrival.objective.first_token_s(arrival.prompt)
+            due_at = came_at + ttft_s if ttft_s else math.inf
+            self._sim.tokens[call] = TokenTimes(
+                came_at, arrival.prompt, arrival.written, due_at, arrival.objective.tpot_s if ttft_s else 0.0
+            )
+
+    def _has_written(self, call: CallId) -> None:
+        """A call has ended: what it wrote is known from now on."""
+        context, output = self._written.pop(call, ("", 0))
+        if output:
+            count, mean = self._outputs.get(context, (0, 0.0))
+            self._outputs[context] = count + 1, mean + (output - mean) / (count + 1)
 
     def _say(self, *messages: to_manager.FromClient) -> None:
         self._sim.handle(FromClient(self.id, 0, list(messages)))
@@ -125,6 +180,10 @@ class SimClient:
             items = self._items.pop(end.call)
             self._sim.really.pop(end.call, None)
             self._sim.gathering.pop(end.call, None)
+            times = self._sim.tokens.pop(end.call, None)
+            if times is not None:
+                self._sim.calls_log.tokens(self._sim.agenda.now, end.call, times, ok=end.ok)
+            self._has_written(end.call)
             self.ended += 1
             if end.ok:
                 self.items_done += items
@@ -143,12 +202,19 @@ class SimClient:
 def recipe_of(name: str, model: ContextModel) -> Recipe:
     """The recipe that a context of the world stands for."""
     kept = model.awareness is not Awareness.NONE
+    engine = model.engine_on(model.kinds[0] if model.kinds else "")
+    grows = engine is not None and engine.token_bytes > 0
+    needs = Needs(
+        model.devices, device_memory_bytes=int(model.device_memory_bytes), kinds=model.kinds,
+        token_bytes=engine.token_bytes if engine is not None else 0,
+        cache_tokens=engine.limits(model.device_memory_bytes).cache_tokens if engine is not None and grows else 0,
+    )  # fmt: skip
     return Recipe(
         key=name,
         name=name,
         loader=b"simulated",
         objects=tuple(object_of(files.name, files.size_bytes) for files in model.files) if kept else (),
-        needs=Needs(model.devices, device_memory_bytes=int(model.device_memory_bytes), kinds=model.kinds),
+        needs=needs,
         slots=model.slots,
         awareness=model.awareness,
         calls_per_library=0 if model.awareness is Awareness.FULL else 1,

@@ -13,12 +13,24 @@ import msgspec
 
 from stoker.chance import least_factor
 from stoker.contexts.recipe import Awareness
+from stoker.manager.sim.engine_model import TICK_S, EngineFloor
 from stoker.manager.sim.world import ContextModel, DeviceKind, Links, SourceModel, World
 
-TICK_S = 1e-6
-"""The agenda rounds to this: a step of a run may be shorter by as much."""
 _STEPS = 10
 """Steps from the order to load until a context is hot, at the most."""
+
+
+class LeastCall(msgspec.Struct, frozen=True, gc=False):
+    """What the clairvoyant knows of a call: how much longer than the mean it takes (`factor`), its tokens."""
+
+    at_s: float
+    context: str
+    items: int
+    factor: float
+    fixed_s: float
+    gang: bool
+    prompt: int
+    output: int
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -50,10 +62,18 @@ class Placement(msgspec.Struct, frozen=True):
     call_s: float
     item_s: float
     devices: int
+    floor: EngineFloor | None = None
+    """The least that its engine takes for a call, if it has one."""
 
-    def run_s(self, items: float, factor: float, fixed_s: float = 0.0) -> float:
+    def run_s(self, call: LeastCall) -> float:
         """The least that a call takes here."""
-        return max(0.0, factor * (self.call_s + items * self.item_s) + fixed_s - TICK_S)
+        if self.floor is not None:
+            return self.floor.run_s(call.prompt, call.output)
+        return max(0.0, call.factor * (self.call_s + call.items * self.item_s) + call.fixed_s - TICK_S)
+
+    def device_s(self, call: LeastCall) -> float:
+        """The least that a device here computes for it."""
+        return self.run_s(call) / self.slots if self.floor is None else self.floor.device_s(call.prompt, call.output)
 
 
 class _Way(msgspec.Struct, frozen=True):
@@ -101,12 +121,13 @@ def _place(
     boot_s = _boot_s(source)
     if source.walltime_s and boot_s + first_s >= source.walltime_s:
         return
-    stays = model.awareness is Awareness.FULL
+    stays, slots, engine = model.awareness is Awareness.FULL, model.slots_on(source.kind), model.engine_on(source.kind)
     yield Placement(
-        context=name, source=number, speed=device.speed, slots=model.slots, at_once=model.slots if stays else 1,
+        context=name, source=number, speed=device.speed, slots=slots, at_once=slots if stays else 1,
         device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes, starts_at=_starts_at(source),
         pilot_at=pilots_at[number], known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,
         again_s=0.0 if stays else again_s, begins_at=begins_at, devices=model.devices,
+        floor=EngineFloor(engine, speed=device.speed) if engine is not None else None,
         **_rates(model, device, source.kind),
     )  # fmt: skip
 

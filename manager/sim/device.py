@@ -9,6 +9,9 @@ processor sharing, which is what time slices between the kernels of several proc
 A call may run on several devices in step, those of one library or of a gang's: then it goes at the speed of the slowest
 of them, and what it leaves unused of the others nobody else gets, since it waits there at a barrier.
 
+An engine computes its steps as work that wants all of its devices, and engines take turns
+(`stoker.manager.sim.device_turns`); calls of other contexts beside it slow its steps down.
+
 Loads take no part in it: they are limited by links and by the host. Left out: what one library's use of the caches
 and of the memory's bandwidth costs another, and computing that gets cheaper by being done together (a context that
 does so says it with its slots).
@@ -58,6 +61,8 @@ class SimulatedDevice:
         self._wanted = 0.0
         """Of what it can compute; more than all of it where calls wait for each other."""
         self._busy_s = self._busy_since = 0.0
+        self.before_company: Callable[[], None] | None = None
+        """What the only work here wants to do before another one begins beside it."""
         self._holders = 0
         self._held_s = self._held_since = 0.0
 
@@ -71,6 +76,20 @@ class SimulatedDevice:
         else:
             self._share()
         return work
+
+    @property
+    def is_idle(self) -> bool:
+        """True while nothing runs on it."""
+        return not self._works
+
+    def shorten(self, work: RunningWork, seconds: float) -> None:
+        """It takes only so long in all, at full speed."""
+        reached_s = self.reached(work)
+        work.seconds, work._since = seconds, self._agenda.now
+        work._left_s = max(0.0, seconds - reached_s)
+        if work._entry is not None:
+            cancel(work._entry)
+        work._entry = self._agenda.after(work._left_s * work._pace, work._act, *work._args)
 
     def stop(self, work: RunningWork) -> float:
         """It goes no further, here and wherever it runs in step. Gives back how much of it was done, from 0 to 1."""
@@ -112,6 +131,8 @@ class SimulatedDevice:
             self._held_s += self._agenda.now - self._held_since
 
     def _enter(self, work: RunningWork) -> None:
+        if self.before_company is not None:
+            self.before_company()
         if not self._works:
             self._busy_since = self._agenda.now
         self._works[work] = None

@@ -6,10 +6,11 @@ time: it loads, runs calls in the order of `stoker.pilot.core.turns`, and says w
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol import to_agent, to_library
@@ -18,10 +19,14 @@ from stoker.manager.protocol.ids import CallId, DeviceId, PilotId
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.manager.sim.calls_log import LibraryPlace, items_of
 from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
+from stoker.manager.sim.device_turns import DeviceTurns
+from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.flows import Transfer
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.machine import Machine
 from stoker.manager.sim.runs import CallRun, Gatherer, SoloRun, ordered_run, planned
+from stoker.manager.sim.serving import EngineRun, ServedBatch
+from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.pilot.core.core import PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
 from stoker.pilot.core.turns import FirstCome
@@ -37,6 +42,7 @@ class LibraryHost(Protocol):
     machine: Machine
     core: PilotCore
     computes: dict[DeviceId, SimulatedDevice]
+    device_turns: DeviceTurns
 
     @property
     def sim(self) -> Gatherer:
@@ -65,30 +71,45 @@ class SimLibrary:
         self.call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
         self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
-        self.running: dict[CallId, CallRun | SoloRun] = {}
+        self.running: dict[CallId, CallRun | SoloRun | EngineRun] = {}
         """Calls that take a slot: they run, or wait for the rest of their gang."""
         self.devices = tuple([pilot.computes[device] for device in ordered.devices])
-        self.part = 1 / ordered.recipe.slots
+        self.slots = self.model.slots_on(pilot.kind)
+        """Calls that it runs at a time."""
+        self.part = 1 / self.slots
         """What a call wants of each device."""
         alone = self.devices[0].begin if len(self.devices) == 1 else partial(begin_together, self.devices)
-        self._compute: Callable[..., RunningWork] = alone
+        self.compute: Callable[..., RunningWork] = alone
         self.where = LibraryPlace(ordered.library, pilot.number, len(ordered.devices))
         self._items = 0
         """Items that this process has begun."""
         self._served = 0
         self.ordered_at = pilot.sim.agenda.now
+        self.ready_at = math.inf
         self._started_at = 0.0
         self._stops = False
-        self._is_over = False
+        self.is_over = False
         self._resizes: deque[int] = deque()
         """Sizes that it was told to take on; it is at work on the first."""
         self._resizing: RunningWork | None = None
         self._moves: dict[Transfer, None] = {}
         """What must have come before it goes on."""
+        self.batch = self._new_batch(ordered)
+        """What its engine serves; None if its context has none."""
         for device in self.devices:
             device.hold()
 
-    def _say(self, message: to_agent.ToAgent) -> None:
+    def _new_batch(self, ordered: StartLibrary) -> ServedBatch | None:
+        pilot, engine = self.pilot, self.model.engine_on(self.pilot.kind)
+        if engine is None:
+            return None
+        seconds = pilot.sim.step_seconds(ordered.recipe.name, pilot.kind)
+        limits = engine.limits(ordered.device_memory_bytes)
+        virtual = VirtualEngine(seconds, limits, most_output=engine.most_output)
+        return ServedBatch(self, virtual, pilot.device_turns, device_ids=ordered.devices)
+
+    def say(self, message: to_agent.ToAgent) -> None:
+        """Tell the pilot something."""
         self.pilot.handle(FromLibrary(self.number, (message,)))
 
     # ---- from the start to the context
@@ -99,9 +120,9 @@ class SimLibrary:
         self.pilot.sim.agenda.after(self.model.start_s, self._load)
 
     def _load(self) -> None:
-        if self._is_over:
+        if self.is_over:
             return
-        self._say(to_agent.Hello(self.number, self.number))
+        self.say(to_agent.Hello(self.number, self.number))
         sim, machine = self.pilot.sim, self.pilot.machine
         for files in self.model.files:
             if self.model.awareness is Awareness.NONE:
@@ -121,7 +142,7 @@ class SimLibrary:
 
     def _work(self) -> None:
         """Its files are read: what the loader computes."""
-        if self._moves or self._is_over:
+        if self._moves or self.is_over:
             return
         model, sim = self.model, self.pilot.sim
         seconds = model.of_kind(model.load_s, self.pilot.kind) * sim.chance_of_loads.factor(
@@ -130,14 +151,14 @@ class SimLibrary:
         sim.agenda.after(seconds, self._to_device)
 
     def _to_device(self) -> None:
-        if self._is_over:
+        if self.is_over:
             return
         needed, promised = self.model.device_memory_bytes, self.pilot.core.state.ledger.held(self.number)
         if promised < needed:
             what = f"{show_bytes(needed)} of device memory are needed, {show_bytes(promised)} were promised"
             text = f"the loader of {self.recipe.name} ran out of memory: {what}"
             failure = Failure(FailureKind.CONTEXT, text, pilot=self.pilot.id, library=self.number)
-            self._say(to_agent.LoadFailed(failure))
+            self.say(to_agent.LoadFailed(failure))
             self.end()
             return
         self._move(needed * len(self.devices), (self.pilot.machine.bus,), self._ready)
@@ -145,14 +166,16 @@ class SimLibrary:
             self._ready()
 
     def _ready(self) -> None:
-        if self._moves or self._is_over:
+        if self._moves or self.is_over:
             return
         sim, model = self.pilot.sim, self.model
         now, memory = sim.agenda.now, int(model.device_memory_bytes)
         sim.log.note(
             now, Happened.LIBRARY_READY, library=self.number, pilot=self.pilot.number, value=now - self.ordered_at
         )
-        self._say(to_agent.Loaded(now - self._started_at - float(model.start_s), memory, memory, memory))
+        self.ready_at = now
+        slots = 0 if self.recipe.slots else self.slots
+        self.say(to_agent.Loaded(now - self._started_at - float(model.start_s), memory, memory, memory, slots=slots))
 
     def _move(self, size: float, path: tuple[object, ...], then: object) -> None:
         if not size:
@@ -194,7 +217,7 @@ class SimLibrary:
 
     def _run(self, calls: list[CallSpec], *, gang: GangPlace | None) -> None:
         """Calls have come for it, or its part of a gang's."""
-        turns, slots, running = self.turns, self.recipe.slots, self.running
+        turns, slots, running = self.turns, self.slots, self.running
         begins = not turns
         for spec in calls:
             part = None
@@ -205,14 +228,30 @@ class SimLibrary:
             else:
                 turns.add(spec.call, (spec, part))
 
+    def resize_s(self, size: int) -> float:
+        """What it takes to come to hold so much of a device: an engine's weights stay where they are."""
+        engine = self.model.engine_on(self.pilot.kind)
+        moved = size - engine.weights_bytes if engine is not None else size
+        return float(self.model.resize_s) * moved / _GB
+
     def _resize(self) -> None:
-        """Take on the next size that it was told; its calls are slowed down meanwhile."""
+        """Take on the next size that it was told. An engine computes nothing meanwhile; other calls are slowed down."""
         size = self._resizes[0]
         if size < self.model.device_memory_bytes:
             self._resized(_REFUSED)
             return
-        seconds = float(self.model.resize_s) * size / _GB
-        self._resizing = self._compute(seconds, part=1.0, then=self._resize_ended, args=(size,))
+        engine, seconds = self.model.engine_on(self.pilot.kind), self.resize_s(size)
+        if engine is None or self.batch is None:
+            self._resizing = self.compute(seconds, part=1.0, then=self._resize_ended, args=(size,))
+            return
+        self.batch.pause(seconds)
+        self.pilot.sim.agenda.after(seconds, self._cache_resized, size, engine, self.batch)
+
+    def _cache_resized(self, size: int, engine: EngineModel, batch: ServedBatch) -> None:
+        if not self.is_over:
+            fits = batch.resize(engine, size)
+            batch.resume()
+            self._resized(size if fits else _REFUSED)
 
     def _resize_ended(self, size: int) -> None:
         if self._resizing is not None:
@@ -222,12 +261,12 @@ class SimLibrary:
 
     def _resized(self, size: int) -> None:
         self._resizes.popleft()
-        self._say(to_agent.Resized(size))
-        if self._resizes and not self._is_over:
+        self.say(to_agent.Resized(size))
+        if self._resizes and not self.is_over:
             self._resize()
 
     def _give_back(self, calls: list[int], *, order: int = 0) -> None:
-        self._say(to_agent.GivenBack(tuple(calls), order=order))  # type: ignore[arg-type]
+        self.say(to_agent.GivenBack(tuple(calls), order=order))  # type: ignore[arg-type]
 
     def _evict(self, call: CallId) -> None:
         """Checkpoint a running call and let go of it; one that waits is given back."""
@@ -237,14 +276,14 @@ class SimLibrary:
                 self._give_back([call])
             return
         self._served += 1
-        self._say(to_agent.RunEvicted(run.leave(self, keep=True)))
+        self.say(to_agent.RunEvicted(run.leave(self, keep=True)))
         self._goes_on()
 
     # ---- calls
 
     def _pump(self) -> None:
         """Begin calls while there are slots."""
-        slots, running = self.recipe.slots, self.running
+        slots, running = self.slots, self.running
         while len(running) < slots:
             turn = self.turns.take()
             if turn is None:
@@ -253,7 +292,9 @@ class SimLibrary:
 
     def _begin(self, spec: CallSpec, part: _Part | None) -> None:
         sim, call = self.pilot.sim, spec.call
-        if part is not None:
+        if self.batch is not None:
+            self._serve(spec, self.batch)
+        elif part is not None:
             rank, run = part
             self.running[call] = run
             run.join(self, rank=rank)
@@ -261,9 +302,26 @@ class SimLibrary:
             self.running[call] = run = CallRun(sim, spec, size=1)
             run.join(self, rank=0)
         else:
-            work = self._compute(self._seconds(spec), part=self.part, then=self._solo_ended, args=(spec,))
+            work = self.compute(self._seconds(spec), part=self.part, then=self._solo_ended, args=(spec,))
             self.running[call] = SoloRun(spec, work)
             sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
+
+    def _serve(self, spec: CallSpec, batch: ServedBatch) -> None:
+        """A call joins the batch, or fails because it never can."""
+        sim = self.pilot.sim
+        joined = batch.begin(spec)
+        if isinstance(joined, EngineRun):
+            self.running[spec.call] = joined
+            sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
+        else:
+            self.say(to_agent.RunsEnded([CallEnd(spec.call, False)]))
+
+    def served(self, call: CallId) -> None:
+        """The engine has written a call's last token."""
+        sim, run = self.pilot.sim, self.running[call]
+        assert isinstance(run, EngineRun)
+        sim.calls_log.ended(sim.agenda.now, run.spec, self.where, rank=0, items=1)
+        self.ended(call, ran_s=sim.agenda.now - run.began_at)
 
     def _seconds(self, spec: CallSpec) -> float:
         """How long a call takes here by itself."""
@@ -280,7 +338,7 @@ class SimLibrary:
         return seconds
 
     def _solo_ended(self, spec: CallSpec) -> None:
-        sim, run = self.pilot.sim, self.running[spec.call]
+        sim, run = self.pilot.sim, cast(SoloRun, self.running[spec.call])
         ran_s = self.devices[0].done(run.work)
         items = sim.items_of(spec) if sim.really else items_of(spec)
         sim.calls_log.ended(sim.agenda.now, spec, self.where, rank=0, items=items)
@@ -296,16 +354,16 @@ class SimLibrary:
         """A call has ended, or its part of it."""
         del self.running[call]
         self._served += 1
-        self._say(to_agent.RunsEnded([CallEnd(call, True, b"", ran_s)]))
+        self.say(to_agent.RunsEnded([CallEnd(call, True, b"", ran_s)]))
         self._goes_on()
 
     def report(self, reports: to_agent.Reports) -> None:
         """A running call says how far it is."""
-        self._say(reports)
+        self.say(reports)
 
     def _goes_on(self) -> None:
         """A slot is free."""
-        if self._is_over:
+        if self.is_over:
             return
         if 0 < self.recipe.calls_per_library <= self._served or (self._stops and not self.running):
             self.end()
@@ -316,7 +374,7 @@ class SimLibrary:
 
     def end(self) -> None:
         """The process is over."""
-        if self._is_over:
+        if self.is_over:
             return
         ran = tuple(self.running)
         self.vanish()
@@ -324,13 +382,15 @@ class SimLibrary:
 
     def vanish(self) -> None:
         """Stop everything of it, without a word."""
-        if self._is_over:
+        if self.is_over:
             return
-        self._is_over = True
+        self.is_over = True
         sim = self.pilot.sim
         if self._resizing is not None:
             self.devices[0].stop(self._resizing)
             self._resizing = None
+        if self.batch is not None:
+            self.batch.vanish()
         for run in self.running.values():
             run.leave(self)
         self.running.clear()

@@ -69,6 +69,16 @@ class Happened(enum.IntEnum):
     """As above."""
     PART_LEFT = 28
     """As CALL_LEFT."""
+    TOKEN_FIRST = 29
+    """A call's time to first token, in seconds. This row and the next two stand beside the end of a call to an engine;
+    one that failed has none."""
+    TOKEN_MEAN = 30
+    """Its mean time per output token, of those after the first."""
+    TOKEN_GAP = 31
+    """Its longest time from one token to the next."""
+    TOKEN_LATE = 32
+    """How late its latest token was, in seconds; 0 or less: it has met its objective. For calls that have one; infinity
+    for one that failed. Where calls are counted, `call` calls of a class."""
 
 
 class EventLog:

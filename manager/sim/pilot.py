@@ -16,11 +16,14 @@ from stoker.manager.protocol import to_manager, to_pilot
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.device import SimulatedDevice
+from stoker.manager.sim.device_turns import DeviceTurns
 from stoker.manager.sim.fetching import Fetching, Neighbourhood
 from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.machine import Machine
 from stoker.manager.sim.runs import Gatherer
+from stoker.manager.sim.serving import ServedBatch
+from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
@@ -32,6 +35,7 @@ from stoker.pilot.core.events import (
     LibraryPrepared,
     Observation,
     Observed,
+    OfferWeighed,
     Pinned,
     Tick,
     TimerFired,
@@ -75,6 +79,7 @@ class SimPilot:
         )  # fmt: skip
         self.core = PilotCore(facts)
         self.computes = {device.device: SimulatedDevice(sim.agenda) for device in devices}
+        self.device_turns = DeviceTurns(sim.agenda)
         self.libraries: dict[LibraryId, SimLibrary] = {}
         """Their processes, from the order to start them until the core forgets them."""
         self.fetching = Fetching(self)
@@ -134,6 +139,8 @@ class SimPilot:
                 library = self.libraries.get(number)
                 running = [(call, 0.0) for call in library.running] if library is not None else []  # no limit counts
                 self.handle(Observed([Observation(number, running)]))
+            case commands.WeighOffer(order=order):
+                self.handle(self._weighed(order))
             case commands.StartFetch(order=order):
                 self.fetching.told(order)
             case commands.StopFetch(name=name):
@@ -154,6 +161,23 @@ class SimPilot:
                 pass
             case _:
                 assert_never(command)
+
+    def _weighed(self, order: to_pilot.RunCalls) -> OfferWeighed:
+        """What the engines have to do that share devices with the library of an offer."""
+        library = self.libraries.get(order.library)
+        if library is None or library.batch is None:
+            return OfferWeighed(order)
+        mine, beside = set(library.batch.device_ids), list[ServedBatch]()
+        for other in self.libraries.values():
+            if other.batch is not None and not other.is_over and not mine.isdisjoint(other.batch.device_ids):
+                beside.append(other.batch)
+        [spec] = order.calls
+        free_at = max(batch.free_at() for batch in beside)
+        model = library.model.engine_on(self.kind)
+        required = library.batch.required_bytes(spec, model) if model is not None and model.token_bytes else 0
+        pause_s = library.resize_s(order.reserve_bytes) if order.reserve_bytes else 0.0
+        engines = [each.outlook(pause_s=pause_s if each is library.batch else 0.0) for each in beside]
+        return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
     def _post(self, message: to_manager.FromPilot) -> None:
         """Say something to the manager. What is said until the frame arrives goes with it: a shell gathers too."""
@@ -213,6 +237,11 @@ class SimPilot:
     def warm_s(self, now: float) -> float:
         """Device-seconds until now in which at least one library had a device, or was loading into it."""
         return sum(device.held_s(now) for device in self.computes.values())
+
+    def steps(self) -> list[StepCounts]:
+        """What the engines of its libraries have computed; of those that are over the simulation knows."""
+        alive = [library for library in self.libraries.values() if not library.is_over]
+        return [library.batch.engine.counts for library in alive if library.batch is not None]
 
     def vanish(self) -> None:
         """It is over, whatever it was doing."""

@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from stoker.chance import Stream
+from stoker.contexts.step_lines import StepSeconds
 from stoker.errors import StokerError
-from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
+from stoker.manager.core.commands import AskAdvice, Command, SetTimer, ToClient, ToPilot
 from stoker.manager.core.core import Core
-from stoker.manager.core.events import Event, FromClient, SessionDefined, TimerFired
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, Event, FromClient, SessionDefined, TimerFired
 from stoker.manager.core.report import device_seconds
 from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for
 from stoker.manager.protocol import to_client, to_manager, to_pilot, wire
 from stoker.manager.protocol.blocks import BlockOrder
 from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.ids import CallId, ClientId, PilotId
+from stoker.manager.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.batch import BatchSystem
 from stoker.manager.sim.calls_log import CallsLog, CountedCalls, EachCall, items_of
@@ -33,6 +34,8 @@ from stoker.manager.sim.log import EventLog
 from stoker.manager.sim.machine import SharedFiles
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.runs import CallRun
+from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel, World
 
 _FACTORY = ClientId("factory")
@@ -48,7 +51,8 @@ class RunOutcome(msgspec.Struct, frozen=True):
     """What came of a run. Times in seconds; `device_s` by tier, cold and warm. `ended_at`: when the last call had
     ended, or the time at which the run was cut off (`complete` is False then). `busy_s`: device-seconds in which at
     least one call ran on the device; `warm_s`: in which at least one library had it, from its order to its end (the
-    tier "warm" begins when a library is ready)."""
+    tier "warm" begins when a library is ready). `engine_steps`: of all engines; `mean_batch`: the requests of those
+    that write, in the mean."""
 
     complete: bool
     ended_at: float
@@ -61,6 +65,8 @@ class RunOutcome(msgspec.Struct, frozen=True):
     rerun_calls: int
     busy_s: float = 0.0
     warm_s: float = 0.0
+    engine_steps: int = 0
+    mean_batch: float = 0.0
 
 
 class Simulation:
@@ -92,6 +98,12 @@ class Simulation:
         """The last run of each call whose gang is not complete yet."""
         self.really: dict[CallId, int] = {}
         """How many items a call turns out to have, where they are fewer than it says. No policy knows."""
+        self.tokens: dict[CallId, TokenTimes] = {}
+        """Calls to engines that have not ended: how many tokens they write, and when those came. No policy knows."""
+        self.honours = policies.dispatch.honours
+        self.engine_steps = StepCounts()
+        """Of libraries that are over."""
+        self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
         self.core_events = 0
         self.busy_s = self.warm_s = 0.0
         """Of pilots that are over."""
@@ -122,6 +134,7 @@ class Simulation:
         self.calls_log.close(ended_at)
         state = self.core.state
         state.now = ended_at
+        steps = self._all_steps()
         return RunOutcome(
             complete=self.client.done,
             ended_at=ended_at,
@@ -134,7 +147,16 @@ class Simulation:
             rerun_calls=state.rerun_calls,
             busy_s=self.busy_s + sum(pilot.busy_s(ended_at) for pilot in self.pilots.values()),
             warm_s=self.warm_s + sum(pilot.warm_s(ended_at) for pilot in self.pilots.values()),
+            engine_steps=steps.steps,
+            mean_batch=steps.row_steps / steps.decode_steps if steps.decode_steps else 0.0,
         )
+
+    def _all_steps(self) -> StepCounts:
+        """What all engines have computed, of libraries that are over and of others."""
+        found = StepCounts()
+        for counts in (self.engine_steps, *(counts for pilot in self.pilots.values() for counts in pilot.steps())):
+            found.add(counts)
+        return found
 
     def _why(self) -> str:
         open_calls = self.client.submitted - self.client.ended
@@ -169,7 +191,18 @@ class Simulation:
                     self.client.hear(command.message)
             elif type(command) is SetTimer:
                 agenda.at(max(_not_before(command.at), agenda.now), self._timer, command.key, command.at)
-            # Everything else is for a shell: files to write, advice to ask for.
+            elif type(command) is AskAdvice:
+                self._advise(command.recipe)
+            # Everything else is for a shell: files to write.
+
+    def _advise(self, recipe: RecipeKey) -> None:
+        """What the steps of a context's engine take has been measured before (`stoker profile`)."""
+        by_kind = {
+            kind: ContextAdvice(steps=engine.times)
+            for kind, engine in self.world.contexts[recipe].engine.items()
+        }  # fmt: skip
+        if by_kind:
+            self.agenda.after(0.0, self.handle, AdviceArrived(recipe, by_kind))
 
     def _timer(self, key: str, at: float) -> None:
         if self.core.state.timers.get(key) == at:
@@ -198,6 +231,15 @@ class Simulation:
     def items_of(self, spec: CallSpec) -> int:
         """How many items a call has."""
         return self.really.get(spec.call) or items_of(spec)
+
+    def step_seconds(self, context: str, kind: str) -> StepSeconds:
+        """What the steps of a context's engine take on a kind of device."""
+        engine, speed = self.world.contexts[context].engine_on(kind), self.world.devices[kind].speed
+        assert engine is not None
+        same = id(engine.times), speed  # models of one size have one table
+        if same not in self._step_seconds:
+            self._step_seconds[same] = StepSeconds(engine.times, factor=1 / speed)
+        return self._step_seconds[same]
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
         """A pilot of a block that has started."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from stoker.chance import Stream
+from stoker.contexts.step_lines import StepSeconds
 from stoker.manager.core.events import Event
 from stoker.manager.protocol.calls import CallSpec
 from stoker.manager.protocol.ids import CallId
@@ -17,6 +18,8 @@ from stoker.manager.sim.calls_log import CallsLog
 from stoker.manager.sim.flows import Network
 from stoker.manager.sim.log import EventLog
 from stoker.manager.sim.machine import SharedFiles
+from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import World
 
 
@@ -37,9 +40,15 @@ class Surroundings(Protocol):
     client_gathers_s: float
     progress_s: float
     really: dict[CallId, int]
+    tokens: dict[CallId, TokenTimes]
+    honours: frozenset[str]
+    engine_steps: StepCounts
 
     def handle(self, event: Event) -> None:
         """Give the manager an event."""
 
     def items_of(self, spec: CallSpec) -> int:
         """How many items a call has."""
+
+    def step_seconds(self, context: str, kind: str) -> StepSeconds:
+        """What the steps of a context's engine take on a kind of device."""

@@ -30,6 +30,7 @@ from typing import Annotated, assert_never
 import msgspec
 
 from stoker.chance import Stream
+from stoker.manager.protocol.calls import Objective
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.world import NO_TIME, Count, Positive, Share
 from stoker.site import Duration
@@ -49,10 +50,33 @@ def _check_gang(gang: tuple[int, int]) -> None:
         raise ValueError(f"gang: at least {least} libraries and at most {most}: write the smaller number first")
 
 
+class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When the tokens of a call should come: the first after `ttft`, or `ttft_per_token` for each token of its input
+    where that is more, but `ttft_most` at the most; each further one `tpot` later. 0 = not wanted."""
+
+    ttft_s: Duration = msgspec.field(default=NO_TIME, name="ttft")
+    tpot_s: Duration = msgspec.field(default=NO_TIME, name="tpot")
+    ttft_per_token_s: Duration = msgspec.field(default=NO_TIME, name="ttft_per_token")
+    ttft_most_s: Duration = msgspec.field(default=NO_TIME, name="ttft_most")
+
+    def __post_init__(self) -> None:
+        if self.tpot_s and not (self.ttft_s or self.ttft_per_token_s):
+            raise ValueError("tpot: a time per token counts from the first token: say when that is due, with ttft")
+
+    @property
+    def objective(self) -> Objective:
+        """As calls have it."""
+        return Objective(
+            ttft_s=float(self.ttft_s), tpot_s=float(self.tpot_s), ttft_per_token_s=float(self.ttft_per_token_s),
+            ttft_most_s=float(self.ttft_most_s),
+        )  # fmt: skip
+
+
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
     """What each call is. `context`: one, or several by their weights (`{small = 3, large = 1}`). Lengths are means in
-    tokens, lognormal with their `_cv`. `deadline` counts from when the call comes; 0 = none. `gang`: on how many
-    libraries together a call may run, at least and at most."""
+    tokens, lognormal with their `_cv`; policies are told each call's input, and the mean of the output. `deadline`
+    counts from when the call comes; 0 = none. `gang`: on how many libraries together a call may run, at least and at
+    most. `tokens`: when the tokens of a call to an engine should come."""
 
     context: str | dict[str, Weight]
     items: Positive = 1
@@ -63,6 +87,7 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     priority: Priority = 0
     deadline_s: Duration = msgspec.field(default=NO_TIME, name="deadline")
     gang: tuple[Positive, Positive] = (1, 1)
+    tokens: TokenObjective = TokenObjective()
 
     def __post_init__(self) -> None:
         if not self.context:
@@ -177,6 +202,7 @@ class Trace(
     start_s: Duration = msgspec.field(default=NO_TIME, name="start")
     for_s: Duration = msgspec.field(default=NO_TIME, name="for")
     count: AsMany = 0
+    tokens: TokenObjective = TokenObjective()
 
     def __post_init__(self) -> None:
         written = f"a trace of format {self.format.value!r}"
@@ -251,6 +277,7 @@ class _Dress:
         self._inputs, self._outputs = Stream(seed, "arrivals/inputs"), Stream(seed, "arrivals/outputs")
         weights = {workload.context: 1.0} if isinstance(workload.context, str) else workload.context
         self._names = tuple(weights)
+        self._objective = workload.tokens.objective
         self._up_to = tuple(accumulate(weights.values()))
 
     def call(self, number: int, *, at_s: float, items: int) -> Arrival:
@@ -261,10 +288,12 @@ class _Dress:
             self._context(number),
             items,
             _length(of.input_length, self._inputs, number, cv=of.input_cv),
-            _length(of.expected_output, self._outputs, number, cv=of.output_cv),
+            of.expected_output,
             of.priority,
             float(of.deadline_s),
             of.gang,
+            output=_length(of.expected_output, self._outputs, number, cv=of.output_cv),
+            objective=self._objective,
         )
 
     def _context(self, number: int) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol.blocks import Rule
+from stoker.manager.sim.engine_model import EngineModel
 from stoker.site import Duration, Name, Size
 
 
@@ -89,15 +90,19 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     its members have met, and shares the items out among them: with each doubling of its size `gang_efficiency` of a
     linear speedup is kept (`stoker.manager.sim.duration`).
 
-    To change a library's reservation takes `resize` of its devices' time for each GB that it has afterwards (SLINFER
-    §VII-B, Figure 17: a KV cache is allocated anew and copied).
+    To change a library's reservation takes `resize` of its devices' time for each GB that it has afterwards, the
+    weights of an engine left aside (SLINFER §VII-B, Figure 17: a KV cache is allocated anew and copied).
+
+    With an `engine` for each kind of device that it may be on, a context is a language model's: a call is a request of
+    `input_length` tokens, all calls of a library join one batch, and its steps say how long a call takes
+    (`stoker.manager.sim.virtual_engine`). With `slots = 0` a library runs as many calls as its engine's `rows`.
     """
 
     files: tuple[Files, ...] = ()
     awareness: Awareness = Awareness.FULL
     device_memory_bytes: Size = msgspec.field(default=Size(0), name="device_memory")
     kinds: tuple[str, ...] = ()
-    slots: Positive = 1
+    slots: Count = 1
     start_s: Duration = msgspec.field(default=NO_TIME, name="start")
     load_s: dict[str, Duration] = msgspec.field(default_factory=dict, name="load")
     load_cv: Share = 0.0
@@ -111,6 +116,21 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     devices: Positive = 1
     gang_s: Duration = msgspec.field(default=NO_TIME, name="gang")
     gang_efficiency: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    engine: dict[str, EngineModel] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for setting, is_there in (("call", self.call_s), ("item", self.item_s), ("warm_items", self.warm_items)):
+            if self.engine and is_there:
+                raise ValueError(f"{setting}: the steps of its engine say how long a call takes; leave it out")
+
+    def engine_on(self, kind: str) -> EngineModel | None:
+        """Its engine on a kind of device; None where it has none."""
+        return self.engine.get(kind) or self.engine.get("")
+
+    def slots_on(self, kind: str) -> int:
+        """Calls that a library on such a device runs at a time."""
+        engine = self.engine_on(kind)
+        return self.slots or (engine.rows if engine is not None else 1)
 
     def of_kind(self, times: dict[str, Duration], kind: str) -> float:
         """A time for a kind of device, in seconds; 0 where nothing is said."""

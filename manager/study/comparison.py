@@ -16,6 +16,7 @@ from stoker.manager.sim.workload import SweepCalls, has_deadlines
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.statistics import MeanEstimate, estimate
+from stoker.manager.study.tokens import TokenFigures
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -47,7 +48,7 @@ DONE_AFTER, ITEMS_PER_S, WAIT_P95_S, SPEED = "done_after_s", "items_per_s", "wai
 
 def columns_for(scenario: Scenario) -> tuple[Column, ...]:
     """What is worth comparing: how much was done, where runs are cut off; how long calls waited, where they do not all
-    come at once; how many met their deadlines, where they have some."""
+    come at once; how many met their deadlines, where they have some; when tokens came, where there are engines."""
     items = Column("items", "items", lambda run: float(run.outcome.items))
     in_time = (
         Column("in_time", "in time (%)", lambda run: run.figures.in_time, scale=100.0),
@@ -66,6 +67,7 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         Column(ITEMS_PER_S, "items/s", lambda run: run.figures.items_per_s),
         *(() if isinstance(scenario.workload, SweepCalls) else waits),
         *(in_time if dated else ()),
+        *(_TOKENS if any(model.engine for model in scenario.world.contexts.values()) else ()),
         Column("device_hours", "device-hours", lambda run: run.figures.held_s / 3600),
         *((warm,) if dated else ()),
         Column("busy", "busy (%)", lambda run: run.figures.busy, scale=100.0),
@@ -73,6 +75,18 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         Column("shared_bytes", "shared (GB)", lambda run: run.figures.shared_bytes, scale=1e-9, may_lack=True),
         Column("rerun_calls", "run again", lambda run: float(run.outcome.rerun_calls), may_lack=True),
     )
+
+
+def _of_tokens(value: Callable[[TokenFigures], float | None]) -> Callable[[FinishedRun], float | None]:
+    return lambda run: None if run.figures.tokens is None else value(run.figures.tokens)
+
+
+_TOKENS = (
+    Column("objectives_met", "objectives met (%)", _of_tokens(lambda tokens: tokens.met_share), scale=100.0),
+    Column("ttft_p50_s", "first token, median (s)", _of_tokens(lambda tokens: tokens.ttft_p50_s)),
+    Column("ttft_p99_s", "first token, p99 (s)", _of_tokens(lambda tokens: tokens.ttft_p99_s)),
+    Column("tpot_p50_s", "a token, median (ms)", _of_tokens(lambda tokens: tokens.tpot_p50_s), scale=1000.0),
+)
 
 
 def with_bounds(runs: Sequence[FinishedRun]) -> list[FinishedRun]:

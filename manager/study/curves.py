@@ -41,7 +41,7 @@ def curves_of(measures: Measures) -> Curves:
 
 
 def thinned(steps: Steps, *, points: int = POINTS) -> Steps:
-    """The same curve with at most so many steps: as it is, or looked at at equal distances. First and last stay."""
+    """The same curve with at most `points` steps: as it is, or sampled at equal distances. First and last stay."""
     if len(steps.at_s) <= points:
         return steps
     first, last = steps.at_s[0], steps.at_s[-1]

@@ -47,8 +47,8 @@ class Sureness(enum.Enum):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What is to be done: so many inputs through one function, so many to a call. `measured_per_call`: how many those
-    calls had that were measured (0 = as many)."""
+    """The work: a number of inputs through one function, and the inputs of one call. `measured_per_call`: the inputs of
+    the calls that were measured (0 = the same number)."""
 
     app: str
     function: str

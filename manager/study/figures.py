@@ -8,6 +8,7 @@ from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import RunOutcome
 from stoker.manager.study.measures import Measures
 from stoker.manager.study.statistics import quantile
+from stoker.manager.study.tokens import TokenFigures, token_figures
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -18,7 +19,7 @@ class Figures(msgspec.Struct, frozen=True):
     `wait_p95_s`: from a call's coming to its first beginning (`Measures.waits_s`). `bound_s`: no policy can be done
     before; None = not asked, or never.
     `in_time`: the share of calls with a deadline that met it; None = none has one, or calls were only counted.
-    `warm_s`: in which at least one library had the device, from its order to its end.
+    `warm_s`: in which at least one library had the device, from its order to its end. `tokens`: of calls to engines.
     """
 
     items_per_s: float
@@ -33,6 +34,7 @@ class Figures(msgspec.Struct, frozen=True):
     bound_s: float | None = None
     in_time: float | None = None
     warm_s: float = 0.0
+    tokens: TokenFigures | None = None
 
     @property
     def violations(self) -> float | None:
@@ -57,4 +59,5 @@ def figures_of(log: EventLog, outcome: RunOutcome, measured: Measures, *, bound_
         bound_s=bound_s,
         in_time=None if violations is None else 1.0 - violations,
         warm_s=outcome.warm_s,
+        tokens=token_figures(log),
     )

@@ -114,7 +114,7 @@ class Measures(msgspec.Struct, frozen=True):
         return self.items / self.makespan_s if self.makespan_s else 0.0
 
     def share_within(self, limit_s: float) -> float:
-        """The share of all calls that ended well within so many seconds from their coming."""
+        """The share of all calls that ended well within `limit_s` seconds of their arrival."""
         known = len(self.turnarounds_s) + self.failed + self.unfinished
         return bisect_right(self.turnarounds_s, limit_s) / known if known else 0.0
 

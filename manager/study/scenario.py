@@ -57,7 +57,7 @@ from stoker.errors import ConfigError
 from stoker.manager.sim.check import impossible, nearest
 from stoker.manager.sim.workload import Workload, contexts_of
 from stoker.manager.sim.world import NO_TIME, Rate, World
-from stoker.manager.study import overrides
+from stoker.manager.study import overrides, step_profiles
 from stoker.manager.study.overrides import Override
 from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
 from stoker.units import parse_rate, without_unit
@@ -154,6 +154,7 @@ def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str]
     data = parse_toml(text, file=file)
     made = [overrides.apply(data, change, top=_TOP, world=_WORLD) for change in changes]
     _make_absolute(data, folder)
+    step_profiles.read_into(data, folder)
     try:
         scenario: Scenario = msgspec.convert(data, type=Scenario, dec_hook=read)
     except msgspec.ValidationError as error:

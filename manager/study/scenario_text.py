@@ -46,7 +46,7 @@ def _table(struct: msgspec.Struct, *, at: str) -> Iterator[str]:
 def _is_table(value: Any) -> bool:
     """Whether it is written below a header: a struct, or structs by name or in a list."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
-    return any(isinstance(each, msgspec.Struct) for each in inside)
+    return any(isinstance(each, msgspec.Struct) and not each.__struct_config__.array_like for each in inside)
 
 
 def _tables(value: Any, *, at: str) -> Iterator[str]:
@@ -81,6 +81,8 @@ def _value(value: Any) -> str:
             return f"{{ {', '.join(f'{_key(name)} = {_value(inner)}' for name, inner in value.items())} }}"
         case tuple():
             return f"[{', '.join(map(_value, value))}]"
+        case msgspec.Struct():  # one that is written as a list
+            return _value(msgspec.structs.astuple(value))
         case _:  # a number, true or false
             return json.dumps(value)
 

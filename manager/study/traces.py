@@ -9,7 +9,8 @@ What the formats lack:
 
 - Jobs (Philly, ElasticFlow) name no context and no calls. A job on n GPUs becomes n calls, each as long as the job: the
   GPU-seconds are the job's, but nothing keeps the n together.
-- Requests (Azure, SLINFER) are one item each; their lengths are the call's.
+- Requests (Azure, SLINFER) are one item each; their lengths are the call's. Policies know the input's; the output's is
+  the engine's, and shows when the call has ended.
 - Philly's times are local ones without an offset. They are taken as they stand, so the end of summer time moves what
   follows it by an hour.
 """
@@ -36,7 +37,8 @@ from stoker.manager.study.tables import TableRow, open_bytes, read_table, show_p
 _MOST_GPUS = 10_000
 _MOST_ITEMS = 1_000_000_000
 _MOST_MEMBERS = 1_000_000
-_COLUMNS = (*(name for name in Arrival.__struct_fields__ if name != "gang"), "gang_least", "gang_most")
+_OTHERWISE = frozenset({"gang", "objective"})
+_COLUMNS = (*(name for name in Arrival.__struct_fields__ if name not in _OTHERWISE), "gang_least", "gang_most")
 
 
 def arrivals_of(
@@ -180,14 +182,16 @@ def _azure_llm(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
         yield _request(trace, at_s, context, row.whole("ContextTokens"), row.whole("GeneratedTokens"))
 
 
-def _request(trace: Trace, at_s: float, context: str, input_length: int, expected_output: int) -> Arrival:
+def _request(trace: Trace, at_s: float, context: str, input_length: int, output: int) -> Arrival:
+    """A request. No policy knows its output beforehand; what ended before tells them what to expect."""
     return Arrival(
-        at_s, context, trace.items, input_length, expected_output, trace.priority, float(trace.deadline_s), trace.gang
+        at_s, context, trace.items, input_length, 0, trace.priority, float(trace.deadline_s), trace.gang,
+        output=output, objective=trace.tokens.objective,
     )  # fmt: skip
 
 
 def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arrival]:
-    clock = _Clock("at_s")
+    clock, objective = _Clock("at_s"), trace.tokens.objective
     context = trace.context if isinstance(trace.context, str) else ""
     for row in read_table(path, needs=("at_s",), knows=_COLUMNS):
         if "context" in row:
@@ -210,6 +214,8 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
             _gang(row, trace),
             row.number("fixed_s") if "fixed_s" in row else 0.0,
             row.whole("items_done", most=items) if "items_done" in row else 0,
+            row.whole("output") if "output" in row else 0,
+            objective,
         )
 
 

@@ -149,7 +149,10 @@ def test_lengths_have_the_mean_and_the_spread_that_were_asked_for() -> None:
     inputs = [call.input_length for call in calls]
     assert fmean(inputs) == pytest.approx(800, rel=0.02)
     assert pvariance(inputs) ** 0.5 == pytest.approx(400, rel=0.05)
-    assert min(call.expected_output for call in calls) == 1  # what is said to be there is never nothing
+    outputs = [call.output for call in calls]
+    assert min(outputs) == 1  # what is said to be there is never nothing
+    assert fmean(outputs) == pytest.approx(3, rel=0.1)
+    assert {call.expected_output for call in calls} == {3}  # no policy is told what this call will write
     assert {(call.priority, call.deadline_s) for call in calls} == {(2, 9.0)}
     assert {call.input_length for call in arrivals(SHAPES[2], seed=1)} == {0}
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.config_types import settings
+from stoker.contexts.step_times import StepCell
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import doubtful
+from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.workload import Poisson, SweepCalls, Trace, contexts_of
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, SourceModel
 from stoker.manager.study.scenario import Scenario, find_scenario, label, load_scenario, parse_scenario, shipped
@@ -97,6 +100,54 @@ def test_a_scenario_written_as_text_reads_back_as_itself(name: str) -> None:
         load_scenario(find_scenario(name)) if name else parse(TEXT, "until=1h30m", 'policies=["exclusive", "b:C"]')
     )
     assert parse(scenario_text(scenario)) == scenario
+
+
+WITH_ENGINE = """
+[world.contexts.llm.engine.""]
+times = { prefill = [[16, 8, 0.02], [512, 256, 0.4]], decode = [[1, 512, 0.014], [32, 512, 0.026, 5]] }
+rows = 8
+"""
+
+
+def test_an_engine_has_its_step_times_in_the_scenario_or_in_a_profile(tmp_path: Path) -> None:
+    written = parse(TEXT.replace("load =", "slots = 0\nload =") + WITH_ENGINE)
+    engine = written.world.contexts["llm"].engine_on("a10")
+    assert engine is not None
+    assert engine.times.decode == (StepCell(1, 512, 0.014), StepCell(32, 512, 0.026, 5))
+    assert written.world.contexts["llm"].slots_on("a10") == 8
+    assert parse(scenario_text(written)) == written
+    profile = {"model": "llm", "recipe": "ab", "took_s": 60.0, "times": msgspec.to_builtins(engine.times)}
+    (tmp_path / "a10.json").write_bytes(msgspec.json.encode(profile))
+    inline = WITH_ENGINE.splitlines()[2]
+    named = (TEXT + WITH_ENGINE).replace(inline, 'times = "a10.json"')
+    read = parse_scenario(named, file="s.toml", folder=tmp_path)
+    assert read.world.contexts["llm"].engine == written.world.contexts["llm"].engine
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("[1", "is no profile"),
+        ("{}", "no sound step times"),
+        ('{"times": 3}', "is no profile"),
+    ],
+)
+def test_a_profile_that_is_none_is_refused_by_its_name(text: str | None, said: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "a10.json").write_text(text)
+    named = (TEXT + WITH_ENGINE).replace(WITH_ENGINE.splitlines()[2], 'times = "a10.json"')
+    with pytest.raises(ConfigError, match=rf"times: .*a10.json: .*{said}"):
+        parse_scenario(named, file="s.toml", folder=tmp_path)
+
+
+def test_an_engine_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="an engine needs prefill and decode"):
+        parse((TEXT + WITH_ENGINE).replace(WITH_ENGINE.splitlines()[2], "times = { }"))
+    with pytest.raises(ConfigError, match="of which no steps are known"):
+        parse((TEXT + WITH_ENGINE).replace('engine.""', "engine.a10"))
+    with pytest.raises(ConfigError, match="tpot: a time per token counts from the first token"):
+        parse(TEXT, "workload.tokens.tpot=250ms")
 
 
 def test_the_file_of_a_trace_counts_from_the_scenarios_folder() -> None:
@@ -322,6 +373,7 @@ def test_every_setting_is_documented_and_none_that_is_not_there() -> None:
         "world.devices": set(settings(DeviceKind)),
         "world.sources": set(settings(SourceModel)),
         "world.contexts": set(settings(ContextModel)),
+        "world.contexts.NAME.engine.KIND": set(settings(EngineModel)),
         "world.links": set(settings(Links)),
         "world.delays": set(settings(Delays)),
     }

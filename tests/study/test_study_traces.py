@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError
+from stoker.manager.protocol.calls import Objective
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.workload import Poisson, Trace, TraceFormat
+from stoker.manager.sim.workload import Poisson, TokenObjective, Trace, TraceFormat
 from stoker.manager.study.traces import arrivals_of, read_trace
 from stoker.site import Duration
 
@@ -35,6 +36,7 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
 2023-11-16 18:15:50.9951690,396,109
 """
+SOON = TokenObjective(Duration(0.5), Duration(0.25))
 SLINFER: list[dict[str, Any]] = [
     {"HashFunction": "late", "timestamps": [4.0, 9.5], "input": [10, 20], "output": [1, 2], "total_cnt": 2},
     {"HashFunction": "never", "timestamps": [], "input": [], "output": []},
@@ -92,16 +94,16 @@ def test_elasticflow_jobs_keep_their_deadlines_and_models(tmp_path: Path, write:
 def test_azure_requests_keep_their_lengths_and_their_fractions_of_seconds(tmp_path: Path, write: Write) -> None:
     trace = write(TraceFormat.AZURE_LLM, AZURE, deadline_s=Duration(30.0))
     assert list(read_trace(trace, folder=tmp_path)) == [
-        Arrival(0.0, "llm", 1, 374, 44, deadline_s=30.0),
-        Arrival(4.314579, "llm", 1, 396, 109, deadline_s=30.0),
+        Arrival(0.0, "llm", 1, 374, deadline_s=30.0, output=44),
+        Arrival(4.314579, "llm", 1, 396, deadline_s=30.0, output=109),
     ]
 
 
 def test_slinfers_functions_are_merged_and_take_contexts_in_turn(tmp_path: Path, write: Write) -> None:
     trace = write(TraceFormat.SLINFER, json.dumps(SLINFER), context=("a", "b"))
     assert list(read_trace(trace, folder=tmp_path)) == [
-        Arrival(2.5, "a", 1, 30, 3), Arrival(4.0, "b", 1, 10, 1), Arrival(9.0, "a", 1, 40, 4),
-        Arrival(9.5, "b", 1, 20, 2),
+        Arrival(2.5, "a", 1, 30, output=3), Arrival(4.0, "b", 1, 10, output=1), Arrival(9.0, "a", 1, 40, output=4),
+        Arrival(9.5, "b", 1, 20, output=2),
     ]  # fmt: skip
     named = write(TraceFormat.SLINFER, json.dumps(SLINFER), contexts={"late": "a", "early": "b"})
     assert Counter(call.context for call in read_trace(named, folder=tmp_path)) == {"a": 2, "b": 2}
@@ -117,6 +119,10 @@ def test_a_plain_table_has_the_fields_of_a_call(tmp_path: Path, write: Write) ->
     assert list(read_trace(write(TraceFormat.CSV, whole), folder=tmp_path)) == [
         Arrival(1.25, "llm", 2, 300, 40, -1, 60.0), Arrival(1.25, "llm", 3, 0, 0, 5)
     ]  # fmt: skip
+    lengths = write(TraceFormat.CSV, "at_s,input_length,output\n0,300,40\n", context="llm", tokens=SOON)
+    assert list(read_trace(lengths, folder=tmp_path)) == [
+        Arrival(0.0, "llm", 1, 300, output=40, objective=Objective(ttft_s=0.5, tpot_s=0.25))
+    ]
     least = write(TraceFormat.CSV, "at_s\r\n0\r\n7.5\r\n", context="llm", items=4)
     assert list(read_trace(least, folder=tmp_path)) == [Arrival(0.0, "llm", 4), Arrival(7.5, "llm", 4)]
 

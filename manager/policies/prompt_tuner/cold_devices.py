@@ -46,7 +46,7 @@ class ColdDevices:
         self.taken.setdefault(job, []).extend(self.pick(model, count))
 
     def find(self, model: str, *, most: int) -> list[Replica]:
-        """Up to so many that could be warmed now."""
+        """At most `most` replicas that could be warmed now."""
         if most <= 0:
             return []
         if model not in self._found:

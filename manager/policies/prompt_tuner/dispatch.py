@@ -15,7 +15,7 @@ everybody in the end, gives back what it took.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stoker.manager.core.nouns import Call, Library
@@ -48,14 +48,14 @@ class AllotInRounds(HottestFirst):
         self.together = together
         self.reuse = reuse
 
-    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+    def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         """Nowhere, where a round decides."""
         state = self.states.of(call.group.context)
         if in_rounds(call) or (state is not None and state.active):
             return None
         return super().place(view, call)
 
-    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+    def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         """Nothing, where a round decides."""
         state, head = self.states.of(library.context), library.context.queue.head()
         if state is not None:
@@ -64,7 +64,7 @@ class AllotInRounds(HottestFirst):
             return 0
         return super().pull(view, library)
 
-    def dry(self, view: View, library: Library) -> Sequence[Action]:
+    def dry(self, view: View, library: Library) -> Iterable[Action]:
         """As by default; and the next round will know."""
         state = self.states.of(library.context)
         if state is not None:

@@ -42,7 +42,7 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
 
     def fewest(self, *, begins_at: float, most: int) -> int:
-        """The least number of replicas, of so many at most, with which it is in time; 0 if there is none."""
+        """The least number of replicas, up to `most`, with which the job ends in time; 0 if none is enough."""
         for count, seconds in enumerate(self.run_s[:most], start=1):
             if begins_at + seconds <= self.deadline_at:
                 return count

@@ -26,7 +26,7 @@ Place = tuple[PilotId, tuple[DeviceId, ...]]
 _REMEMBERED = 10_000
 _DRIFT = 0.01
 _JOBS_PER_S = 10_000
-"""When measurements have moved by more than that, what jobs will take is worked out anew, so many a second."""
+"""Once measurements have moved by more than `_DRIFT`, the times of jobs are predicted anew, this many a second."""
 
 
 def in_rounds(call: Call) -> bool:
@@ -67,7 +67,7 @@ class PoolState:
         self.allot_due = self.walk_due = True
         """Whether something has changed since dispatch, or residency, looked."""
         self.left_over = False
-        """Whether calls may wait of which nobody thinks, for the last one that rounds decide about has left."""
+        """Whether calls may wait that no round decides about: the last call that rounds decide about has left."""
         self.short = False
         """Whether a job waits that is not helped, for want of cold devices or of time."""
         self.lacks: tuple[float, int] = (math.inf, 0)
@@ -177,7 +177,7 @@ class PoolState:
         return [x for x in idle if not x.held and not x.zombies and (reuse or not x.served)]
 
     def pool(self, *, now: float, idle: int) -> Pool:
-        """The pool, of which so many replicas are free."""
+        """The pool, with `idle` free replicas."""
         promised = tuple(ordered.promise for ordered in self.promises.values())
         return Pool(idle, tuple(self._busy(now)), promised, self.load_s, self.held)
 

@@ -199,7 +199,7 @@ class Walk:
         self._served = {promise.job: promise for pool in pools.values() for promise in pool.promised}
 
     def go_on(self, lines: Mapping[str, JobQueue], cold: ColdPool, *, looks: int) -> list[Fate]:
-        """The next jobs in line, so many at most. It is over when `under_way` is False."""
+        """The next jobs in line, at most `looks` of them. The round is over when `under_way` is False."""
         fates: list[Fate] = []
         for key, model in self._ahead(lines):
             if len(fates) >= looks:

@@ -1,0 +1,98 @@
+"""A waiting call is dropped when its queueing delay exceeds the time to first token that it wants (SLINFER §IX-B).
+
+A call that waits for a library to load has more time: a grace window as long as the cold start (§IX-A). One that waits
+for no load has none.
+
+A part for policies: `waits` is told of each call that has to wait and asks for a timer, `fired` answers that with the
+drops. There is one timer, for the call that is due first; a call costs O(log n) for n that wait. The policy has to see
+every call (`asks_every_call`).
+
+    def place(self, view, call):
+        ...
+        return self._late_drops.waits(view, call)   # it has to wait
+
+    def timer(self, view, key):
+        return self._late_drops.fired(view, key)
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from stoker.manager.core.nouns import Call
+from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.seams import Drop, Timer, View
+from stoker.manager.protocol.ids import CallId
+
+_KEY = "late-drops"
+_ROUNDING_S = 1e-6
+"""A timer that fires so much too early is in time: a shell's clock may count in microseconds."""
+_LOOK_AGAIN_S = 0.1
+"""How often a call is looked at that waits for a load which takes longer than was known."""
+
+
+class LateDrops:
+    """The waiting calls of a policy that want a first token, and when each is late."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, CallId]] = []
+        """When to look at each call, as a heap. A call that has left is skipped when its time comes."""
+        self._timer_at = float("inf")
+
+    def waits(self, view: View, call: Call) -> tuple[Timer, ...]:
+        """A call waits, and is dropped when it is late. Without a time to first token it is never late."""
+        wanted_s = first_token_s(call)
+        if not wanted_s:
+            return ()
+        heapq.heappush(self._due, (call.submitted_at + wanted_s, call.id))
+        return self._set_timer(view.now)
+
+    def fired(self, view: View, key: str) -> tuple[Drop | Timer, ...]:
+        """Drops of the calls that are late now, and the next timer. Timers of others lead to nothing."""
+        if key != _KEY:
+            return ()
+        self._timer_at = float("inf")
+        drops: list[Drop] = []
+        while self._due and self._due[0][0] <= view.now + _ROUNDING_S:
+            _, id = heapq.heappop(self._due)
+            call = view.calls.get(id)
+            if call is None or call.state is not CallState.WAITING:
+                continue
+            waited_s, wanted_s = view.now - call.submitted_at, first_token_s(call)
+            grace_s = cold_start_s(view, call)
+            late_at = call.submitted_at + wanted_s + grace_s
+            if late_at <= view.now + _ROUNDING_S:
+                drops.append(Drop(id, _why(waited_s, wanted_s, grace_s)))
+            else:
+                heapq.heappush(self._due, (late_at, id))
+        return (*drops, *self._set_timer(view.now))
+
+    def _set_timer(self, now: float) -> tuple[Timer, ...]:
+        if not self._due or self._due[0][0] >= self._timer_at:
+            return ()
+        self._timer_at = max(self._due[0][0], now)
+        return (Timer(self._timer_at, _KEY),)
+
+
+def first_token_s(call: Call) -> float:
+    """The time to first token that a call wants; 0 = none."""
+    features = call.spec.features
+    return call.group.options.objective.first_token_s(features.input_length if features is not None else 0)
+
+
+def cold_start_s(view: View, call: Call) -> float:
+    """How long the cold start takes that a waiting call takes part in: the longest load of a library of its context
+    that is under way, or was when the call had come. 0 if there is none."""
+    longest_s = 0.0
+    for library in call.group.context.libraries.values():
+        if library.state is LibraryState.LOADING and library.usable:
+            loads_s = view.now - library.started_at + _LOOK_AGAIN_S
+            longest_s = max(longest_s, loads_s, call.group.context.load_s)
+        elif library.state is LibraryState.READY and library.ready_at > call.submitted_at:
+            longest_s = max(longest_s, library.ready_at - library.started_at)
+    return longest_s
+
+
+def _why(waited_s: float, wanted_s: float, grace_s: float) -> str:
+    grace = f", and {grace_s:.3g} s for a load" if grace_s else ""
+    return f"it has waited {waited_s:.3g} s for its first token, which was wanted within {wanted_s:.3g} s{grace}"

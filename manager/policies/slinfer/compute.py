@@ -1,0 +1,85 @@
+"""What the engines on a device compute, as far as the manager can tell: enough to choose a device for a new instance.
+
+The pilot weighs each offered call by what its engines have to do at that moment
+(`stoker.pilot.core.shadow_validation`).
+The manager knows less: how many calls a library holds, how long their prompts are and what such calls write in the
+mean. Before it loads an instance somewhere, it checks with that what the pilot would refuse later: whether the prompt
+can be read in time there (which excludes CPUs that are too slow, SLINFER §V), and whether a decode step of every
+instance on the device still fits into a time per output token (case 3 of §VI-C).
+"""
+
+from __future__ import annotations
+
+from stoker.contexts.step_lines import StepSeconds
+from stoker.contexts.step_times import StepTimes
+from stoker.manager.core.nouns import Call, Context, Device, Library
+from stoker.manager.core.phases import LibraryState
+from stoker.pilot.core.shadow_validation import OVERESTIMATE
+
+
+def prompt_tokens(call: Call) -> int:
+    """Tokens that a call reads."""
+    features = call.spec.features
+    return max(1, features.input_length) if features is not None else 1
+
+
+def output_tokens(call: Call) -> int:
+    """Tokens that a call is expected to write: the mean of its context's calls that have ended (SLINFER §VII-A)."""
+    features = call.spec.features
+    return features.expected_output if features is not None else 0
+
+
+def staying(device: Device) -> list[Library]:
+    """The libraries of a device that are not about to end."""
+    return [library for library in device.libraries.values() if library.state is not LibraryState.STOPPING]
+
+
+class ComputeOutlook:
+    """What steps take on devices, by the measurements that contexts have (`ContextAdvice.steps`)."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
+        """By the identity of a table, which contexts of one model share; the table is kept so that it stays its own."""
+
+    def cost(self, context: Context, device: Device) -> StepSeconds | None:
+        """What the steps of a context's engine take on a device; None where nobody has measured that."""
+        advice = context.advice.get(device.facts.kind)
+        times = advice.steps if advice is not None else None
+        if times is None or not times.prefill or not times.decode:
+            return None
+        known = self._seconds.get(id(times))
+        if known is None:
+            known = self._seconds[id(times)] = times, StepSeconds(times, factor=OVERESTIMATE / device.facts.speed)
+        return known[1]
+
+    def prefill_s(self, context: Context, device: Device, call: Call) -> float:
+        """What it takes to read a call's prompt; 0 where nobody knows."""
+        cost = self.cost(context, device)
+        tokens = prompt_tokens(call)
+        return cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
+
+    def decode_s(self, library: Library) -> float:
+        """A decode step of a library with the calls that it holds; one that is loading will have one at least."""
+        rows = len(library.held) or int(library.state is LibraryState.LOADING)
+        cost = self.cost(library.context, library.devices[0]) if rows else None
+        if cost is None:
+            return 0.0
+        lengths = [prompt_tokens(call) + output_tokens(call) / 2 for call in library.held.values()]
+        length = sum(lengths) / len(lengths) if lengths else 1.0
+        return cost.decode_s(rows, length)[0]
+
+    def why_not_here(self, device: Device, call: Call, *, now: float, leaving: frozenset[int] = frozenset()) -> str:
+        """Why a new instance on a device would not serve a call in time; empty if it would, for all that is known.
+        `leaving`: libraries that end for it."""
+        context, objective = call.group.context, call.group.options.objective
+        cost = self.cost(context, device)
+        if cost is None:
+            return ""
+        prompt = prompt_tokens(call)
+        others_s = [self.decode_s(library) for library in staying(device) if library.id not in leaving]
+        ttft_s = objective.first_token_s(prompt)
+        left_s = call.submitted_at + ttft_s - now  # its load is granted on top (§IX-A)
+        if ttft_s and cost.prefill_s(prompt, prompt / 2) + max(others_s, default=0.0) > left_s:
+            return "its first token would be late"
+        cycle_s = sum(others_s) + cost.decode_s(1, prompt)[0]
+        return "its tokens would be late" if 0 < objective.tpot_s < cycle_s else ""

@@ -1,0 +1,198 @@
+"""Which instance serves a call: SLINFER at the dispatch seam (§V to §VIII).
+
+A call is offered to one ready instance after the other, those on CPUs first and those with large batches before small
+ones. The manager sees to the memory (`memory`), the pilot judges whether the call, and those beside it, would be in
+time (`stoker.pilot.core.shadow_validation`); an offer that it refuses goes to the next instance. When all have refused,
+neighbours with smaller batches make room for the largest instance (§VIII-A), or a new instance is loaded. A call for
+which there is no room waits and is tried again, in rounds, until its first token would be late; then it is dropped
+(§IX-B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stoker.manager.core.nouns import Call, Context, Library
+from stoker.manager.core.seams import Action, Ask, Changes, Drop, Evict, FailCall, Send, Unload, View
+from stoker.manager.policies.dispatch import HottestFirst
+from stoker.manager.policies.keep_alive import IdleTimers
+from stoker.manager.policies.late_drops import cold_start_s, first_token_s
+from stoker.manager.policies.slinfer.compute import staying
+from stoker.manager.policies.slinfer.memory import CacheSizes
+from stoker.manager.policies.slinfer.placement import InstancePlaces, instances, loading, shares_by_token
+from stoker.manager.policies.where_to_load import is_probed
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.ids import LibraryId, RecipeKey
+
+_ROUND_S = 0.1
+"""How often waiting calls are tried again."""
+
+_MOST_TRIED = 32
+"""Waiting calls of a context that are tried in one round."""
+
+_PER_LOAD = 4
+"""A context whose instance is loading gets another one when more than so many calls wait for each."""
+
+
+_NO_GANGS = "the policy slinfer runs a call of a language model in one library; leave its gang away"
+
+
+class OfferByHeadroom(HottestFirst):
+    """Dispatch: offers, preemption, drops; instances that nobody uses go. `consolidates`: neighbours with smaller
+    batches are preempted. Contexts that do not share devices by the token are served as by default."""
+
+    period_s = _ROUND_S
+    honours = HottestFirst.honours | {"ttft_s", "tpot_s", "expected_output"}
+    asks_every_call = True
+
+    def __init__(
+        self, sizes: CacheSizes, placement: InstancePlaces, *, keep_alive_s: float, consolidates: bool, drops: bool
+    ) -> None:
+        super().__init__()
+        self._sizes = sizes
+        self._idle = IdleTimers(keep_alive_s)
+        self._placement = placement
+        self._consolidates = consolidates
+        self._drops = drops
+        self._offered: dict[int, LibraryId] = {}
+        """The library that each call was offered last."""
+        self._refused: dict[int, set[LibraryId]] = {}
+        """Those that have refused a call since it was tried anew."""
+        self._asked: set[str] = set()
+        """Contexts whose step times were asked for."""
+
+    def window(self, view: View, library: Library) -> int:
+        """As many as its engine has rows."""
+        return library.slots if shares_by_token(library.context) else super().window(view, library)
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
+        """The next instance that may take a call which has come, or which an instance has refused."""
+        context = call.group.context
+        if not shares_by_token(context):
+            return super().place(view, call)
+        if call.group.options.gang[1] > 1:
+            return FailCall(call.id, Failure(FailureKind.NO_DEVICE, _NO_GANGS))
+        if context.recipe.key not in self._asked:
+            self._asked.add(context.recipe.key)
+            return (Ask(RecipeKey(context.recipe.key)),)  # the answer comes at once, or the next round places the call
+        last = self._offered.pop(call.id, None)
+        if last is None:
+            return self._plan(view, call)
+        refused = self._refused.setdefault(call.id, set())
+        library = view.libraries.get(last)
+        if library is not None and last not in refused and library.admits(call):  # once: it may refuse it again
+            refused.add(last)
+            grows = self._sizes.grow(library, library.required_bytes) if library.required_bytes else None
+            if grows:
+                return self._offer(call, library, grows)
+        refused.add(last)
+        return self._plan(view, call)
+
+    def pull(self, view: View, library: Library) -> int | Iterable[Action]:
+        """An instance has become ready, or one of its calls has ended: it is offered those that wait."""
+        return self._offers(library) if shares_by_token(library.context) else super().pull(view, library)
+
+    def dry(self, view: View, library: Library) -> Iterable[Action]:
+        """An instance that does nothing goes after a while: loads are fast, and it keeps others from its device
+        (§IX-I4)."""
+        return self._idle.idle(view, library) if shares_by_token(library.context) else super().dry(view, library)
+
+    def timer(self, view: View, key: str) -> Iterable[Action]:
+        """An instance has been idle for long enough, or has got calls meanwhile."""
+        return self._idle.fired(view, key)
+
+    def advised(self, view: View, context: Context) -> Iterable[Action]:
+        """What steps take is known now: calls that have come meanwhile find their place by it."""
+        return self._again(view, context) if shares_by_token(context) else ()
+
+    def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
+        """Waiting calls are dropped once they would be late, and the others are tried again."""
+        self._forget(view)
+        for context in tuple(view.hungry.values()):
+            if shares_by_token(context):
+                yield from self._again(view, context)
+
+    def rests(self, view: View) -> bool:
+        """True while nothing waits."""
+        return not any(map(shares_by_token, view.hungry.values()))
+
+    def _again(self, view: View, context: Context) -> Iterator[Action]:
+        for call in context.queue.first(_MOST_TRIED, looks=_MOST_TRIED):
+            self._offered.pop(call.id, None)
+            self._refused.pop(call.id, None)
+            if self._drops and (late_s := _late_s(view, call)) > 0:
+                yield Drop(call.id, f"its first token would come more than {late_s:.2f} s late")
+            else:
+                yield from self._plan(view, call)
+
+    def _forget(self, view: View) -> None:
+        """Calls that have ended need no notes."""
+        for notes in (self._offered, self._refused):
+            for id in [id for id in notes if id not in view.calls]:
+                del notes[id]
+
+    def _offers(self, library: Library) -> Iterator[Action]:
+        """Offers of waiting calls to one instance, as far as its memory goes."""
+        for call in library.context.queue.first(_MOST_TRIED, looks=_MOST_TRIED):
+            if library.load >= library.slots:
+                return
+            if library.admits(call) and library.id not in self._refused.get(call.id, ()):
+                grows = self._sizes.admit(library, call)
+                if grows is None:
+                    return
+                yield self._offer(call, library, grows)
+
+    def _offer(self, call: Call, library: Library, reserve_bytes: int) -> Send:
+        self._offered[call.id] = library.id
+        return Send(call.id, library.id, offer=True, reserve_bytes=reserve_bytes)
+
+    # ---- one call
+
+    def _plan(self, view: View, call: Call) -> Iterator[Action]:
+        """What is done for a call now; nothing if it has to wait."""
+        context, refused = call.group.context, self._refused.get(call.id, ())
+        hindered: list[Library] = []
+        for library in instances(context):
+            if library.id in refused or library.load >= library.slots or not library.admits(call):
+                continue
+            grows = self._sizes.admit(library, call)
+            if grows is None:
+                hindered.append(library)
+                continue
+            yield self._offer(call, library, grows)
+            return
+        if self._consolidates:
+            for library in sorted(hindered, key=lambda library: -len(library.held)):
+                plan = self._preempt(view, library, call)
+                if plan:
+                    yield from plan
+                    yield self._offer(call, library, self._sizes.admit(library, call) or 0)
+                    return
+        on_their_way = len(loading(context))
+        if not on_their_way or (not is_probed(context) and context.queue.count > _PER_LOAD * on_their_way):
+            yield from self._placement.new_instance(view, call)
+
+    def _preempt(self, view: View, library: Library, call: Call) -> list[Action]:
+        """Neighbours that leave so that an instance can grow: those with smaller batches, the smallest first, if all
+        that they serve fits elsewhere (§VIII-A)."""
+        lacks, size = self._sizes.lacks(library, call), len(library.held)
+        neighbours = [x for x in staying(library.devices[0]) if x is not library and x.usable and len(x.held) < size]
+        plan: list[Action] = []
+        for victim in sorted(neighbours, key=lambda x: (len(x.held), -x.promised_bytes)):
+            if lacks <= 0:
+                break
+            if victim.held and not self._placement.fits_elsewhere(view, victim.held.values(), but=victim):
+                continue
+            plan += [Evict(held.id) for held in victim.held.values()]
+            plan.append(Unload(victim.id, f"{library.context.recipe.name} grows beside it"))
+            lacks -= victim.promised_bytes
+        return plan if lacks <= 0 else []
+
+
+def _late_s(view: View, call: Call) -> float:
+    """How late the first token of a waiting call would be at least; a load that it waits for is granted (§IX-A). Less
+    than zero for one that was evicted: it may have its first token."""
+    wanted_s = first_token_s(call)
+    if not wanted_s or call.id in view.reports:
+        return -1.0
+    return view.now - call.submitted_at - wanted_s - cold_start_s(view, call)

@@ -1,0 +1,302 @@
+"""An engine in virtual time: the batch that a real one runs, a step after the other, and what each step takes.
+
+The rules are the engine's own (`stoker.contexts.batching`), the seconds come from a table that was measured
+(`stoker.contexts.step_times`). Its caller says when a step may begin and hears when that is over: a device that several
+engines share gives each of them a step at a time.
+
+Most steps are like the one before: the same requests write one more token each. Such steps are decided once, as a
+*burst* (`RunningBatch.repeats`), and an engine that has its devices for itself computes a burst as one piece of work.
+When a request comes or leaves, or somebody else wants the device, the burst is cut off behind the step in which that
+happens. The steps and their times are those that would have been, had each been decided by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from itertools import pairwise
+
+import msgspec
+
+from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, Step
+from stoker.contexts.inference.adapter import EngineLoad
+from stoker.contexts.step_lines import StepSeconds
+from stoker.contexts.step_times import attended
+from stoker.manager.protocol.ids import LibraryId
+from stoker.manager.sim.engine_model import TICK_S
+from stoker.manager.sim.token_times import TokenTimes
+from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+
+_LONGEST_BURST = 512
+"""Steps that are decided at a time, at the most."""
+
+
+class StepCounts(msgspec.Struct):
+    """What engines have computed (`EngineLoad` says what each is)."""
+
+    steps: int = 0
+    decode_steps: int = 0
+    row_steps: int = 0
+    most_running: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    busy_s: float = 0.0
+    evictions: int = 0
+
+    def add(self, other: StepCounts) -> None:
+        """Count what another engine has computed as well."""
+        most = max(self.most_running, other.most_running)
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.most_running = most
+
+
+class VirtualEngine:
+    """One engine with one model. `most_output`: tokens that a request may write at the most, which is what an engine
+    knows beforehand (0: it knows how many it will write)."""
+
+    def __init__(self, seconds: StepSeconds, limits: BatchLimits, *, most_output: int = 0) -> None:
+        self.batch = RunningBatch(limits)
+        self.counts = StepCounts()
+        self._began_at = 0.0
+        """When that which is under way began."""
+        self._seconds = seconds
+        self._most_output = most_output
+        self._times: dict[int, TokenTimes] = {}
+        """What each request's program sees, by its number."""
+        self._is_full = False
+        """Requests wait that found no room when the step was decided."""
+        self._step: Step | None = None
+        """What is computed now, or was last and will be next."""
+        self._takes: list[float] = []
+        """Seconds of the steps of this burst that have not begun."""
+        self._ahead: list[float] = []
+        """When the steps end that have begun; several if nothing else can happen meanwhile."""
+        self._behind: list[float] = []
+        """When the steps of this burst have ended, as far as the batch does not know of them."""
+        self._dues: list[tuple[float, float]] = []
+        """When the next token of those in the batch is due as this burst begins, and how much later the following."""
+
+    def __len__(self) -> int:
+        """How many requests it has."""
+        return len(self.batch)
+
+    @property
+    def is_computing(self) -> bool:
+        """True while a step is under way."""
+        return bool(self._ahead)
+
+    @property
+    def is_leaping(self) -> bool:
+        """True while several steps are under way as one piece of work."""
+        return len(self._ahead) > 1
+
+    @property
+    def ends_at(self) -> float:
+        """When that which is under way ends."""
+        return self._ahead[-1]
+
+    @property
+    def due_at(self) -> float:
+        """When its most urgent token is due; infinity if none is. The headroom of the engine is the time until then."""
+        if self._step is None:
+            return self.batch.due_at
+        done, waiting = len(self._behind), self.batch.waiting
+        soonest = waiting[0].due_at if waiting and not self._is_full else math.inf
+        for at, tpot_s in self._dues:
+            due_at = at + done * tpot_s
+            if due_at < soonest:
+                soonest = due_at
+        return soonest
+
+    @property
+    def load(self) -> EngineLoad:
+        """How full its batch is, and was."""
+        running, waiting = len(self.batch.running), len(self.batch.waiting)
+        return EngineLoad(running, waiting, **msgspec.structs.asdict(self.counts), rows=self.batch.limits.rows)
+
+    def free_at(self, now: float) -> float:
+        """When the step that is computed now ends; `now` if none is."""
+        at = bisect_left(self._ahead, now)
+        return self._ahead[at] if at < len(self._ahead) else now
+
+    def outlook(self, library: LibraryId, now: float, *, ready_at: float = 0.0) -> EngineOutlook:
+        """What it has to do, as a shadow validation sees it (`stoker.pilot.core.shadow_validation`). `ready_at`: it
+        takes no step before."""
+        done = len(self._behind) + bisect_left(self._ahead, now)
+        writing = set(self._step.requests) if self._step is not None and not self._step.prefill else ()
+        rows, length, due_at, tpot_s = 0, 0.0, math.inf, 0.0
+        prompts, late_at = list[UnreadPrompt](), math.inf
+        for number, request in self.batch.running.items():
+            more = done if number in writing else 0
+            if not request.decodes:
+                prompts.append(_unread(request))
+                continue
+            rows += 1
+            length += request.length + more
+            if not request.tpot_s:
+                continue
+            at = request.due_at + more * request.tpot_s
+            if at < now:
+                late_at = min(late_at, at)
+            elif at < due_at:
+                due_at = at
+            tpot_s = min(tpot_s, request.tpot_s) if tpot_s else request.tpot_s
+        prompts.sort(key=lambda prompt: prompt.due_at)
+        prompts += map(_unread, self.batch.waiting)
+        length = length / rows if rows else 0.0
+        return EngineOutlook(library, self._seconds, rows, length, due_at, tpot_s, tuple(prompts), late_at, ready_at)
+
+    def why_not(self, times: TokenTimes) -> str:
+        """Why it can never serve such a request; empty if it can."""
+        return self.batch.why_not(prompt=times.prompt, most=times.output)
+
+    # ---- requests
+
+    def add(self, number: int, times: TokenTimes, *, now: float) -> None:
+        """A request has come. It joins after the step that is under way. Raises ValueError if it never can be."""
+        self._decide_anew(now)
+        most = max(times.output, min(self._most_output, self._room_for(times)))
+        self.batch.add(
+            number, prompt=times.prompt, most=most, due_at=times.due_at + times.grace_s, tpot_s=times.tpot_s
+        )  # fmt: skip
+        self._times[number] = times
+
+    def remove(self, number: int, *, now: float) -> None:
+        """A request leaves, wherever it is; the step that is under way goes on without it. No-op if absent."""
+        if number not in self._times:
+            return
+        self._decide_anew(now)
+        del self._times[number]
+        if self._step is not None and number in self._step.requests:
+            self._step = self._step.without(number, writes=self.batch.running[number].decodes)
+        self.batch.abort(number)
+
+    def resize(self, limits: BatchLimits, *, now: float) -> str:
+        """Keep within other limits, after the step that is under way. Returns why it cannot; empty if it does."""
+        before, self.batch.limits = self.batch.limits, limits
+        for request in self.batch.requests():
+            why = self.batch.why_not(prompt=request.prompt, most=self._times[request.id].output)
+            if why:
+                self.batch.limits = before
+                return why
+        self._decide_anew(now)
+        return ""
+
+    def _room_for(self, times: TokenTimes) -> int:
+        """Tokens that a request may write at the most so that a row for it fits."""
+        longest = self.batch.limits.longest_row()
+        return longest - times.prompt if longest else self._most_output
+
+    # ---- steps
+
+    def begin(self, at: float, *, leap: bool = False) -> bool:
+        """Compute the next step from a time on; False if there is nothing to compute. `leap`: all steps of the burst,
+        for as long as nothing interrupts."""
+        if not self._takes and not self._decide():
+            return False
+        self._began_at, count = at, len(self._takes) if leap else 1
+        for seconds in self._takes[:count]:
+            at += seconds
+            self._ahead.append(at)
+        del self._takes[:count]
+        return True
+
+    def interrupt(self, now: float) -> bool:
+        """Of the steps that are under way, only the one that is computed now goes on; those behind it are begun again.
+        True if that makes it end earlier."""
+        ahead = self._ahead
+        if len(ahead) < 2:
+            return False
+        ended = sum(at < now - TICK_S for at in ahead[:-1])
+        self._takes[:0] = [after - before for before, after in pairwise(ahead[ended:])]
+        self._behind += ahead[:ended]
+        self._ahead = [ahead[ended]]
+        return bool(self._takes)
+
+    def end(self, at: float) -> list[int]:
+        """What was under way has ended, now. Returns the requests that have written their last token; they are gone."""
+        self._ahead[-1] = at
+        self.counts.busy_s += at - self._began_at
+        self._behind += self._ahead
+        self._ahead.clear()
+        return [] if self._takes else self._settle()
+
+    def halt(self, now: float) -> None:
+        """It computes no further. What had ended by now counts; the step that is under way is lost."""
+        self._decide_anew(now)
+        self._ahead.clear()
+        self._step = None
+
+    def _decide(self) -> bool:
+        step = self.batch.next()
+        self._step, self._is_full = step, bool(self.batch.waiting)
+        if step is None:
+            return False
+        running, counts = self.batch.running, self.counts
+        counts.evictions += len(step.evicted)
+        counts.most_running = max(counts.most_running, len(running))
+        states = [running[number] for number in step.requests]
+        self._takes = self._seconds_of(step, states, count=self._burst(step, states))
+        dues: dict[float, float] = {}
+        for request in running.values():
+            due_at = request.due_at
+            if due_at < dues.get(request.tpot_s, math.inf):
+                dues[request.tpot_s] = due_at
+        self._dues = [(at, tpot_s) for tpot_s, at in dues.items()]
+        return True
+
+    def _burst(self, step: Step, states: list[BatchedRequest]) -> int:
+        """How many steps like this one follow each other until a request ends or the batch has to be looked at."""
+        most = min(self.batch.repeats(step), _LONGEST_BURST)
+        return most if most == 1 else min(most, min(self._times[state.id].output - state.made for state in states))
+
+    def _seconds_of(self, step: Step, states: list[BatchedRequest], *, count: int) -> list[float]:
+        if not step.prefill:
+            return self._seconds.decode_s(len(states), self.batch.decode_length(step), count=count)
+        length = attended(list(zip(step.starts, step.tokens, strict=True)))
+        return [self._seconds.prefill_s(sum(step.tokens), length)]
+
+    def _decide_anew(self, now: float) -> None:
+        """Something has changed: what follows the step that is computed now is to be decided behind it."""
+        self.interrupt(now)
+        self._takes.clear()
+        self._is_full = False
+        self._settle()
+
+    def _settle(self) -> list[int]:
+        """Tell the batch which steps of the burst have ended, and the programs when their tokens came. Returns the
+        requests that have ended with them."""
+        step, ends, ended = self._step, self._behind, list[int]()
+        if step is not None and ends:
+            count = len(ends)
+            for number, tokens in zip(step.requests, step.tokens, strict=True):
+                state, times = self.batch.running[number], self._times[number]
+                if state.unread > tokens:
+                    continue  # a part of its prompt
+                times.add(ends, made=state.made)
+                self.counts.new_tokens += count
+                if state.made + count == times.output:
+                    ended.append(number)
+                    del self._times[number]
+            self.batch.did(step, ended=ended, times=count)
+            self._dues = [(at + count * tpot_s, tpot_s) for at, tpot_s in self._dues]
+            self._count(step, count)
+            self._behind = []
+        if not self._ahead:
+            self._step = None
+        return ended
+
+    def _count(self, step: Step, times: int) -> None:
+        counts = self.counts
+        counts.steps += times
+        if step.prefill:
+            counts.prompt_tokens += step.prompt_tokens
+        if step.writing:
+            counts.decode_steps += times
+            counts.row_steps += times * len(step.requests)
+
+
+def _unread(request: BatchedRequest) -> UnreadPrompt:
+    """A request whose prompt, and what it has written before, is to be read."""
+    return UnreadPrompt(request.unread, request.due_at, request.tpot_s)

@@ -1,0 +1,100 @@
+"""Calls that wait for longer than their time to first token are dropped; a load that they wait for is granted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from core.builders import Cluster, recipe
+from policies import stubs
+
+from stoker.manager.core.nouns import Call
+from stoker.manager.core.seams import Action, Policies, View
+from stoker.manager.policies import HottestFirst
+from stoker.manager.policies.late_drops import LateDrops
+from stoker.manager.protocol.calls import FailureKind, Features, Objective
+from stoker.manager.protocol.ids import LibraryId
+
+Make = Callable[..., Cluster]
+SOON = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0)
+
+
+class NeverLate(HottestFirst):
+    """Dispatch that drops calls which are late."""
+
+    honours = frozenset({"ttft_s"})
+    asks_every_call = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late_drops = LateDrops()
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        library = super().place(view, call)
+        if library is not None:
+            return library
+        return next(iter(self.late_drops.waits(view, call)), None)
+
+    def timer(self, view: View, key: str) -> Sequence[Action]:
+        return self.late_drops.fired(view, key)
+
+
+def _policies() -> Policies:
+    return stubs.policies(dispatch=NeverLate())
+
+
+@pytest.fixture
+def busy(cluster: Make) -> Cluster:
+    """A cluster of one library, which is in a call that does not end."""
+    c = cluster(pilots=1, policies=_policies).define(recipe("a")).call("first", context="a").wait(1.0)
+    return c.ready().wait(1.0)
+
+
+def _dropped(c: Cluster) -> list[str]:
+    failures = {name: end.failure for name, end in c.ended.items()}
+    return sorted(name for name, why in failures.items() if why is not None and why.kind is FailureKind.DROPPED)
+
+
+def _ask(c: Cluster, name: str, prompt: int, **how: object) -> None:
+    c.call(name, context="a", objective=SOON, features=Features(input_length=prompt), **how)
+
+
+def test_a_call_is_dropped_when_the_time_that_its_prompt_allows_is_over(busy: Cluster) -> None:
+    _ask(busy, "long", 2048)
+    _ask(busy, "short", 16)
+    _ask(busy, "endless", 100_000)
+    assert _dropped(busy.wait(0.49)) == []
+    assert _dropped(busy.wait(0.02)) == ["short"]
+    assert _dropped(busy.wait(3.4)) == ["short"]
+    assert _dropped(busy.wait(0.2)) == ["long", "short"]
+    assert _dropped(busy.wait(4.0)) == ["endless", "long", "short"]
+    assert "wanted within 0.5 s" in busy.ended["short"].failure.message
+
+
+def test_a_call_that_runs_in_time_is_never_dropped(busy: Cluster) -> None:
+    _ask(busy, "waits", 16)
+    busy.wait(0.3).end("first").wait(10.0)
+    assert _dropped(busy) == []
+    assert busy.held(context="a") == ["waits"]
+
+
+def test_calls_that_want_no_first_token_wait_for_ever(busy: Cluster) -> None:
+    busy.call("patient", context="a").wait(100.0)
+    assert _dropped(busy) == []
+
+
+def test_the_load_that_a_call_waits_for_is_granted_and_no_more(cluster: Make) -> None:
+    c = cluster(pilots=1, policies=_policies).define(recipe("a"))
+    _ask(c, "cold", 16)
+    _ask(c.wait(0.8), "later", 16)
+    assert _dropped(c.wait(2.2)) == []  # 3 s of loading, six times what they want
+    c.ready(load_s=3.0)
+    assert c.held(context="a") == ["cold"]
+    assert _dropped(c.wait(1.2)) == []  # 0.8 s + 3.5 s is when the other is due
+    assert _dropped(c.wait(0.2)) == ["later"]
+
+
+def test_a_call_that_was_late_before_its_load_began_is_dropped(cluster: Make) -> None:
+    c = cluster(pilots=0, policies=_policies).define(recipe("a"))
+    _ask(c, "forlorn", 16)
+    assert _dropped(c.wait(0.6)) == ["forlorn"]

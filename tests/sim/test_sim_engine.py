@@ -1,0 +1,251 @@
+"""Libraries with an engine: their calls join one batch, and end when the engine's own rules say so."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+from sim.engines import LOADED_S, SLINFER, engine, one_world, requests, served, step_times
+from sim.worlds import model, simulate, source, world
+
+from stoker.errors import ConfigError
+from stoker.manager.core.seams import Policies
+from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
+from stoker.manager.protocol.calls import Features
+from stoker.manager.sim.batch_run import TimedRequest, batch_run
+from stoker.manager.sim.bound import lower_bound
+from stoker.manager.sim.check import in_order, refuse_impossible
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import EventLog, Happened
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, DeviceKind
+from stoker.site import Duration, Size
+
+CUT_S = 36.0
+"""When one of two blocks is taken away."""
+
+
+def rows(log: EventLog, what: Happened) -> list[tuple[float, int, float]]:
+    """Time, call and value of each row of a kind."""
+    found = zip(log.at_s, log.what, log.call, log.value, strict=True)
+    return [(at_s, call, value) for at_s, each, call, value in found if each == what]
+
+
+def values(log: EventLog, what: Happened) -> dict[int, float]:
+    """The value of each call's row of a kind."""
+    return {call: value for _, call, value in rows(log, what)}
+
+
+def in_batch(arrivals: list[Arrival]) -> list[TimedRequest]:
+    """The same as requests of one engine, which is there when it is loaded."""
+    found = []
+    for each in arrivals:
+        due_at = each.at_s + each.objective.first_token_s(each.prompt)
+        at_s, tpot_s = max(LOADED_S, each.at_s), each.objective.tpot_s
+        found.append(TimedRequest(at_s, each.prompt, each.written, due_at, tpot_s))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("limits", "every_s"),
+    [({}, 0.5), ({"prefill_tokens": 64}, 0.2), ({"cache_tokens": 4096}, 0.3), ({"mixes": True}, 0.3)],
+)
+def test_a_library_serves_its_calls_as_its_engine_would(limits: dict[str, int], every_s: float, seed: int) -> None:
+    arrivals, model = requests(80, seed=seed, every_s=every_s), engine(**limits)
+    run, outcome = simulate(one_world(served(model)), arrivals)
+    assert (outcome.calls, outcome.failed) == (81, {})
+    ended = {call: at_s for at_s, call, _ in rows(run.log, Happened.CALL_ENDED)}
+    first = values(run.log, Happened.TOKEN_FIRST)
+    expected = batch_run(model.times, model.limits(0), in_batch(arrivals))
+    calls = sorted(ended)  # in the order in which they came
+    assert [ended[call] for call in calls] == pytest.approx([end.ended_at for end in expected], abs=2e-6)
+    firsts = [at.at_s + first[call] for at, call in zip(arrivals, calls, strict=True)]
+    assert firsts == pytest.approx([end.first_at for end in expected], abs=2e-6)
+
+
+def test_a_device_of_twice_the_speed_takes_half_the_time() -> None:
+    arrivals = [Arrival(0.0, "llm", input_length=100, output=101)]
+    slow = one_world(served())
+    fast = replace(slow, devices={"gpu": DeviceKind(Size(24_000_000_000), speed=2.0)})
+    took = [simulate(each, arrivals)[1].ended_at - LOADED_S for each in (slow, fast)]
+    assert took[0] == pytest.approx(2 * took[1])
+    assert took[0] == pytest.approx(0.1 + sum(0.011 + 1e-6 * length for length in range(101, 201)))
+
+
+def test_requests_that_come_while_the_library_loads_are_one_batch() -> None:
+    arrivals = [Arrival(0.0, "llm", input_length=16, output=11) for _ in range(4)]
+    _, outcome = simulate(one_world(served()), arrivals)
+    together = 4 * 0.016 + sum(0.014 + 4e-6 * length for length in range(17, 27))
+    assert outcome.ended_at == pytest.approx(LOADED_S + together)
+
+
+def test_a_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
+    arrivals = requests(60, every_s=0.1, output=200)
+    two = one_world(served(engine(rows=8), slots=8), [(0.0, 2), (CUT_S, 1)], keep_pending=2)
+    run, outcome = simulate(two, arrivals)
+    left = {call for _, call, _ in rows(run.log, Happened.CALL_LEFT)}
+    assert outcome.lost_pilots == 1
+    assert outcome.rerun_calls == len(left) > 0
+    assert (outcome.calls, outcome.failed) == (61, {})
+    assert set(Counter(call for _, call, _ in rows(run.log, Happened.CALL_ENDED)).values()) == {1}
+    began = Counter(call for _, call, _ in rows(run.log, Happened.CALL_BEGAN))
+    assert {call for call, times in began.items() if times == 2} == left
+    # What a call had written before its library went, its program has; the next token came after the second prefill.
+    gaps, first = values(run.log, Happened.TOKEN_GAP), values(run.log, Happened.TOKEN_FIRST)
+    interrupted = [call for call in left if first[call] + arrivals[call].at_s < CUT_S]
+    assert interrupted
+    assert all(gaps[call] > 0.1 for call in interrupted)
+
+
+def test_the_same_run_twice_is_the_same() -> None:
+    arrivals = requests(60, every_s=0.05)
+    two = one_world(served(engine(rows=8)), [(0.0, 2), (21.0, 1)], keep_pending=2)
+    assert simulate(two, arrivals)[0].log.digest() == simulate(two, arrivals)[0].log.digest()
+
+
+class SeesFeatures(HottestFirst):
+    """Notes what it may know of calls as they are placed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Features] = []
+
+    def place(self, view, call):  # type: ignore[no-untyped-def]
+        self.seen.append(call.spec.features)
+        return super().place(view, call)
+
+
+def test_no_policy_knows_how_many_tokens_a_call_writes() -> None:
+    dispatch = SeesFeatures()
+    policies = Policies(provisioning=KeepBlocks(), residency=LoadWhereWanted(), dispatch=dispatch)
+    arrivals = [Arrival(30.0 * number, "llm", input_length=9, output=10 + number) for number in range(5)]
+    Simulation(one_world(served()), arrivals, policies).run()
+    told = {each.expected_output for each in dispatch.seen}
+    means = {0, 10, round(10.5), 11, round(11.5)}  # of those that have ended before it
+    assert told == means
+    assert {each.input_length for each in dispatch.seen} == {9}
+
+
+def test_an_objective_grows_with_the_input_up_to_a_limit() -> None:
+    assert [SLINFER.first_token_s(length) for length in (1, 256, 1024, 100_000)] == [0.5, 0.5, 2.0, 8.0]
+    arrivals = [
+        Arrival(0.0, "llm", input_length=8, output=1),
+        Arrival(20.0, "llm", input_length=1024, output=2, objective=SLINFER),  # read in 1.024 s
+        Arrival(30.0, "llm", input_length=1024, output=2, objective=replace(SLINFER, ttft_most_s=1.0)),
+    ]
+    run, _ = simulate(one_world(served(engine(prefill_tokens=2048))), arrivals)
+    late = [value for _, _, value in rows(run.log, Happened.TOKEN_LATE)]
+    assert late == pytest.approx([1.024 - 2.0, 1.024 - 1.0])
+
+
+def test_a_call_that_waits_for_a_load_may_be_later_by_the_load() -> None:
+    arrivals = [Arrival(0.0, "llm", input_length=16, output=2, objective=SLINFER)]
+    run, _ = simulate(one_world(served()), arrivals)
+    assert values(run.log, Happened.TOKEN_FIRST) == {0: pytest.approx(LOADED_S + 0.016)}
+    assert values(run.log, Happened.TOKEN_LATE) == {0: pytest.approx(0.016 - 0.5)}
+
+
+def test_a_prompt_that_no_cache_holds_fails_its_call_alone() -> None:
+    arrivals = [Arrival(0.0, "llm", input_length=n, output=10, objective=SLINFER) for n in (100, 5000, 100)]
+    run, outcome = simulate(one_world(served(engine(cache_tokens=1024))), arrivals)
+    assert (outcome.calls, outcome.items, outcome.failed) == (3, 2, {"exception": 1})
+    assert sorted(values(run.log, Happened.TOKEN_LATE).values())[-1] == math.inf
+
+
+def test_the_manager_hears_how_full_a_batch_is() -> None:
+    arrivals = [Arrival(0.0, "llm", input_length=16, output=4000) for _ in range(3)]
+    run, outcome = simulate(one_world(served()), arrivals, until_s=LOADED_S + 25.0)
+    [library] = run.core.state.libraries.values()
+    assert library.batch is not None
+    assert (library.batch.running, library.batch.waiting, library.batch.rows) == (3, 0, 64)
+    assert library.batch.mean_rows == 3.0
+    assert library.batch_at == pytest.approx(LOADED_S + 20.0, abs=0.1)
+    assert outcome.engine_steps > library.batch.steps > 1000
+    assert outcome.mean_batch == 3.0
+    assert outcome.busy_s == pytest.approx(25.0)
+
+
+def test_calls_of_other_contexts_beside_it_slow_its_steps_down() -> None:
+    plain = replace(model(item_s=5.0), load_s={"": Duration(0.0)})
+    both = replace(world(source(1), served()), contexts={"llm": served(), "plain": plain})
+    arrivals = [
+        Arrival(0.0, "llm", input_length=8, output=1),
+        Arrival(20.0, "llm", input_length=16, output=401),
+        Arrival(22.0, "plain", items=1),
+    ]
+    run, _ = simulate(both, arrivals)
+    alone_s = 0.016 + sum(0.011 + 1e-6 * length for length in range(17, 417))
+    ended = [at_s for at_s, _, _ in rows(run.log, Happened.CALL_ENDED)]
+    left_s = 20.0 + alone_s - 22.0
+    assert ended[1] == pytest.approx(22.0 + 2 * left_s, abs=0.05)  # half of the device, from when the other began
+    assert ended[2] == pytest.approx(22.0 + 5.0 + left_s, abs=0.05)
+
+
+def test_slots_of_none_are_as_many_as_the_library_says() -> None:
+    _, outcome = simulate(world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm") for _ in range(5)])
+    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # no engine: one at a time
+    assert lower_bound(world(source(1), replace(model(), slots=0)), [Arrival(0.0, "llm")] * 5).ends_at == pytest.approx(
+        15.0, abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "context",
+    [served(), served(engine(rows=4)), served(engine(cache_tokens=2048), slots=3), served(engine(mixes=True))],
+)
+def test_no_run_is_over_before_the_bound(context: ContextModel, seed: int) -> None:
+    arrivals = requests(40, seed=seed, from_s=0.0, every_s=0.02)
+    bound = lower_bound(one_world(context, 2), arrivals)
+    _, outcome = simulate(one_world(context, 2), arrivals)
+    assert bound.ends_at <= outcome.ended_at
+
+
+def test_the_bound_is_what_one_long_request_takes() -> None:
+    arrivals = [Arrival(0.0, "llm", input_length=1, output=1001)]
+    bound, (_, outcome) = lower_bound(one_world(served()), arrivals), simulate(one_world(served()), arrivals)
+    assert 0.9 * outcome.ended_at < bound.ends_at <= outcome.ended_at
+
+
+def test_a_saturated_device_comes_near_the_bound() -> None:
+    arrivals = [Arrival(0.0, "llm", input_length=1, output=500) for _ in range(640)]
+    bound, (_, outcome) = lower_bound(one_world(served()), arrivals), simulate(one_world(served()), arrivals)
+    assert 0.6 * outcome.ended_at < bound.ends_at <= outcome.ended_at
+
+
+def test_what_cannot_be_is_refused() -> None:
+    wrong = replace(one_world(served()), contexts={"llm": served().__class__(engine={"tpu": engine()})})
+    with pytest.raises(ConfigError, match="'tpu', which is no device"):
+        refuse_impossible(wrong, wanted=["llm"])
+    cpu = replace(wrong.sources[0], name="nodes", kind="cpu")
+    some = replace(
+        wrong, devices={**wrong.devices, "cpu": DeviceKind(Size(24_000_000_000))}, sources=(*wrong.sources, cpu),
+        contexts={"llm": served().__class__(engine={"gpu": engine()})},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="may be on 'cpu', of which no steps are known"):
+        refuse_impossible(some, wanted=["llm"])
+    with pytest.raises(ConfigError, match="such a call is one request"):
+        list(in_order(one_world(served()), [Arrival(0.0, "llm", items=2)]))
+    with pytest.raises(ValueError, match="item: the steps of its engine say"):
+        ContextModel(engine={"": engine()}, item_s={"": Duration(1.0)})
+    with pytest.raises(ValueError, match="an engine needs prefill and decode"):
+        engine().__class__(replace(step_times(), decode=()))
+    short = one_world(served(), walltime_s=Duration(60.0))
+    with pytest.raises(ConfigError, match=r"can never end: 10000 tokens take"):
+        list(in_order(short, [Arrival(0.0, "llm", input_length=5, output=10_000)]))
+
+
+def test_counted_calls_have_the_same_token_times_in_classes() -> None:
+    arrivals = requests(50, every_s=0.1)
+    each, _ = simulate(one_world(served()), arrivals)
+    counted = Simulation(one_world(served()), arrivals, default_policies(), counted=True)
+    counted.run()
+    for what in (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP):
+        exact = sorted(values(each.log, what).values())
+        classes = sorted(value for _, count, value in rows(counted.log, what) for _ in range(count))
+        assert classes == pytest.approx(exact, rel=0.011)
+    met = sum(value <= 0 for value in values(each.log, Happened.TOKEN_LATE).values())
+    assert {value <= 0: count for _, count, value in rows(counted.log, Happened.TOKEN_LATE)}.get(True, 0) == met

@@ -1,0 +1,113 @@
+"""SLINFER in virtual time: models share devices a token at a time, and pilots judge what they are offered."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from sim.engines import SLINFER, engine
+from sim.worlds import source
+
+from stoker.manager.policies import default_policies
+from stoker.manager.policies.slinfer import slinfer
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, DeviceKind, World
+from stoker.site import Duration, Size
+
+GB = 1_000_000_000
+LOAD_S = 0.5
+
+
+def models(count: int, *, devices: int = 1, memory_gb: int = 20, resize_s: float = 0.03) -> World:
+    """Models with weights of 4 GB, a cache of a GB for a thousand tokens, and devices of one kind."""
+    made = engine(
+        token_bytes=Size(1_000_000), weights_bytes=Size(4 * GB), page_tokens=16, prefill_tokens=4096,
+        prefill_requests=1, most_output=512,
+    )  # fmt: skip
+    context = ContextModel(
+        device_memory_bytes=Size(5 * GB), load_s={"": Duration(LOAD_S)}, engine={"": made}, slots=0,
+        resize_s=Duration(resize_s),
+    )  # fmt: skip
+    return World(
+        devices={"gpu": DeviceKind(memory_bytes=Size(memory_gb * GB))},
+        sources=(source(devices, max_blocks=devices, init_blocks=devices),),
+        contexts={f"model-{number}": context for number in range(count)},
+    )
+
+
+def traffic(models: int, *, seconds: float, every_s: float, prompt: int = 100, output: int = 40) -> list[Arrival]:
+    """A request to each model in turn, at even times, the last of a burst of two."""
+    found = []
+    for number in range(int(seconds / every_s)):
+        context = f"model-{number % models}"
+        for part in range(1 + number % 2):
+            at_s = 30.0 + number * every_s + 0.01 * part
+            found.append(Arrival(at_s, context, input_length=prompt, output=output, objective=SLINFER))
+    return found
+
+
+def late(run: Simulation) -> list[float]:
+    """How late each call's latest token was; infinity for one that was dropped."""
+    log = run.log
+    return [value for what, value in zip(log.what, log.value, strict=True) if what == Happened.TOKEN_LATE]
+
+
+def run(world: World, arrivals: list[Arrival], **settings: Any) -> Simulation:
+    simulation = Simulation(world, arrivals, slinfer(**settings), seed=0)
+    assert simulation.run().complete
+    return simulation
+
+
+def test_a_light_load_of_several_models_on_one_device_is_met() -> None:
+    arrivals = traffic(3, seconds=60, every_s=1.0)
+    found = late(run(models(3), arrivals))
+    assert len(found) == len(arrivals)
+    assert all(value <= 0 for value in found)
+
+
+def test_each_call_ends_once_under_more_load_than_there_are_devices_for() -> None:
+    arrivals = traffic(8, seconds=30, every_s=0.05, output=100)
+    simulation = run(models(8, memory_gb=12), arrivals)
+    found = late(simulation)
+    assert len(found) == len(arrivals)
+    dropped = sum(math.isinf(value) for value in found)
+    assert 0 < dropped < len(found)
+
+
+def test_calls_that_a_pilot_has_taken_are_in_time_however_many_come() -> None:
+    """Nothing is resized, and no call outlives what was known when it was let in: the judgement is right."""
+    arrivals = traffic(4, seconds=30, every_s=0.06, output=60)
+    found = [value for value in late(run(models(4, resize_s=0.0, memory_gb=200), arrivals)) if value < math.inf]
+    assert sum(value <= 0 for value in found) >= 0.97 * len(found)
+    by_default = Simulation(models(4, resize_s=0.0, memory_gb=200), arrivals, default_policies(), seed=0)
+    assert by_default.run().complete
+    assert sum(value <= 0 for value in late(by_default)) < 0.97 * len(arrivals)
+
+
+def test_a_run_is_the_same_again() -> None:
+    arrivals = traffic(6, seconds=20, every_s=0.1)
+    digests = {run(models(6, memory_gb=12), arrivals).log.digest() for _ in range(2)}
+    assert len(digests) == 1
+
+
+def test_without_sharing_each_model_has_a_device_for_itself() -> None:
+    arrivals = traffic(2, seconds=20, every_s=2.0)
+    shared, alone = (run(models(2, devices=2), arrivals, sharing=sharing) for sharing in (True, False))
+    assert len(_pilots_used(shared)) == 1
+    assert len(_pilots_used(alone)) == 2
+
+
+def _pilots_used(simulation: Simulation) -> set[int]:
+    log = simulation.log
+    return {pilot for what, pilot in zip(log.what, log.pilot, strict=True) if what == Happened.LIBRARY_STARTED}
+
+
+@pytest.mark.parametrize("keep_alive_s", [0.5, 5.0])
+def test_an_instance_that_nobody_uses_goes_after_its_keep_alive(keep_alive_s: float) -> None:
+    arrivals = [Arrival(30.0, "model-0", input_length=8, output=1), Arrival(60.0, "model-0", input_length=8, output=1)]
+    log = run(models(1), arrivals, keep_alive_s=keep_alive_s).log
+    ended = [at for what, at in zip(log.what, log.at_s, strict=True) if what == Happened.LIBRARY_ENDED]
+    assert ended[0] == pytest.approx(30.0 + LOAD_S + keep_alive_s, abs=0.3)

@@ -1,0 +1,148 @@
+"""An engine in virtual time decides steps many at a time, and they are those that the rules give one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sim.engines import step_times
+
+from stoker.contexts.batching import BatchLimits
+from stoker.contexts.step_lines import StepSeconds
+from stoker.manager.sim.batch_run import TimedRequest, batch_run
+from stoker.manager.sim.token_times import TokenTimes
+from stoker.manager.sim.virtual_engine import VirtualEngine
+
+TIMES = step_times()
+REQUESTS = st.lists(
+    st.builds(
+        TimedRequest,
+        at=st.integers(0, 4000).map(lambda ms: ms / 1024),
+        prompt=st.integers(1, 300),
+        tokens=st.integers(1, 60),
+        due_at=st.sampled_from([float("inf"), 1.0, 2.0]),
+        tpot_s=st.sampled_from([0.0, 0.25]),
+    ),
+    min_size=1,
+    max_size=20,
+)
+LIMITS = st.builds(
+    BatchLimits, rows=st.sampled_from([1, 3, 32]), prefill_tokens=st.sampled_from([64, 4096]),
+    cache_tokens=st.sampled_from([0, 512, 1024]),
+)  # fmt: skip
+
+
+class Served:
+    """One engine that serves requests by itself, until all have ended."""
+
+    def __init__(self, limits: BatchLimits, requests: Sequence[TimedRequest], *, leap: bool) -> None:
+        self.engine = VirtualEngine(StepSeconds(TIMES), limits)
+        self.times = [TokenTimes(one.at, one.prompt, one.tokens, one.due_at, one.tpot_s) for one in requests]
+        self.begins = 0
+        coming = sorted(range(len(requests)), key=lambda number: (-requests[number].at, -number))
+        now, left = 0.0, len(requests)
+        while left:
+            while coming and requests[coming[-1]].at <= now:
+                self.engine.add(coming[-1], self.times[coming.pop()], now=now)
+            if not self.engine.is_computing and not self.engine.begin(now, leap=leap):
+                now = requests[coming[-1]].at
+                continue
+            self.begins += 1
+            comes_at = requests[coming[-1]].at if coming else float("inf")
+            now = min(self.engine.ends_at, comes_at)
+            if now == self.engine.ends_at:
+                left -= len(self.engine.end(now))
+
+
+@given(REQUESTS, LIMITS, st.booleans())
+def test_a_burst_is_the_steps_that_would_have_been(
+    requests: list[TimedRequest], limits: BatchLimits, leap: bool
+) -> None:
+    served = Served(limits, requests, leap=leap)
+    expected = batch_run(TIMES, limits, requests)
+    assert [times.first_at for times in served.times] == pytest.approx([end.first_at for end in expected])
+    assert [times.last_at for times in served.times] == pytest.approx([end.ended_at for end in expected])
+    assert all(times.seen == times.output for times in served.times)
+    assert len(served.engine) == 0
+
+
+def test_steps_alike_are_one_piece_of_work() -> None:
+    served = Served(BatchLimits(), [TimedRequest(0.0, 10, 1000)], leap=True)
+    assert served.engine.counts.steps == 1000
+    assert served.begins < 20  # the prompt, and a burst whenever the reservation has grown
+
+
+def test_an_interrupted_burst_goes_on_where_it_was() -> None:
+    ends = []
+    for cuts in ((), (0.1, 0.25)):
+        engine, times = VirtualEngine(StepSeconds(TIMES), BatchLimits()), TokenTimes(0.0, 10, 40)
+        engine.add(1, times, now=0.0)
+        engine.begin(0.0)
+        now = engine.ends_at
+        engine.end(now)
+        for cut in cuts:
+            engine.begin(now, leap=True)
+            assert engine.interrupt(cut)
+            now = engine.ends_at
+            assert cut <= now < cut + 0.0111  # the step that is computed then
+            assert engine.end(now) == []
+        engine.begin(now, leap=True)
+        ends.append(engine.ends_at)
+        assert engine.end(engine.ends_at) == [1]
+        assert (times.seen, times.last_at) == (40, ends[-1])
+    assert ends[0] == pytest.approx(ends[1])
+
+
+def test_the_most_urgent_token_is_that_of_eq_1() -> None:
+    engine = VirtualEngine(StepSeconds(TIMES), BatchLimits())
+    engine.add(1, TokenTimes(0.0, 10, 40, due_at=2.0, tpot_s=0.25), now=0.0)
+    assert engine.due_at == 2.0
+    engine.begin(0.0)
+    engine.end(engine.ends_at)
+    for made in range(1, 5):
+        assert engine.due_at == 2.0 + 0.25 * made
+        engine.begin(1.0)
+        engine.end(1.1)
+    engine.add(2, TokenTimes(1.0, 10, 40, due_at=1.5), now=1.0)
+    assert engine.due_at == 1.5
+
+
+def test_a_request_that_leaves_meanwhile_writes_no_token() -> None:
+    engine = VirtualEngine(StepSeconds(TIMES), BatchLimits())
+    times = [TokenTimes(0.0, 10, 40) for _ in range(2)]
+    for number, one in enumerate(times):
+        engine.add(number, one, now=0.0)
+    engine.begin(0.0)
+    engine.end(engine.ends_at)
+    engine.begin(1.0, leap=True)
+    engine.remove(0, now=1.02)
+    ends_at = engine.ends_at
+    assert ends_at < 1.05  # the step that is under way
+    engine.end(ends_at)
+    assert [one.seen for one in times] == [2, 3]  # the first step of the burst was theirs, the second his alone
+    engine.remove(1, now=ends_at)
+    assert len(engine) == 0
+    assert not engine.begin(ends_at)
+
+
+def test_only_the_first_token_is_due_where_no_time_is_wanted_for_the_others() -> None:
+    times = TokenTimes(0.0, 10, 3, due_at=1.0)
+    times.add([0.5, 7.0], made=0)
+    times.add([9.0], made=2)
+    assert times.late_s == -0.5
+    assert times.is_met
+
+
+def test_tokens_that_a_program_has_are_not_counted_again() -> None:
+    times = TokenTimes(0.0, 10, 5, due_at=1.0, tpot_s=0.25)
+    times.add([0.5, 0.75], made=0)
+    times.add([8.0, 8.25], made=0)  # it runs again, and writes what its program has
+    assert (times.seen, times.last_at, times.late_s) == (2, 0.75, -0.5)
+    times.add([8.5], made=2)
+    assert (times.seen, times.worst_gap_s, times.late_s) == (3, 7.75, 7.0)
+    times.add([8.6, 8.7], made=3)
+    assert times.seen == 5
+    assert not times.is_met
+    assert times.mean_tpot_s == pytest.approx((8.7 - 0.5) / 4)
