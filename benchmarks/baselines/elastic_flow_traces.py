@@ -1,7 +1,7 @@
 """ElasticFlow's published traces, replayed with its plan alone: how many jobs end before their deadlines.
 
-A job is so many iterations of a model with a batch size, of which the throughput by GPUs was measured. Plans are made
-whenever a job comes or ends, and where the plan itself says that sizes change.
+A job has a number of iterations, a model and a batch size. The trace has the measured throughput of each model and
+batch size by GPUs. A plan is made whenever a job comes or ends, and at the moments where the last plan changes sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ START_S = 10.0
 """What a start, or a change of size, takes: about what the published simulator adds on 128 GPUs."""
 
 Curve = tuple[tuple[int, float], ...]
-"""GPUs, and seconds for an iteration with so many."""
+"""Numbers of GPUs, each with the seconds of an iteration on it."""
 
 
 class Task(msgspec.Struct, frozen=True):

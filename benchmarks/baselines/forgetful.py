@@ -10,7 +10,7 @@ Every waiting call wants a load, whoever is hot: so libraries are loaded whereve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.nouns import Context, Library
@@ -31,11 +31,11 @@ class OneCallEach(HottestFirst):
         """One call in all."""
         return 0 if library.served else 1
 
-    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+    def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         """A call for one that has had none; the end for one that has."""
         return self._end(library) if library.served else super().pull(view, library)
 
-    def dry(self, view: View, library: Library) -> Sequence[Action]:  # noqa: ARG002
+    def dry(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
         """The end for one that has had its call."""
         return self._end(library) if library.served else ()
 

@@ -223,7 +223,7 @@ class Infless(InRounds):
         return [*plan, *(load(context, devices) for devices in fresh)]
 
     def _count(self, view: View, call: Call, lasts: dict[int, float], stock: _Stock) -> int:
-        """The fewest instances with which the job is in time; 0 if there are not so many, or none would do."""
+        """The fewest instances with which the job ends in time; 0 if the stock has fewer, or no number is enough."""
         due = call.group.options.objective.deadline_at
         for count, seconds in lasts.items():
             if count > stock.count:
@@ -234,7 +234,7 @@ class Infless(InRounds):
         return 0
 
     def _lasts_s(self, view: View, call: Call) -> dict[int, float]:
-        """How long a job is predicted to take on so many hot instances; on the fewest alone while nobody knows."""
+        """The predicted seconds of a job by its hot instances; only for the fewest while nothing was measured."""
         times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
         if times is None:
             return {max(1, call.group.options.gang[0]): call.group.cost.run_s}

@@ -9,7 +9,7 @@ from itertools import pairwise
 _ENOUGH = 8
 """Times between arrivals that make a histogram."""
 _RECENT = 20
-"""What a job takes is the mean over about so many."""
+"""A job's predicted time is a mean over about this many jobs."""
 
 
 class Traffic:
@@ -30,7 +30,7 @@ class Traffic:
             self._arrivals.popleft()
 
     def takes(self, instance_s: float) -> None:
-        """A job is begun that should take so many seconds, times its instances."""
+        """A job begins that should take `instance_s`: its seconds times its instances."""
         self._jobs += 1
         self._instance_s += (instance_s - self._instance_s) / min(self._jobs, _RECENT)
 

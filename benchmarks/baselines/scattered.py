@@ -9,6 +9,7 @@ Choosing one of n free libraries takes time proportional to n, which the default
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 
 from stoker.chance import Stream
@@ -28,7 +29,7 @@ class AnyFree(HottestFirst):
         super().__init__()
         self._chance = Stream(seed, "dispatch")
 
-    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+    def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         """One of the free libraries. Calls that are prefetched, and gangs, go where the default policy sends them."""
         context = call.group.context
         free = len(context.idle)

@@ -1,0 +1,63 @@
+"""SLINFER's published files: the profile as tables of steps, the workloads as calls, and a first run."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.slinfer import data
+from benchmarks.slinfer.__main__ import main
+from benchmarks.slinfer.worlds import Nodes, limited
+from stoker.contexts.step_times import StepModel
+from stoker.manager.policies import default_policies
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.run import Simulation
+
+here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
+
+
+def test_a_profile_is_read_as_it_stands() -> None:
+    latency = {"prefill_ms": [[1, 20], [512, 50]], "decode_ms": [{"tokens": 512, "by_batch": [[1, 14], [32, 26]]}]}
+    model = StepModel(data.times_of(latency))
+    assert model.prompt_s(512) == pytest.approx(0.050)
+    assert model.prompt_s(256) == pytest.approx(0.020 + 0.030 * 255 / 511)
+    assert model.step_s(prefill=False, tokens=32, length=512) == pytest.approx(0.026)
+
+
+@here
+def test_the_published_profile_has_what_the_paper_says() -> None:
+    profile = data.read_profile("llama-2-7b", "cpu:cpu")
+    model = StepModel(profile.times)
+    assert model.prompt_s(1024) == pytest.approx(0.567)  # Table I
+    assert [model.step_s(prefill=False, tokens=b, length=1024) for b in (1, 32)] == pytest.approx([0.071, 0.196])
+    limits = [
+        (data.read_profile(size, device).limit, data.read_profile(size, device).shared_limit)
+        for device in ("cpu:cpu", "gpu:gpu")
+        for size in ("llama-3.2-3b", "llama-2-7b", "llama-2-13b")
+    ]
+    assert limits == [(59, 23), (15, 4), (6, 6), (160, 71), (32, 12), (16, 4)]  # §IX-A
+
+
+@here
+@pytest.mark.parametrize(("models", "requests"), [(128, 9266), (64, 4684), (32, 2366)])
+def test_a_workload_is_a_sample_of_its_functions(models: int, requests: int) -> None:
+    arrivals = data.read_workload("AzureConv", models)
+    assert len(arrivals) == requests
+    assert len({arrival.context for arrival in arrivals}) == models
+    assert [arrival.at_s for arrival in arrivals] == sorted(arrival.at_s for arrival in arrivals)
+    assert {arrival.expected_output for arrival in arrivals} == {0}  # what they write is not told
+    assert all(arrival.output > 0 for arrival in arrivals)
+
+
+@here
+def test_a_few_minutes_of_a_few_models_are_served_whole() -> None:
+    arrivals = data.read_workload("AzureConv", 8, for_s=120.0)
+    run = Simulation(limited(["llama-2-7b"] * 8, Nodes(cpus=0)), arrivals, default_policies())
+    outcome = run.run()
+    assert (outcome.calls, outcome.failed, outcome.complete) == (len(arrivals), {}, True)
+    assert run.log.what.count(Happened.TOKEN_LATE) == len(arrivals)
+
+
+def test_without_the_data_it_says_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(data, "DATA", tmp_path)
+    assert main([]) == 2
+    assert f"is not here: {tmp_path}" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""SLINFER's measures, from logs that were written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.slinfer.measures import TTFT_POINTS_S, measure
+from stoker.manager.protocol.calls import Objective
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import EventLog, Happened
+
+WANTED = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
+GPU, CPU = 0, 1
+KINDS = {GPU: "gpu", CPU: "cpu"}
+
+
+def _arrivals(count: int) -> list[Arrival]:
+    return [Arrival(10.0, "a", input_length=256, output=11, objective=WANTED) for _ in range(count)]
+
+
+def _library(log: EventLog, number: int, *, pilot: int = GPU, at_s: float = 0.0, load_s: float = 2.0) -> None:
+    log.note(at_s, Happened.LIBRARY_STARTED, library=number, pilot=pilot, value=1.0)
+    log.note(at_s + load_s, Happened.LIBRARY_READY, library=number, pilot=pilot, value=load_s)
+
+
+def _call(
+    log: EventLog, call: int, *, library: int = 1, began: float = 10.0, ended: float = 13.0, first: float, tpot: float,
+    late: float,
+) -> None:  # fmt: skip
+    log.note(10.0, Happened.CALL_CAME, call=call, value=1.0)
+    log.note(began, Happened.CALL_BEGAN, call=call, library=library, value=1.0)
+    log.note(ended, Happened.CALL_ENDED, call=call, library=library, value=1.0)
+    log.note(ended, Happened.TOKEN_FIRST, call=call, value=first)
+    log.note(ended, Happened.TOKEN_MEAN, call=call, value=tpot)
+    log.note(ended, Happened.TOKEN_LATE, call=call, value=late)
+
+
+def test_a_request_is_met_strictly_by_each_token_and_in_the_mean_by_two_numbers() -> None:
+    log = EventLog()
+    _library(log, 1)
+    _call(log, 0, first=0.4, tpot=0.24, late=-0.1)
+    _call(log, 1, first=0.4, tpot=0.24, late=0.3)  # a long pause, made up for later
+    _call(log, 2, first=0.1, tpot=0.26, late=-0.1)  # slow, on a reserve from the first token
+    _call(log, 3, first=0.6, tpot=0.01, late=0.1)
+    found = measure(log, _arrivals(4), KINDS, for_s=100.0)
+    assert (found.met_strict, found.met_mean, found.dropped) == (0.5, 0.5, 0.0)
+    assert dict(zip(TTFT_POINTS_S, found.ttft, strict=True))[0.5] == 0.75
+
+
+def test_the_load_that_a_request_has_waited_for_is_granted() -> None:
+    log = EventLog()
+    log.note(10.0, Happened.CALL_CAME, call=0, value=1.0)
+    _library(log, 1, at_s=10.2, load_s=2.0)
+    log.note(12.2, Happened.CALL_BEGAN, call=0, library=1, value=1.0)
+    log.note(13.0, Happened.CALL_ENDED, call=0, library=1, value=1.0)
+    log.note(13.0, Happened.TOKEN_FIRST, call=0, value=2.49)
+    assert measure(log, _arrivals(1), KINDS, for_s=100.0).met_mean == 1.0
+    log.value[-1] = 2.51
+    assert measure(log, _arrivals(1), KINDS, for_s=100.0).met_mean == 0.0
+
+
+def test_a_request_that_was_dropped_has_met_nothing_and_written_nothing() -> None:
+    log = EventLog()
+    log.note(10.0, Happened.CALL_CAME, call=0, value=1.0)
+    log.note(10.5, Happened.CALL_FAILED, call=0, value=1.0)
+    found = measure(log, _arrivals(1), KINDS, for_s=100.0)
+    assert (found.met_strict, found.met_mean, found.dropped, found.ttft[-1]) == (0.0, 0.0, 1.0, 0.0)
+    assert found.kinds["gpu"].tokens_per_s == 0.0
+
+
+def test_a_node_is_used_while_it_has_an_instance_and_once_if_it_has_two() -> None:
+    log = EventLog()
+    _library(log, 1, at_s=0.0)
+    _library(log, 2, at_s=10.0)
+    _library(log, 3, at_s=0.0, pilot=CPU)
+    log.note(20.0, Happened.LIBRARY_ENDED, library=1)
+    log.note(30.0, Happened.LIBRARY_ENDED, library=2)  # the other one stays until the end, and longer
+    _call(log, 0, library=1, began=10.0, ended=14.0, first=0.1, tpot=0.1, late=-1.0)
+    _call(log, 1, library=1, began=12.0, ended=14.0, first=0.1, tpot=0.1, late=-1.0)
+    kinds = measure(log, _arrivals(2), KINDS, for_s=100.0).kinds
+    assert (kinds["gpu"].nodes, kinds["gpu"].instances) == (0.3, 0.4)
+    assert kinds["cpu"].nodes == 1.0
+    assert kinds["gpu"].tokens_per_s == pytest.approx(22 / 30)
+    assert kinds["gpu"].running == pytest.approx(1.5)
+
+
+def test_a_request_that_moves_is_counted_and_writes_where_it_ended() -> None:
+    log = EventLog()
+    _library(log, 1)
+    _library(log, 2, pilot=CPU)
+    log.note(10.0, Happened.CALL_CAME, call=0, value=1.0)
+    log.note(10.0, Happened.CALL_BEGAN, call=0, library=1, value=1.0)
+    log.note(11.0, Happened.CALL_LEFT, call=0, library=1, value=0.0)
+    log.note(11.0, Happened.CALL_BEGAN, call=0, library=2, value=1.0)
+    log.note(15.0, Happened.CALL_ENDED, call=0, library=2, value=1.0)
+    found = measure(log, _arrivals(1), KINDS, for_s=100.0)
+    assert found.moved == 1.0
+    assert (found.kinds["gpu"].tokens_per_s, found.kinds["cpu"].tokens_per_s) == (0.0, pytest.approx(11 / 100))

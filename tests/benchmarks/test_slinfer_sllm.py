@@ -1,0 +1,103 @@
+"""ServerlessLLM's rules, on worlds that are small enough to say what has to come of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sim.engines import SLINFER, engine
+
+from benchmarks.slinfer.sllm import sllm
+from stoker.manager.protocol.blocks import Rule
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.site import Duration, Size
+
+GB = 1_000_000_000
+LIMIT = 2
+
+
+def _world(*, gpus: int = 1, cpus: int = 0, models: int = 1, parts: int = 1) -> World:
+    kinds = tuple(kind for kind, count in (("cpu", cpus), ("gpu", gpus)) if count)
+    context = ContextModel(
+        device_memory_bytes=Size(8 * GB // parts), kinds=kinds, slots=0, load_s={"": Duration(1.0)},
+        engine={"": engine(rows=LIMIT)},
+    )  # fmt: skip
+    counts = {"cpu": cpus, "gpu": gpus}
+    sources = (
+        SourceModel(kind, kind, capacity=n, max_blocks=n, init_blocks=n, rule=Rule.FIXED)
+        for kind, n in counts.items()
+        if n
+    )
+    return World(
+        devices={kind: DeviceKind(Size(8 * GB)) for kind in kinds}, sources=tuple(sources),
+        contexts={f"m{number}": context for number in range(models)}, delays=Delays(message_s=Duration(0.0)),
+    )  # fmt: skip
+
+
+def _ask(at_s: float, model: int = 0, *, output: int = 50, prompt: int = 100) -> Arrival:
+    return Arrival(at_s, f"m{model}", input_length=prompt, output=output, objective=SLINFER)
+
+
+def _run(world: World, arrivals: list[Arrival], *, parts: int = 1, **settings: Any) -> Simulation:
+    names = [(name, kind) for name in world.contexts for kind in world.devices]
+    policies = sllm(limits=dict.fromkeys(names, LIMIT), parts=dict.fromkeys(names, parts), **settings)
+    simulation = Simulation(world, arrivals, policies)
+    simulation.run()
+    return simulation
+
+
+def _rows(simulation: Simulation, what: Happened) -> list[tuple[float, int]]:
+    log = simulation.log
+    found = zip(log.at_s, log.what, log.pilot, strict=True)
+    return [(round(at_s, 3), pilot) for at_s, kind, pilot in found if kind == what]
+
+
+def test_an_instance_serves_up_to_its_limit_before_another_one_is_loaded() -> None:
+    two = _run(_world(gpus=3), [_ask(10.0), _ask(10.0)])
+    assert len(_rows(two, Happened.LIBRARY_STARTED)) == 1
+    three = _run(_world(gpus=3), [_ask(10.0), _ask(10.0), _ask(10.0)])
+    assert [at_s for at_s, _ in _rows(three, Happened.LIBRARY_STARTED)] == [10.0, 10.0]
+
+
+def test_cpus_come_first_and_gpus_when_they_are_taken() -> None:
+    simulation = _run(_world(gpus=1, cpus=1, models=2), [_ask(10.0, 0), _ask(10.2, 1)])
+    kinds = {pilot.number: pilot.kind for pilot in simulation.pilots.values()}
+    assert [kinds[pilot] for _, pilot in _rows(simulation, Happened.LIBRARY_STARTED)] == ["cpu", "gpu"]
+
+
+def test_an_idle_instance_stays_for_its_time_and_the_next_model_follows_it() -> None:
+    simulation = _run(_world(models=2), [_ask(10.0, 0, output=10), _ask(20.0, 1, output=10)])
+    [(ended_at, _)] = _rows(simulation, Happened.LIBRARY_ENDED)
+    last_token_at = _rows(simulation, Happened.CALL_ENDED)[0][0]
+    assert ended_at == pytest.approx(last_token_at + 1.0, abs=0.01)
+
+
+def test_who_has_waited_longest_gets_the_node_that_falls_free() -> None:
+    asked = [_ask(10.0, 0, output=20), _ask(10.3, 2, prompt=4000), _ask(10.4, 1, prompt=4000)]
+    simulation = _run(_world(models=3), asked, keep_alive_s=0.5)
+    log = simulation.log
+    began = [call for what, call in zip(log.what, log.call, strict=True) if what == Happened.CALL_BEGAN]
+    assert began == sorted(began)
+    assert len(began) == 3
+
+
+def test_a_request_without_room_is_dropped_when_its_first_token_is_late_unless_nothing_is_dropped() -> None:
+    asked = [_ask(10.0, 0, output=400), _ask(12.0, 1)]
+    dropped = _run(_world(models=2), asked)
+    assert [at_s for at_s, _ in _rows(dropped, Happened.CALL_FAILED)] == [12.5]
+    assert _rows(_run(_world(models=2), asked, drops=False), Happened.CALL_FAILED) == []
+
+
+def test_two_instances_share_a_node_that_is_cut_in_half() -> None:
+    simulation = _run(_world(models=3, parts=2, gpus=2), [_ask(10.0, n) for n in range(3)], parts=2)
+    places = [pilot for _, pilot in _rows(simulation, Happened.LIBRARY_STARTED)]
+    assert sorted(places.count(pilot) for pilot in set(places)) == [1, 2]
+
+
+def test_a_late_timer_of_a_clock_that_counts_in_microseconds_ends_the_wait() -> None:
+    asked = [_ask(10.0, 0, output=2000), *(_ask(12.0 + n * 0.0137, 1, prompt=300 + n) for n in range(200))]
+    simulation = _run(_world(models=2), asked)
+    assert len(_rows(simulation, Happened.CALL_FAILED)) == 200
