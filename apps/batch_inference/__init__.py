@@ -1,10 +1,8 @@
 """OpenAI batch files, answered by models of your own: a request a line in, an answer or an error a line out.
 
 functions.py    the decorated functions: what stays hot, and what is called. Begin here
-request.py      a request that can be answered, and an error as OpenAI words it
-bodies.py       what a request's body may ask for; everything else is refused
 request_file.py the lines of a request file, checked before anything runs
-output.py       OpenAI's forms: lines of the output, bodies of answers
+output.py       the lines of the two files, in OpenAI's form
 models.py       which model answers a request: `--model`
 results.py      from what calls bring back to the two files at the end
 options.py      what a run can be told

@@ -18,6 +18,9 @@ from stoker.console import Screen, WholeNumber
     "--model", "models", multiple=True, metavar="PATH or NAME=PATH",
     help="Who answers: one model for all, or one for the requests that ask for NAME; may be given several times.",
 )  # fmt: skip
+@click.option(
+    "--models", "models_file", metavar="FILE", default="", help="Models by name, as `stoker serve` reads them (TOML)."
+)
 @click.option("--check", is_flag=True, help="Check every line, run nothing.")
 @click.option("--max-tokens", metavar="N", type=WholeNumber(), help="For requests that set no limit. [as OpenAI's]")
 @click.option(
@@ -36,6 +39,7 @@ def command(
     *,
     file: str,
     models: tuple[str, ...],
+    models_file: str,
     check: bool,
     max_tokens: int | None,
     engine: str,
@@ -58,8 +62,8 @@ def command(
     if site and session:
         raise click.UsageError("--session and --site say different things; give one")
     options = BatchOptions(
-        file=file, models=models, max_tokens=max_tokens or 0, engine=engine, site=site, session=session, out=out,
-        fresh=fresh,
+        file=file, models=models, models_file=models_file, max_tokens=max_tokens or 0, engine=engine, site=site,
+        session=session, out=out, fresh=fresh,
     )  # fmt: skip
     do = check_alone if check else run
     context.exit(do(options, screen=Screen(json_only=json_), json=json_))

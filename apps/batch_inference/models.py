@@ -1,4 +1,5 @@
-"""Which model answers a request: `--model PATH` for all, `--model NAME=PATH` for those that ask for NAME."""
+"""Who answers: `--model NAME=PATH` the requests for the model NAME, `--model PATH` all others, `--models FILE` those
+for the models that a models file names."""
 
 from __future__ import annotations
 
@@ -8,35 +9,56 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.apps.batch_inference.request import BatchRequest, RequestRefused
+import stoker
+from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
+from stoker.apps.common.models_file import read_models as read_models_file
+from stoker.apps.common.openai.request import ApiRequest, Endpoint, RequestRefused
+from stoker.contexts import Recipe, RecipeFactory, model_recipe
 from stoker.errors import ConfigError
 
 
 class ModelPaths(msgspec.Struct, frozen=True):
-    """The path of each model by the name that requests ask for. `every`: of all other names; empty: of none."""
+    """`named`: the path of each model, by the name that requests use. `every`: the path for all other names; if it is
+    empty, a request with another name is refused. `settings`: the settings of each model that comes from a models
+    file."""
 
     named: dict[str, str]
     every: str = ""
+    settings: dict[str, ModelSettings] = {}
 
     def path_of(self, name: str) -> str:
-        """Where the model lies that answers to this name; empty: nowhere."""
+        """The path of the model with this name; empty if none of these models has it."""
         return self.named.get(name, self.every)
 
-    def admit(self, request: BatchRequest) -> None:
+    def admit(self, request: ApiRequest) -> None:
         """Raise RequestRefused for a request that none of these models answers."""
         if not self.path_of(request.model):
             known = ", ".join(self.named)
             raise RequestRefused(
-                f"body.model {request.model} is none of the models that --model names ({known})",
+                f"model {request.model} is none of the models that --model names ({known})",
                 param="model",
                 code="model_not_found",
                 status=404,
             )
+        settings = self.settings.get(request.model)
+        if settings is not None and (settings.kind is ModelKind.EMBEDDING) != (request.endpoint is Endpoint.EMBEDDINGS):
+            kind = "makes embeddings" if settings.kind is ModelKind.EMBEDDING else "writes texts"
+            raise RequestRefused(f"model {request.model} {kind}", param="model", code="model_mismatch")
+
+    def recipe(self, name: str, endpoint: Endpoint, *, loader: RecipeFactory, engine: str) -> Recipe:
+        """The context that answers an endpoint's requests for this name. Raises RecipeError."""
+        if name in self.settings:
+            return recipe_of(self.settings[name])
+        if endpoint is Endpoint.EMBEDDINGS:
+            return stoker.encoder(self.path_of(name))
+        return model_recipe(loader, self.path_of(name), engine=engine, slots="auto")
 
 
-def read_models(given: Iterable[str]) -> ModelPaths:
-    """What the `--model` options say. Raises ConfigError for a name, or a model for all, that is given twice."""
-    named: dict[str, str] = {}
+def read_models(given: Iterable[str], *, file: str = "") -> ModelPaths:
+    """Read the `--model` options, and a models file. Raises ConfigError if a name, or the model for all other names, is
+    given twice, and for a file that is none."""
+    settings = read_models_file(Path(file)) if file else {}
+    named = {name: each.path for name, each in settings.items()}
     every = ""
     for text in given:
         name, equals, path = text.partition("=")
@@ -52,9 +74,9 @@ def read_models(given: Iterable[str]) -> ModelPaths:
             named[name] = _absolute(path)
         else:
             every = _absolute(path)
-    return ModelPaths(named=named, every=every)
+    return ModelPaths(named=named, every=every, settings=settings)
 
 
 def _absolute(path: str) -> str:
-    """What is not here may be a name on the model hub."""
+    """A path that does not exist may be a name on the model hub: it stays as it is."""
     return str(Path(path).absolute()) if os.path.exists(path) else path

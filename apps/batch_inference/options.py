@@ -15,6 +15,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str = ""
     models: tuple[str, ...] = ()
+    models_file: str = ""
     max_tokens: int = 0
     engine: str = "auto"
     site: str = ""
@@ -31,6 +32,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The command line that goes on with this batch."""
         words = ["stoker", "batch", *([self.file] if self.file else [])]
         words += [word for model in self.models for word in ("--model", model)]
+        words += ["--models", self.models_file] if self.models_file else []
         words += ["--max-tokens", str(self.max_tokens)] if self.max_tokens else []
         words += ["--engine", self.engine] if self.engine != "auto" else []
         for name in ("site", "session", "out"):

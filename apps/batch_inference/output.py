@@ -1,19 +1,15 @@
-"""OpenAI's forms: the lines of the output files, and the bodies of answers."""
+"""The lines of the output files, in OpenAI's form."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import itertools
-import struct
 from typing import Any, assert_never
 
-from stoker.apps.batch_inference.functions import BatchAnswer, Choice, Likelihoods
-from stoker.apps.batch_inference.request import ApiError, Endpoint
+from stoker.apps.batch_inference.functions import BatchAnswer
+from stoker.apps.common.openai.answers import chat_body, completion_body, embedding_body
+from stoker.apps.common.openai.request import ApiError, Endpoint
 
 _DIGITS = 24
-_LEAST_LOGPROB = -9999.0
-"""What OpenAI writes for a token that cannot come: JSON has no infinity."""
 
 
 def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
@@ -21,15 +17,15 @@ def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
     key = f"{digest} {answer.line}"
     if answer.error is not None:
         return error_line(answer.custom_id, answer.error, key=key)
-    name = _name(key)
-    facts = {"created": int(answer.ended_at), "model": answer.model}
+    name, created = _name(key), int(answer.ended_at)
     match answer.endpoint:
         case Endpoint.CHAT:
-            body = _chat_body(name, facts, answer.choices)
+            body = chat_body(answer.choices, name=name, model=answer.model, created=created)
         case Endpoint.COMPLETIONS:
-            body = _completion_body(name, facts, answer.choices)
+            body = completion_body(answer.choices, name=name, model=answer.model, created=created)
         case Endpoint.EMBEDDINGS:
-            body = _embedding_body(answer)
+            tokens, packed = answer.read_tokens, answer.packed
+            body = embedding_body(answer.vectors, model=answer.model, tokens=tokens, packed=packed)
         case _:
             assert_never(answer.endpoint)
     return _line(answer.custom_id, name=name, status=200, body=body)
@@ -47,97 +43,6 @@ def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]
         "response": {"status_code": status, "request_id": f"req_{name}", "body": body},
         "error": None,
     }
-
-
-def _chat_body(name: str, facts: dict[str, Any], choices: list[Choice]) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{name}",
-        "object": "chat.completion",
-        **facts,
-        "choices": [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": _chat_logprobs(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ],
-        "usage": _usage(choices),
-        "system_fingerprint": None,
-    }
-
-
-def _completion_body(name: str, facts: dict[str, Any], choices: list[Choice]) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{name}",
-        "object": "text_completion",
-        **facts,
-        "choices": [
-            {
-                "index": index,
-                "text": choice.text,
-                "logprobs": _completion_logprobs(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ],
-        "usage": _usage(choices),
-        "system_fingerprint": None,
-    }
-
-
-def _chat_logprobs(likelihoods: Likelihoods | None) -> dict[str, Any] | None:
-    if likelihoods is None:
-        return None
-    return {
-        "content": [
-            {**_chance(token, chance), "top_logprobs": [_chance(*one) for one in likeliest]}
-            for token, chance, likeliest in likelihoods
-        ],
-        "refusal": None,
-    }
-
-
-def _chance(token: str, chance: float) -> dict[str, Any]:
-    return {"token": token, "logprob": max(_LEAST_LOGPROB, chance), "bytes": list(token.encode())}
-
-
-def _completion_logprobs(likelihoods: Likelihoods | None) -> dict[str, Any] | None:
-    if likelihoods is None:
-        return None
-    ends = itertools.accumulate(len(token) for token, _, _ in likelihoods)
-    return {
-        "tokens": [token for token, _, _ in likelihoods],
-        "token_logprobs": [max(_LEAST_LOGPROB, chance) for _, chance, _ in likelihoods],
-        "top_logprobs": [
-            {token: max(_LEAST_LOGPROB, chance) for token, chance in likeliest} for _, _, likeliest in likelihoods
-        ],
-        "text_offset": [0, *ends][: len(likelihoods)],
-    }
-
-
-def _embedding_body(answer: BatchAnswer) -> dict[str, Any]:
-    return {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": index, "embedding": _packed(vector) if answer.packed else vector}
-            for index, vector in enumerate(answer.vectors)
-        ],
-        "model": answer.model,
-        "usage": {"prompt_tokens": answer.read_tokens, "total_tokens": answer.read_tokens},
-    }
-
-
-def _packed(vector: list[float]) -> str:
-    """Little-endian float32 in base64, as OpenAI's."""
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-
-
-def _usage(choices: list[Choice]) -> dict[str, int]:
-    read = sum(choice.prompt_tokens for choice in choices)
-    written = sum(choice.completion_tokens for choice in choices)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def _name(key: str) -> str:

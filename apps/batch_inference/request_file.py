@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.apps.batch_inference.bodies import read_body
-from stoker.apps.batch_inference.request import ApiError, BatchRequest, Endpoint, RequestRefused
+from stoker.apps.common.openai.bodies import read_body
+from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint, RequestRefused
 from stoker.datafile import Line, read_lines
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 
 _FIELDS = ("custom_id", "method", "url", "body")
 Name = TypeVar("Name", Endpoint, str)
-Admit = Callable[[BatchRequest], None]
+Admit = Callable[[ApiRequest], None]
 """Raises RequestRefused for a request that no model here can answer."""
 
 
@@ -86,7 +86,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
     )
 
 
-def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[BatchRequest]:
+def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiRequest]:
     """The requests that can be answered, read again. Raises ConfigError where the file has changed meanwhile."""
     refused = {one.line for one in checked.refused}
     left = iter(checked.custom_ids.items())
@@ -105,21 +105,29 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[Batc
         yield found
 
 
-def read_request(line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0) -> BatchRequest | RefusedLine:
+def read_request(line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0) -> ApiRequest | RefusedLine:
     """The request of a line. `seen`: the `custom_id`s of earlier lines, with their numbers."""
     custom_id: str | None = None
     try:
         fields = _object(line.data)
         custom_id = _custom_id(fields, seen)
         endpoint = _endpoint(fields)
+    except RequestRefused as refused:
+        return _refused_line(line, custom_id, refused, below="")
+    try:
         request = read_body(
             fields["body"], endpoint=endpoint, custom_id=custom_id, line=line.number, max_tokens=max_tokens
         )
         admit(request)
     except RequestRefused as refused:
-        error = msgspec.structs.replace(refused.error, message=f"line {line.number}: {refused.error.message}")
-        return RefusedLine(line=line.number, custom_id=custom_id, error=error)
+        return _refused_line(line, custom_id, refused, below="" if refused.error.param == "body" else "body.")
     return request
+
+
+def _refused_line(line: Line, custom_id: str | None, refused: RequestRefused, *, below: str) -> RefusedLine:
+    """`below`: what stands before the name of a field that lies in another."""
+    error = msgspec.structs.replace(refused.error, message=f"line {line.number}: {below}{refused.error.message}")
+    return RefusedLine(line=line.number, custom_id=custom_id, error=error)
 
 
 def _sums(pairs: Iterable[tuple[Name, int]]) -> dict[Name, int]:

@@ -16,8 +16,8 @@ import msgspec
 
 from stoker.apps.batch_inference.functions import BatchAnswer
 from stoker.apps.batch_inference.output import answer_line, error_line
-from stoker.apps.batch_inference.request import ApiError
 from stoker.apps.batch_inference.request_file import CheckedFile
+from stoker.apps.common.openai.request import ApiError
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
 

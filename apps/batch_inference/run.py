@@ -19,7 +19,6 @@ from stoker.apps.batch_inference import APP
 from stoker.apps.batch_inference.functions import answer, embed, language_model
 from stoker.apps.batch_inference.models import ModelPaths, read_models
 from stoker.apps.batch_inference.options import EXAMPLE, BatchOptions
-from stoker.apps.batch_inference.request import ApiError, BatchRequest, Endpoint
 from stoker.apps.batch_inference.request_file import CheckedFile, check_file, read_requests
 from stoker.apps.batch_inference.results import (
     KEY,
@@ -33,9 +32,10 @@ from stoker.apps.batch_inference.results import (
 )
 from stoker.apps.common.calls import FailedCall, Stopped, run_calls, session_line, stop_on_signals
 from stoker.apps.common.hints import columns, count
+from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint
 from stoker.config import load_site
 from stoker.console import Screen
-from stoker.contexts import Recipe, default_model, model_recipe
+from stoker.contexts import Recipe, default_model
 from stoker.errors import CallCancelledError, CallError, ConfigError, ContextError, SerializationError, StokerError
 from stoker.run_folder import RecordLog, open_run
 from stoker.sessions import ContextFacts, StokerApp, facts_of
@@ -91,8 +91,7 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
     recipes = _recipes(checked, models, engine=options.engine)
     load_site(options.site or None)  # a wrong site file is said before there is a run folder
     identities = {
-        f"{name} for {endpoint.value}": ", ".join(part.name for part in recipe.objects) or models.path_of(name)
-        for (endpoint, name), recipe in recipes.items()
+        f"{name} for {endpoint.value}": _identity(models, name, recipe) for (endpoint, name), recipe in recipes.items()
     }
     folder = open_run(
         Path("runs"),
@@ -146,7 +145,7 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
 
 
 def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
-    models = read_models(options.models)
+    models = read_models(options.models, file=options.models_file)
     if not models.named and not models.every:
         if options.file:
             raise ConfigError(
@@ -156,6 +155,15 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
             )
         models = ModelPaths(named={}, every=default_model())
     return check_file(options.path, admit=models.admit, max_tokens=options.max_tokens), models
+
+
+def _identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
+    """What tells the answers of one model from those of another: its files, and what a models file says of how it
+    computes."""
+    files = ", ".join(part.name for part in recipe.objects) or models.path_of(name)
+    said = models.settings.get(name)
+    how = [each for each in (said.engine, said.dtype) if each != "auto"] if said is not None else []
+    return " ".join([files, *how])
 
 
 def _headline(checked: CheckedFile) -> list[str]:
@@ -225,7 +233,7 @@ class RequestSender:
         self._log = log
         self._max_tokens = options.max_tokens
 
-    def __iter__(self) -> Iterator[BatchRequest]:
+    def __iter__(self) -> Iterator[ApiRequest]:
         for request in read_requests(self._checked, max_tokens=self._max_tokens):
             if (request.endpoint, request.model) in self._names and (request.custom_id,) not in self._log:
                 self.sent.append(request.custom_id)
@@ -235,9 +243,7 @@ class RequestSender:
 def _recipes(checked: CheckedFile, models: ModelPaths, *, engine: str) -> dict[tuple[Endpoint, str], Recipe]:
     """The context of each endpoint and model's name that requests ask for. Raises RecipeError."""
     return {
-        (endpoint, name): stoker.encoder(models.path_of(name))
-        if endpoint is Endpoint.EMBEDDINGS
-        else model_recipe(language_model, models.path_of(name), engine=engine, slots="auto")
+        (endpoint, name): models.recipe(name, endpoint, loader=language_model, engine=engine)
         for endpoint, name in checked.counts
     }
 

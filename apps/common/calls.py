@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import signal
 import threading
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 5.0
 _FIRST_PILOT_S = 3.0
+_MOST_WAITING = 1000
+"""Results of several jobs that wait for the caller, at most."""
 T = TypeVar("T")
 
 
@@ -73,46 +76,66 @@ class FailedCall(msgspec.Struct, frozen=True):
     error: Exception
 
 
-def run_calls(jobs: Sequence[tuple[StokerApp, Iterable[Any]]], *, keep_errors: bool = False) -> Iterator[Any]:
+def run_calls(
+    jobs: Sequence[tuple[StokerApp, Iterable[Any]]], *, keep_errors: bool = False, window: int | None = None
+) -> Iterator[Any]:
     """The results of every job's calls, as they come. A job is an app and what each of its calls is given.
 
-    The jobs run side by side, each through `stoker.map`, which bounds what is in flight. Raises what a call raised;
-    with `keep_errors` a FailedCall stands in the place of its result.
+    The jobs run side by side, each through `stoker.map`, which has at most `window` calls in flight. Raises what a call
+    raised; with `keep_errors` a FailedCall stands in the place of its result.
     """
     if len(jobs) == 1:
-        yield from _results(0, *jobs[0], keep_errors=keep_errors)
+        yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
-    # Each job is pulled by a thread of its own, so that one whose context still loads holds no other up.
-    come: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    # Each job is pulled by a thread of its own, so that one whose context still loads holds no other up. The threads
+    # wait when the caller takes results more slowly than they come.
+    come: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(_MOST_WAITING, len(jobs)))
+    is_over = threading.Event()
+
+    def tell(kind: str, value: Any) -> None:
+        if not is_over.is_set():
+            come.put((kind, value))
 
     def pull(job: int, app: StokerApp, items: Iterable[Any]) -> None:
         try:
-            for result in _results(job, app, items, keep_errors=keep_errors):
-                come.put(("result", result))
-            come.put(("end", None))
+            for result in _results(job, app, items, keep_errors=keep_errors, window=window):
+                tell("result", result)
+            tell("end", None)
         except BaseException as error:
-            come.put(("error", error))
+            tell("error", error)
 
     for number, job in enumerate(jobs):
         threading.Thread(target=pull, args=(number, *job), daemon=True, name=f"stoker-sweep-{number}").start()
     left = len(jobs)
-    while left:
-        kind, value = come.get()
-        if kind == "error":
-            raise value
-        if kind == "end":
-            left -= 1
-        else:
-            yield value
+    try:
+        while left:
+            kind, value = come.get()
+            if kind == "error":
+                raise value
+            if kind == "end":
+                left -= 1
+            else:
+                yield value
+    finally:
+        is_over.set()
+        _drain(come)  # a thread that waits for room goes on, until the session ends its calls
 
 
-def in_batches(items: Sequence[T], size: int) -> Iterator[tuple[T, ...]]:
+def in_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
     """The items, `size` at a time."""
-    return (tuple(items[start : start + size]) for start in range(0, len(items), size))
+    left = iter(items)
+    while batch := tuple(itertools.islice(left, size)):
+        yield batch
 
 
-def _results(job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: bool) -> Iterator[Any]:
-    stream = stoker.map(app, items, ordered=False, return_exceptions=keep_errors)
+def _drain(waiting: queue.Queue[Any]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            waiting.get_nowait()
+
+
+def _results(job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: bool, window: int | None) -> Iterator[Any]:
+    stream = stoker.map(app, items, ordered=False, return_exceptions=keep_errors, window=window)
     for result in stream:
         failed = keep_errors and isinstance(result, Exception)
         yield FailedCall(job, stream.failed_item, result) if failed else result

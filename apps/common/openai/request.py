@@ -26,10 +26,10 @@ class ChatMessage(msgspec.Struct, frozen=True):
 
 
 class SamplingOptions(msgspec.Struct, frozen=True):
-    """How the next token is chosen, and when the text ends. `max_new_tokens` 0: as many as the model has room for.
+    """How the next token is chosen, and when the text ends. `max_new_tokens` 0: the model writes until it has no room.
 
-    `logprobs`: so many of the likeliest tokens are wanted at each place, beside the one that was taken; -1: not even
-    that one. `json_schema`: what the text has to satisfy; empty: nothing.
+    `logprobs`: the answer has the log-probability of each chosen token, and of this number of the likeliest tokens at
+    its place; -1: it has no log-probabilities. `json_schema`: the text satisfies this schema; empty: any text will do.
     """
 
     max_new_tokens: int = 0
@@ -41,8 +41,8 @@ class SamplingOptions(msgspec.Struct, frozen=True):
     json_schema: str = ""
 
 
-class BatchRequest(msgspec.Struct, frozen=True):
-    """One request, checked: what travels to the model. `line` is where in the file it stands.
+class ApiRequest(msgspec.Struct, frozen=True):
+    """One request, checked. `line` is where in its file it stands; 0: it comes from no file.
 
     A conversation has `messages`; the other endpoints have `texts`, and an answer to each. `packed`: vectors are wanted
     as base64.
@@ -74,8 +74,11 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 class RequestRefused(Exception):
-    """A request cannot be answered. `error` says why, without the line."""
+    """A request cannot be answered. `error` says why."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400,
+        type: str = "invalid_request_error",
+    ) -> None:  # fmt: skip
         super().__init__(message)
-        self.error = ApiError(message, param=param, code=code, status=status)
+        self.error = ApiError(message, type=type, param=param, code=code, status=status)

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.batch_inference.request import (
-    BatchRequest,
+from stoker.apps.common.openai.request import (
+    ApiRequest,
     ChatMessage,
     Endpoint,
     RequestRefused,
@@ -45,6 +45,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"), "parallel_tool_calls": (True, False), "modalities": (["text"],),
 }  # fmt: skip
 """Values that change nothing, of fields that are refused otherwise."""
+_TOOLS = ("tools", "tool_choice", "functions", "function_call")
 _KNOWN = frozenset(
     {
         "stream_options", "dimensions", "reasoning_effort", "verbosity", "audio",
@@ -61,8 +62,11 @@ _LEAST_TEMPERATURE = 1e-6
 _SEEDS = 1 << 63
 
 
-def read_body(body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0) -> BatchRequest:
-    """The request of a body. `max_tokens`: for a request that names none; 0 is OpenAI's own. Raises RequestRefused."""
+def read_body(body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0) -> ApiRequest:
+    """The request of a body. `max_tokens`: for a request that names none; 0 is OpenAI's own.
+
+    Raises RequestRefused; its message begins with the field, and with nothing before it.
+    """
     if not isinstance(body, dict):
         raise RequestRefused(f"body must be an object, and is {_shown(body)}", param="body", code="invalid_type")
     given = {name: value for name, value in body.items() if value is not None and name not in _SERVICE}
@@ -70,11 +74,11 @@ def read_body(body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_t
     model = _model(given)
     if endpoint is Endpoint.EMBEDDINGS:
         packed = _is_packed(given)
-        return BatchRequest(custom_id, line, endpoint, model, texts=_texts(given, "input"), packed=packed)
+        return ApiRequest(custom_id, line, endpoint, model, texts=_texts(given, "input"), packed=packed)
     sampling = _sampling(given, endpoint, custom_id=custom_id, max_tokens=max_tokens)
     if endpoint is Endpoint.CHAT:
-        return BatchRequest(custom_id, line, endpoint, model, messages=_messages(given), sampling=sampling)
-    return BatchRequest(custom_id, line, endpoint, model, texts=_texts(given, "prompt"), sampling=sampling)
+        return ApiRequest(custom_id, line, endpoint, model, messages=_messages(given), sampling=sampling)
+    return ApiRequest(custom_id, line, endpoint, model, texts=_texts(given, "prompt"), sampling=sampling)
 
 
 def _refuse_others(body: Body, endpoint: Endpoint) -> None:
@@ -85,6 +89,10 @@ def _refuse_others(body: Body, endpoint: Endpoint) -> None:
             continue
         if any(_equals(value, neutral) for neutral in _NEUTRAL.get(name, ())):
             continue
+        if name in _TOOLS:
+            raise _refused(
+                name, "asks for calls of tools, which no engine here reads out of texts", "unsupported_value"
+            )
         if name in _NEUTRAL:
             only = " or ".join(_json(neutral) for neutral in _NEUTRAL[name])
             raise _refused(name, f"is {_shown(value)}; only {only} can be had here", "unsupported_value")
@@ -244,7 +252,7 @@ def _required(body: Mapping[str, Any], name: str) -> Any:
 
 
 def _refused(param: str, problem: str, code: str) -> RequestRefused:
-    return RequestRefused(f"body.{param} {problem}", param=param, code=code)
+    return RequestRefused(f"{param} {problem}", param=param, code=code)
 
 
 def _equals(value: Any, other: Any) -> bool:

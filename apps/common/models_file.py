@@ -1,0 +1,127 @@
+"""models.toml: models by the name that requests ask for, as `stoker serve` and `stoker batch` read them.
+
+[models.small]
+path = "models/small"       a folder or file as `causal_lm` and `encoder` take it; it counts from this file
+kind = "chat"               or "embedding"
+engine = "auto"             what writes: "continuous", "static", "transformers", "vllm"
+dtype = "auto"
+memory = "4 GB"             host memory and device memory that it may take; left out: measured
+device_memory = "8 GB"
+ttft = "1 s"                objectives: the time to the first token, and for each further one
+tpot = "100 ms"
+min = 1                     the least number of libraries that stay loaded
+cold = "wait"               a request that finds it not loaded waits, also beyond `ttft`; "refuse": it is told when to
+                            come again. Left out: it waits, if no `ttft` says otherwise
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+import stoker
+from stoker.config import Duration, Size
+from stoker.contexts import Recipe
+from stoker.errors import ConfigError
+from stoker.toml_files import read_struct, refuse_setting
+
+_NOT_YET = {
+    "max": "no policy reads it; the site's devices and max_blocks bound the libraries of all models",
+    "keep_alive": "no policy reads it; [policy] idle in the site file lets idle pilots go, and models with them",
+}
+"""Settings that need a residency policy which honours them, and what there is instead."""
+_ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
+
+
+class ModelKind(enum.Enum):
+    """What a model is asked for."""
+
+    CHAT = "chat"
+    """Texts: `/v1/chat/completions` and `/v1/completions`."""
+    EMBEDDING = "embedding"
+    """Vectors: `/v1/embeddings`."""
+
+
+class Cold(enum.Enum):
+    """What becomes of a request for a model that is not loaded."""
+
+    WAIT = "wait"
+    """It waits until the model is loaded."""
+    REFUSE = "refuse"
+    """It is refused with 503, and the model is loaded."""
+
+
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model. Sizes are bytes and times are seconds; 0 = not said."""
+
+    path: str
+    kind: ModelKind = ModelKind.CHAT
+    engine: str = "auto"
+    dtype: str = "auto"
+    memory: Size = Size(0)
+    device_memory: Size = Size(0)
+    ttft: Duration = Duration(0)
+    tpot: Duration = Duration(0)
+    min: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    max: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
+    keep_alive: Duration | None = None
+    cold: Cold | None = None
+    """None: it waits where there is no `ttft`, and as long as `ttft` allows where there is one."""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("path is empty; name a folder or a file")
+        if self.engine not in _ENGINES:
+            raise ValueError(f"engine = {self.engine!r} is not available; there are {', '.join(_ENGINES)}")
+        if self.kind is ModelKind.EMBEDDING and self.engine != "auto":
+            raise ValueError("engine is for models that write; an embedding model has none")
+
+
+class _ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    models: dict[str, ModelSettings]
+
+
+def read_models(path: Path) -> dict[str, ModelSettings]:
+    """The models of a file. Raises ConfigError, which names the line and the setting."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; docs/serve.md shows one", file=str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
+    return parse_models(text, file=str(path), folder=path.absolute().parent)
+
+
+def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettings]:
+    """The models of a text; paths count from `folder`. Raises ConfigError."""
+    found = read_struct(text, _ModelsFile, file=file).models
+    if not found:
+        raise ConfigError(f"{file}: names no model; write [models.NAME] and its path", file=file)
+    for name, settings in found.items():
+        for setting, instead in _NOT_YET.items():
+            if getattr(settings, setting) is not None:
+                problem = f"{setting} has no effect: {instead}; leave it out"
+                raise refuse_setting(problem, "models", name, setting, text=text, file=file)
+    return {name: _placed(settings, folder) for name, settings in found.items()}
+
+
+def recipe_of(settings: ModelSettings) -> Recipe:
+    """The context of a model: the same for all that read the same settings. Raises RecipeError for what is no model."""
+    memory, device_memory = settings.memory or None, settings.device_memory or None
+    if settings.kind is ModelKind.EMBEDDING:
+        return stoker.encoder(settings.path, dtype=settings.dtype, memory=memory, device_memory=device_memory)
+    return stoker.causal_lm(
+        settings.path, engine=settings.engine, dtype=settings.dtype, memory=memory, device_memory=device_memory
+    )
+
+
+def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
+    """Its path from anywhere; one that is not there may be a name on the model hub."""
+    path = os.path.expanduser(settings.path)
+    there = folder / path
+    looks_local = path.startswith((".", "/")) or there.exists()
+    return msgspec.structs.replace(settings, path=os.path.abspath(there) if looks_local else settings.path)

@@ -1,0 +1,118 @@
+"""The endpoints that models answer: a request is read, its calls run, and what they give is put in OpenAI's form."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stoker.apps.common.openai.answers import chat_body, completion_body, embedding_body, token_usage
+from stoker.apps.common.openai.request import Endpoint
+from stoker.apps.common.openai.writing import Choice
+from stoker.apps.gateway.admission import Admission
+from stoker.apps.gateway.calls import all_pieces, joined_pieces
+from stoker.apps.gateway.chunks import Chunks
+from stoker.apps.gateway.failures import TryLater
+from stoker.apps.gateway.functions import Vectors
+from stoker.apps.gateway.guard import Caller, Guard
+from stoker.apps.gateway.metrics import GatewayMetrics
+from stoker.apps.gateway.served import ServedModel, ServedModels
+from stoker.apps.gateway.streaming import RunningRequest, StreamedAnswer
+from stoker.apps.gateway.watch import SessionWatch
+from stoker.apps.gateway.wire import EventStream, JSONAnswer, read_body, unless_gone
+from stoker.apps.gateway.wishes import Asked, read_asked
+from stoker.units import show_seconds
+
+
+class Answering:
+    """Answers requests with the models of a session."""
+
+    def __init__(
+        self, models: ServedModels, watch: SessionWatch, guard: Guard, metrics: GatewayMetrics, *, most_bytes: int
+    ) -> None:
+        self._models = models
+        self._watch = watch
+        self._admission = Admission(watch)
+        self._guard = guard
+        self._metrics = metrics
+        self._most_bytes = most_bytes
+
+    async def answer(self, request: Request, endpoint: Endpoint, caller: Caller) -> Response:
+        """The answer to a request. Raises RequestRefused, ClientLeft, and what its calls raise."""
+        begun = time.monotonic()
+        data = await read_body(request, most=self._most_bytes)
+        name = secrets.token_hex(12)
+        asked = read_asked(data, endpoint=endpoint, name=name)
+        model = self._models.asked(asked.request.model, endpoint)
+        model.prepare()
+        await self._admission.check(request, model)
+        figures = self._metrics.request(model, endpoint, begun=begun)
+        try:
+            held = self._guard.begin(caller)
+        except TryLater as error:
+            figures.end(error)
+            raise
+        running = RunningRequest(figures, held)
+        try:
+            if asked.stream:
+                return await self._stream(request, asked, model, name=name, running=running)
+            body = await unless_gone(request, self._body(asked, model, name=name, running=running))
+        except BaseException as error:
+            running.end(error)
+            raise
+        running.end(None)
+        return JSONAnswer(body)
+
+    async def _body(self, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest) -> dict[str, Any]:
+        found = await all_pieces(model.app(), asked.choices)
+        if asked.request.endpoint is Endpoint.EMBEDDINGS:
+            [vectors] = found
+            assert isinstance(vectors, Vectors)
+            running.count(vectors.tokens, 0)
+            packed = asked.request.packed
+            return embedding_body(vectors.vectors, model=model.name, tokens=vectors.tokens, packed=packed)
+        choices: Sequence[Choice] = found
+        per_prompt = len(choices) // asked.prompts
+        read = sum(choice.prompt_tokens for choice in choices[::per_prompt])
+        written = sum(choice.completion_tokens for choice in choices)
+        running.count(read, written)
+        body = chat_body if asked.request.endpoint is Endpoint.CHAT else completion_body
+        usage = token_usage(read, written)
+        return body(choices, name=name, model=model.name, created=int(time.time()), usage=usage)
+
+    async def _stream(
+        self, request: Request, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest
+    ) -> Response:
+        """The response to a request that wants pieces. An error within the first moment is raised, and has a status."""
+        chunks = Chunks(
+            endpoint=asked.request.endpoint, name=name, model=model.name, created=int(time.time()),
+            per_prompt=len(asked.choices) // asked.prompts, usage=asked.include_usage,
+        )  # fmt: skip
+        running.figures.await_first_token(is_hot=self._watch.last(model).hot > 0)
+        pieces = joined_pieces(model.app(in_pieces=True), asked.choices)
+        answer = StreamedAnswer(
+            pieces, chunks, running, waits_for=lambda: self._waits_for(model), is_hot=lambda: self._is_hot(model)
+        )
+        try:
+            await unless_gone(request, answer.begin())
+        except BaseException:
+            await answer.leave()
+            raise
+        return EventStream(answer.events(), at_end=answer.close)
+
+    async def _is_hot(self, model: ServedModel) -> bool:
+        return (await self._watch.facts(model)).hot > 0
+
+    async def _waits_for(self, model: ServedModel) -> str:
+        """Why a stream has not begun, in words."""
+        facts = await self._watch.facts(model)
+        if facts.loading:
+            about = f" of about {show_seconds(facts.load_s)}" if facts.load_s else ""
+            return f"loading {model.name}: {show_seconds(facts.loading_s)}{about}"
+        if not facts.hot:
+            return f"loading {model.name}{': ' + facts.waits_for if facts.waits_for else ''}"
+        return f"{model.name}: {facts.queued} requests wait, {facts.running} run"

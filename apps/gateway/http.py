@@ -1,0 +1,165 @@
+"""The addresses of a gateway, and who may ask them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from stoker.apps.common.openai.request import Endpoint, RequestRefused
+from stoker.apps.gateway.answering import Answering
+from stoker.apps.gateway.batch_routes import BatchRoutes
+from stoker.apps.gateway.batches import Batches
+from stoker.apps.gateway.failures import refusal_of
+from stoker.apps.gateway.guard import Caller, Guard
+from stoker.apps.gateway.metrics import GatewayMetrics
+from stoker.apps.gateway.pages import PAGE, GatewayFigures
+from stoker.apps.gateway.served import ServedModel, ServedModels
+from stoker.apps.gateway.watch import SessionWatch
+from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, error_answer
+
+log = logging.getLogger("stoker.gateway")
+_TIDY_EVERY_S = 3600.0
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+Handler = Callable[[Request, Caller], Awaitable[Response]]
+
+
+class Gateway:
+    """All that answers. `most_bytes`: no body may be larger, but for files. `batches`: None has no batches."""
+
+    def __init__(
+        self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
+        batches: Batches | None = None,
+    ) -> None:  # fmt: skip
+        self._models = models
+        self._watch = watch
+        self._guard = guard
+        self._metrics = GatewayMetrics()
+        self._answering = Answering(models, watch, guard, self._metrics, most_bytes=most_bytes)
+        self._batches = batches
+        self._batch_routes = BatchRoutes(batches, most_bytes=most_bytes) if batches is not None else None
+        self._figures = GatewayFigures(models, watch, site=site)
+        self.when_over: Callable[[], None] = lambda: None
+        """Called when the session is over: the gateway has nothing to serve from."""
+
+    def application(self) -> Starlette:
+        """As an ASGI application."""
+        routes = [
+            Route("/", _page),
+            Route("/health", self._health),
+            Route("/status", self._guarded(self._status)),
+            Route("/metrics", self._guarded(self._prometheus)),
+            Route("/v1/models", self._guarded(self._list_models)),
+            Route("/v1/models/{name:path}", self._guarded(self._one_model)),
+            *(self._batch_routes.routes(self._guarded) if self._batch_routes is not None else ()),
+            *(Route(endpoint.value, self._answers(endpoint), methods=["POST"]) for endpoint in Endpoint),
+        ]
+        handlers = {RequestRefused: _error, HTTPException: _no_such_address, Exception: _error}
+        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        _keep_garbage_cheap()
+        beside = [asyncio.create_task(work) for work in (self._watch.keep_warm(), self._until_over(), self._tidy())]
+        if self._batches is not None:
+            self._batches.resume()
+        try:
+            yield
+        finally:
+            if self._batches is not None:
+                await self._batches.leave()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+
+    async def _until_over(self) -> None:
+        await self._watch.until_over()
+        self.when_over()
+
+    async def _tidy(self) -> None:
+        """Remove files and batches that are older than the gateway keeps them."""
+        while self._batches is not None:
+            await asyncio.to_thread(self._batches.remove_old, time.time())
+            await asyncio.sleep(_TIDY_EVERY_S)
+
+    def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """The handler, called only for requests that the guard lets in."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handler(request, self._guard.caller(request.headers))
+            except ClientLeft:
+                return Response(status_code=499)  # the client has gone: nobody reads this
+            except Exception as error:
+                refusal = refusal_of(error).error
+                if refusal.status == 500:
+                    log.warning("%s: %s", request.url.path, refusal.message, exc_info=error)
+                self._metrics.errors.labels(str(refusal.status)).inc()
+                return error_answer(error)
+
+        return answer
+
+    def _answers(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request, caller: Caller) -> Response:
+            return await self._answering.answer(request, endpoint, caller)
+
+        return self._guarded(answer)
+
+    async def _health(self, _request: Request) -> Response:
+        """200 while the session answers: load balancers and scripts ask this, without a key."""
+        status = await self._watch.now()
+        body = {"status": "ok" if status else "no session", "session": self._watch.session.id}
+        return JSONAnswer({**body, "why": self._watch.trouble or None}, 200 if status else 503)
+
+    async def _status(self, request: Request, _caller: Caller) -> Response:
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return EventStream(self._figures.events())
+        return JSONAnswer(await self._figures.now())
+
+    async def _prometheus(self, _request: Request, _caller: Caller) -> Response:
+        return Response(self._metrics.text(self._models, await self._watch.now()), media_type=_PROMETHEUS)
+
+    async def _list_models(self, _request: Request, _caller: Caller) -> Response:
+        return JSONAnswer({"object": "list", "data": [_shown(model) for model in self._models.values()]})
+
+    async def _one_model(self, request: Request, _caller: Caller) -> Response:
+        return JSONAnswer(_shown(self._models.named(request.path_params["name"])))
+
+
+def _keep_garbage_cheap() -> None:
+    """Have Python's collector pass by what stays anyway, and look less often: all streams wait while it looks, 20 ms
+    with the modules that a gateway has."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+
+
+def _shown(model: ServedModel) -> dict[str, Any]:
+    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "stoker"}
+
+
+async def _page(_request: Request) -> Response:
+    return FileResponse(PAGE, media_type="text/html")
+
+
+async def _error(_request: Request, error: Exception) -> Response:
+    return error_answer(error)
+
+
+async def _no_such_address(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    said = f"{request.method} {request.url.path}: {error.detail}"
+    answer = error_answer(RequestRefused(said, code=code, status=error.status_code))
+    answer.headers.update(error.headers or {})
+    return answer

@@ -1,0 +1,21 @@
+"""What a gateway can be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of one gateway. Empty texts and 0 are not given."""
+
+    site: str = ""
+    models: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    uds: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    session: str = ""
+    most_bytes: int = 32_000_000

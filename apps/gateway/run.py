@@ -1,0 +1,142 @@
+"""One gateway, from its options to its end. The session stays when the gateway ends, and so do its models."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+
+import uvicorn
+
+import stoker
+from stoker.apps.common.calls import session_line
+from stoker.apps.common.hints import count
+from stoker.apps.common.models_file import read_models
+from stoker.apps.gateway.batches import Batches
+from stoker.apps.gateway.failures import TryLater
+from stoker.apps.gateway.guard import Guard
+from stoker.apps.gateway.http import Gateway
+from stoker.apps.gateway.key_file import KeyFile
+from stoker.apps.gateway.options import GatewayOptions
+from stoker.apps.gateway.place import GatewayPlace, GatewayState, is_loopback, listen, listen_on_path, tunnel
+from stoker.apps.gateway.served import ServedModels
+from stoker.apps.gateway.uploads import FileStore
+from stoker.apps.gateway.watch import SessionWatch
+from stoker.console import Screen, note
+from stoker.errors import ConfigError, SessionError
+from stoker.sessions import joined_session, kept_session
+
+_GRACE_S = 5
+"""Open streams have so long to end when the gateway is told to."""
+
+
+def serve(options: GatewayOptions, *, screen: Screen) -> int:
+    """Serve until Ctrl-C or SIGTERM. Raises StokerError for what cannot be served."""
+    settings = read_models(options.models)
+    keys = KeyFile.usual()
+    keys.read()
+    _refuse_open(options, keys)
+    _check_tls(options)
+    place = GatewayPlace(options.site, options.models)
+    state = place.take()
+    if options.uds:
+        listener, port = listen_on_path(options.uds), 0
+    else:
+        listener = listen(options.host, options.port, kept=state.port, not_on=place.ports_of_others())
+        port = int(listener.getsockname()[1])
+    with listener:
+        session, how = _session(options, before=state.session)
+        with stoker.load(session=session) as loaded:
+            place.keep(GatewayState(port=port or state.port, session=loaded.id, pid=os.getpid()))
+            models = ServedModels(settings)
+            screen.line(session_line(loaded))
+            screen.line(f"  {how}")
+            for line in (*_trouble(models), *_where(options, keys, port=port, models=models)):
+                screen.line(line)
+            gateway = Gateway(
+                models, SessionWatch(loaded, models), Guard(keys), site=loaded.executor.site.name,
+                most_bytes=options.most_bytes,
+                batches=Batches(
+                    place.folder / "batches", FileStore(place.folder / "files"), models=options.models.resolve(),
+                    session=loaded.id,
+                ),
+            )  # fmt: skip
+            _run(gateway, listener, options)
+            if loaded.over is not None:
+                raise SessionError(
+                    f"the gateway ends: {loaded.over}; the same command serves again, at the same address"
+                )
+            screen.line(f"the gateway has ended; session {loaded.id} goes on: stoker down {loaded.id} ends it")
+    return 0
+
+
+def _run(gateway: Gateway, listener: socket.socket, options: GatewayOptions) -> None:
+    config = uvicorn.Config(
+        gateway.application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
+        timeout_graceful_shutdown=_GRACE_S, ssl_certfile=options.tls_cert or None, ssl_keyfile=options.tls_key or None,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    gateway.when_over = lambda: setattr(server, "should_exit", True)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:  # uvicorn has ended in good order, and raises the signal again
+        pass
+
+
+def _session(options: GatewayOptions, *, before: str) -> tuple[str, str]:
+    """The session that answers, and how it was found, for people."""
+    named = options.session or ("" if options.site else joined_session())
+    if named:
+        return named, f"joined session {named}"
+    kept = kept_session(options.site or None, before=before, waiting=note)
+    if kept.started:
+        return kept.session, f"started session {kept.session}, which stays when the gateway ends (stoker down ends it)"
+    return kept.session, f"joined session {kept.session}, which was up for this site"
+
+
+def _refuse_open(options: GatewayOptions, keys: KeyFile) -> None:
+    """Who has no keys serves this machine alone. Raises ConfigError."""
+    if not options.uds and not is_loopback(options.host) and not keys.exists:
+        raise ConfigError(
+            f"--host {options.host}: other machines could use your models, and there are no keys; make one first:"
+            " stoker serve keys add NAME",
+            key="host",
+        )
+
+
+def _check_tls(options: GatewayOptions) -> None:
+    """Raises ConfigError for a certificate that cannot be used."""
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise ConfigError("--tls-cert and --tls-key go together", key="tls_cert")
+    if options.tls_cert:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--tls-cert {options.tls_cert}: cannot be used: {error}", key="tls_cert") from None
+
+
+def _trouble(models: ServedModels) -> Iterator[str]:
+    """Read the models' folders; what is wrong with those that cannot be used."""
+    for model in models.values():
+        try:
+            model.prepare()
+        except TryLater as error:
+            yield f"  warning: {error}; the others are served"
+
+
+def _where(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedModels) -> Iterator[str]:
+    """Where clients find it, and who may ask."""
+    scheme = "https" if options.tls_cert else "http"
+    yield f"  {count(len(models), 'model')}: {', '.join(models)}"
+    if options.uds:
+        yield f"  {options.uds} (a Unix socket, yours alone): curl --unix-socket {options.uds} {scheme}://stoker/v1/models"
+    else:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        yield f"  {scheme}://{host}:{port}/v1     a page: {scheme}://{host}:{port}/"
+        if is_loopback(options.host):
+            yield f"  from your laptop: {tunnel(port)}"
+    if keys.exists:
+        yield f"  {count(len(keys.read()), 'key')} may ask ({keys.path})"
+    elif not options.uds:
+        yield "  open: everybody on this machine may ask, until there is a key: stoker serve keys add NAME"

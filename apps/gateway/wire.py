@@ -1,0 +1,156 @@
+"""HTTP below the addresses: bodies with a bound, answers in OpenAI's form, events until the client goes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from stoker.apps.common.openai.request import RequestRefused
+from stoker.apps.gateway.failures import refusal_of
+
+T = TypeVar("T")
+_DRAINED = 16
+"""A body that is too large is read on, and dropped, up to so many times the bound: a client that still sends would not
+read the answer."""
+
+
+class ClientLeft(Exception):
+    """The client has closed its connection: nobody reads an answer."""
+
+
+class JSONAnswer(Response):  # type: ignore[misc]  # starlette is not looked into
+    """A JSON body."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """As bytes."""
+        return msgspec.json.encode(content)
+
+
+def error_answer(error: BaseException) -> Response:
+    """An error in OpenAI's form."""
+    refusal = refusal_of(error)
+    headers = {}
+    if refusal.retry_after_s:
+        headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after_s)))
+    if refusal.error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONAnswer(refusal.error.body, refusal.error.status, headers)
+
+
+async def read_body(request: Request, *, most: int) -> bytes:
+    """The body of a request. Raises RequestRefused (413) for one of more than `most` bytes, and ClientLeft."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= most:
+            parts.append(part)
+        elif size > most * _DRAINED:
+            break
+        if not message.get("more_body", False):
+            break
+    if size > most:
+        raise RequestRefused(f"the body has more than {most:,} bytes", code="request_too_large", status=413)
+    return b"".join(parts)
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """What `work` comes to. The work is cancelled, and ClientLeft raised, if the client goes first."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_gone(request.receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientLeft
+    finally:
+        await _end(working)
+        await _end(gone)
+
+
+_SILENT_S = 15.0
+"""After so long without an event a comment is sent: proxies close what is silent for a minute, and a stream whose pilot
+was lost may wait longer for the next one."""
+
+
+class EventStream(Response):  # type: ignore[misc]
+    """Events that are sent as they come, and comments while none comes. When they end, or the client goes, `at_end` is
+    called."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], *, at_end: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        super().__init__()
+        self._events = events
+        self._at_end = at_end
+        self._is_open = False
+        """Its head has been sent, and its end has not."""
+        self._was_silent = False
+        """No event has been sent since `_comment` looked last."""
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-cache"
+        self.headers["x-accel-buffering"] = "no"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        del scope
+        sending = asyncio.create_task(self._send(send))
+        beside = asyncio.create_task(self._comment(send))
+        gone = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            await _end(beside)
+            await _end(sending)
+            await _end(gone)
+            await self._events.aclose()
+            if self._at_end is not None:
+                await self._at_end()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._is_open = True
+        async for event in self._events:
+            if event:
+                self._was_silent = False
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        self._is_open = False
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _comment(self, send: Send) -> None:
+        """Send comments while no event comes."""
+        while True:
+            self._was_silent = True
+            await asyncio.sleep(_SILENT_S)
+            if self._was_silent and self._is_open:
+                await send({"type": "http.response.body", "body": b": waiting\n\n", "more_body": True})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and wait until it has ended; what it raises was handed on, or concerns nobody."""
+    task.cancel()
+    with suppress(BaseException):
+        await task

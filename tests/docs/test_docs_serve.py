@@ -1,0 +1,80 @@
+"""docs/serve.md keeps its promises: its models file is one, its commands are run, and its program chats."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import pytest
+from docs.pages import blocks, commands, programs, text_of
+from faults.world import World
+from gateway.running import LIMIT_S, RunningGateway
+
+from stoker.apps.common.models_file import parse_models
+from stoker.apps.common.openai.request import Endpoint
+from stoker.apps.gateway.cli import command as serve
+from stoker.manager.cli.main import cli
+
+PAGE = "docs/serve.md"
+NOT_RUN = {
+    "stoker serve models.toml": "on the machine's own site; the next one says where",
+    "stoker serve site.toml models.toml --uds gateway.sock": "tests/gateway/test_gateway_parts.py listens on a socket",
+}
+
+
+def test_the_models_file_that_is_shown_is_one() -> None:
+    [shown] = [block.text for block in blocks(PAGE) if block.language == "toml"]
+    found = parse_models(shown, file=PAGE, folder=Path("/nowhere"))
+    assert list(found) == list(tomllib.loads(shown)["models"])
+
+
+def test_the_addresses_that_it_names_are_those_that_there_are() -> None:
+    named = set(re.findall(r"`(/[a-z0-9/]*)`", text_of(PAGE)))
+    assert named == {endpoint.value for endpoint in Endpoint} | {
+        "/v1/files",
+        "/v1/batches",
+        "/v1/models",
+        "/health",
+        "/metrics",
+        "/status",
+        "/",
+    }
+
+
+def test_the_options_that_it_names_exist() -> None:
+    context = click.Context(cli)
+    known = {option for each in (serve.get_command(context, "x"),) for one in each.params for option in one.opts}
+    named = set(re.findall(r"`(--[a-z-]+)", text_of(PAGE)))
+    assert named <= known
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(map(find_spec, ("openai", "starlette", "uvicorn", "prometheus_client", "torch", "transformers"))),
+    reason="needs the extras serve, models and test",
+)
+def test_its_commands_and_its_program_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("STOKER_SESSION", raising=False)
+    rest = [one for one in commands(PAGE) if one not in NOT_RUN]
+    assert rest.pop(0) == "stoker serve site.toml models.toml"
+    with World(tmp_path / "world").entered(limit_s=LIMIT_S):
+        gateway = RunningGateway(tmp_path / "work")
+        gateway.start()
+        try:
+            [program] = programs(PAGE)
+            text = program.text.replace("http://127.0.0.1:8000", gateway.url)
+            done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=LIMIT_S)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout
+            for each in rest:
+                program_name, *words = shlex.split(each)
+                assert program_name == "stoker"
+                subprocess.run([sys.executable, "-m", "stoker.manager.cli.main", *words], timeout=LIMIT_S, check=True)
+        finally:
+            gateway.end()

@@ -1,0 +1,163 @@
+"""A gateway as its users have it: a process of its own, in front of a session of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from faults.world import World
+from faults.world import until as wait_until
+from tiny_model import write_tiny_model
+
+T = TypeVar("T")
+
+SERVE = [sys.executable, "-m", "stoker.manager.cli.main"]
+LIMIT_S = 240
+SITE = """
+name = "here"
+[pilot]
+devices = "cpu:3"
+init_blocks = 1
+max_blocks = 1
+"""
+MODELS = """
+[models.small]
+path = "models/tiny"
+ttft = "10 min"
+cold = "wait"
+
+[models.vectors]
+path = "models/tiny"
+kind = "embedding"
+
+[models.gone]
+path = "./models/gone"
+
+[models.huge]
+path = "models/tiny"
+memory = "900 TB"
+
+[models.shy]
+path = "models/tiny"
+dtype = "bfloat16"
+cold = "refuse"
+
+[models.swift]
+path = "models/tiny"
+memory = "1500 MB"
+ttft = "1 ms"
+"""
+
+
+def until(true: Callable[[], T], *, why: str) -> T:
+    """Wait until something is true, as long as a busy machine needs; its value."""
+    return wait_until(true, limit_s=LIMIT_S, why=why)
+
+
+class RunningGateway:
+    """`stoker serve` with files in `folder`: a site file and a models file, or a models file alone."""
+
+    def __init__(self, folder: Path, *files: str) -> None:
+        self.folder = folder
+        self.files = files or ("site.toml", "models.toml")
+        self.said: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+        folder.mkdir(exist_ok=True)
+        (folder / "site.toml").write_text(SITE)
+        (folder / "models.toml").write_text(MODELS)
+        if not (folder / "models").exists():
+            (folder / "models").mkdir()
+            write_tiny_model(folder / "models" / "tiny")
+
+    def start(self, *options: str) -> None:
+        """Start it; the first time on a port of this worker's own, later on the one that the gateway has kept."""
+        self.said = []
+        if self._process is None and not {"--port", "--uds"} & set(options):
+            options = (*options, "--port", str(free_port()))
+        self._process = subprocess.Popen(
+            [*SERVE, "serve", *self.files, *options],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        threading.Thread(target=_read, args=(self._process, self.said), daemon=True).start()
+        until(lambda: self.is_ready or self.has_ended, why="the gateway's address")
+        assert not self.has_ended, "".join(self.said)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def has_ended(self) -> bool:
+        """Ended, and all that it said has come."""
+        return self.said[-1:] == [""]
+
+    @property
+    def is_ready(self) -> bool:
+        """It has said where it listens."""
+        return "/v1" in "".join(self.said)
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"(https?://\S+)/v1", "".join(self.said))
+        return found[1] if found else ""
+
+    @property
+    def session(self) -> str:
+        found = re.search(r"session (\S+?)[,\s]", "".join(self.said))
+        assert found, self.said
+        return found[1]
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> str:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(LIMIT_S)
+        until(lambda: self.has_ended, why="the end of its output")
+        return "".join(self.said)
+
+    def end(self) -> None:
+        """The gateway, and the session that it has left."""
+        if self.is_alive:
+            self.stop()
+        subprocess.run(
+            [*SERVE, "down", self.session], cwd=self.folder, capture_output=True, timeout=LIMIT_S, check=True
+        )
+
+
+def free_port() -> int:
+    """A free port that neither other workers nor outgoing connections take: a killed gateway comes back to its port."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 18_000 + 100 * worker
+    for port in range(first, first + 100):
+        with socket.socket() as asking:
+            if asking.connect_ex(("127.0.0.1", port)):
+                return port
+    raise AssertionError(f"the ports {first} to {first + 99} are taken")
+
+
+def _read(process: subprocess.Popen[str], said: list[str]) -> None:
+    """All that a process says; an empty line stands for its end."""
+    assert process.stdout is not None
+    said.extend(process.stdout)
+    said.append("")
+
+
+def keys(world: World, *arguments: str) -> str:
+    """`stoker serve keys`."""
+    del world  # its environment is this process's
+    done = subprocess.run(
+        [*SERVE, "serve", "keys", *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    return done.stdout.strip()

@@ -1,0 +1,85 @@
+"""Forecasts of the first token, against queues whose waits are known."""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+import pytest
+
+from stoker.apps.gateway.first_tokens import FirstTokens, ModelFacts, forecast
+
+HOT = ModelFacts(hot=1)
+
+
+def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
+    """What streams have shown that came at random moments and were served in turn, by so many servers."""
+    draw, first, free, waiting, now = random.Random(seed), FirstTokens(), [0.0] * servers, [], 0.0
+    for _ in range(count):
+        now += draw.expovariate(1 / gap_s)
+        while waiting and waiting[0][0] <= now:
+            at, came, before = heapq.heappop(waiting)
+            first.end(before, at - came)
+        begun = max(now, heapq.heappop(free))
+        heapq.heappush(free, begun + service_s)
+        heapq.heappush(waiting, (begun + service_s, now, first.begin()))
+    for at, came, before in sorted(waiting):
+        first.end(before, at - came)
+    assert first.waiting == 0
+    return first
+
+
+def test_the_forecast_of_a_queue_is_its_wait():
+    first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
+    for before in (0, 2, 5):  # half a second each, and the one in service has been at it for a while
+        assert first.expected_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
+
+
+def test_streams_that_are_served_side_by_side_are_not_taken_for_a_queue():
+    first = after_traffic(servers=100, service_s=1.0, gap_s=0.2)
+    assert first.expected_s(10) == pytest.approx(1.0, abs=0.01)
+
+
+def test_too_few_streams_foretell_nothing_and_a_queue_is_foretold_no_further_than_twice_the_longest():
+    first = FirstTokens()
+    for before in range(7):
+        first.begin()
+        first.end(before, 1.0 + before)
+    assert first.expected_s(50) == 0.0
+    first.begin()
+    first.end(7, 8.0)
+    assert first.expected_s(10) == pytest.approx(11.0)
+    assert first.expected_s(50) == pytest.approx(16.0)
+    assert first.expected_s(500) == pytest.approx(16.0)
+
+
+def test_a_stream_without_a_token_and_one_that_waited_for_a_load_show_nothing():
+    first = FirstTokens()
+    for _ in range(20):
+        first.begin()
+        first.end(0, None)
+    assert (first.waiting, first.expected_s(3)) == (0, 0.0)
+
+
+def test_a_model_that_is_not_loaded_answers_when_it_may_be():
+    measured = forecast(ModelFacts(loading=1, load_s=40.0, loading_s=15.0), FirstTokens())
+    assert measured.first_token_s == 25.0
+    assert measured.later_s(1.0) == 24.0
+    assert "loading, and a load took 40" in measured.because
+    assert "no load of it has been measured" in forecast(ModelFacts(), FirstTokens()).because
+
+
+def test_the_sessions_queue_counts_too():
+    expected = forecast(ModelFacts(hot=2, queued=30, running=10, run_s=2.0), FirstTokens())
+    assert (expected.first_token_s, expected.later_s(1.0)) == (6.0, 5.0)
+    assert expected.because == "30 calls wait, 10 run, and one takes 2.0 s"
+    assert forecast(HOT, FirstTokens()).later_s(0.001) == 0.0
+
+
+def test_an_objective_that_a_model_alone_does_not_meet_refuses_nobody():
+    first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
+    for _ in range(4):
+        first.begin()
+    expected = forecast(HOT, first)
+    assert expected.later_s(1.0) == pytest.approx(expected.first_token_s - 1.0)
+    assert expected.later_s(0.1) == 0.0

@@ -1,0 +1,311 @@
+"""The parts of the gateway that need neither HTTP nor a session."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from stoker.apps.common.models_file import Cold, ModelKind, parse_models
+from stoker.apps.common.openai.request import Endpoint, RequestRefused
+from stoker.apps.common.openai.writing import TextBegun, TextEnded, TokenPiece
+from stoker.apps.gateway.chunks import DONE, Chunks
+from stoker.apps.gateway.failures import refusal_of
+from stoker.apps.gateway.guard import Guard
+from stoker.apps.gateway.key_file import KeyFile
+from stoker.apps.gateway.limits import KeyLimits, KeyUse
+from stoker.apps.gateway.meters import ModelMeter
+from stoker.apps.gateway.place import GatewayPlace, GatewayState, listen, listen_on_path
+from stoker.apps.gateway.wishes import read_asked
+from stoker.errors import ConfigError, ContextError, NoDeviceError, SessionError, StreamDiffersError
+
+# ---- models.toml
+
+
+def models(text: str, folder: Path = Path("/nowhere")):
+    return parse_models(text, file="models.toml", folder=folder)
+
+
+def test_a_model_has_its_settings_and_the_usual_ones(tmp_path):
+    (tmp_path / "there").mkdir()
+    found = models(
+        '[models.small]\npath = "there"\nttft = "1 s"\n[models."e.5"]\npath = "org/name"\nkind = "embedding"\n'
+        'cold = "refuse"\nmemory = "4 GB"\n',
+        tmp_path,
+    )
+    assert found["small"].path == str(tmp_path / "there")
+    assert (found["small"].ttft, found["small"].kind, found["small"].cold) == (1.0, ModelKind.CHAT, None)
+    assert (found["e.5"].path, found["e.5"].memory, found["e.5"].cold) == ("org/name", 4_000_000_000, Cold.REFUSE)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[models.a]\npath = "x"\npaht = 1\n', "line 3: [models.a] paht is not a setting; did you mean path"),
+        ('[models.a]\nkind = "chat"\n', "models.toml: line 1: [models.a] path is missing"),
+        ('[models.a]\npath = "x"\nttft = 3\n', "models.toml: line 3: [models.a] ttft: 3 is not a duration"),
+        ('[models.a]\npath = "x"\nkind = "chta"\n', "[models.a] kind = 'chta' is not available; did you mean 'chat'"),
+        ('[models.a]\npath = "x"\n[models.b]\npath = "y"\nmin = -1\n', "line 5: [models.b] min must be"),
+        ('[models.a]\npath = "x"\nengine = "vlm"\n', "[models.a] engine = 'vlm' is not available"),
+        ('[models.a]\npath = "x"\nkind = "embedding"\nengine = "vllm"\n', "[models.a] engine is for models that write"),
+        ('[models.a]\npath = "x"\n\nmax = 2\n', "models.toml: line 4: [models.a] max has no effect"),
+        ('[models.a]\npath = "x"\nkeep_alive = "1 s"\n', "models.toml: line 3: [models.a] keep_alive has no effect"),
+        ("[models]\n", "names no model"),
+        ("[models.a\n", "line 1: not TOML"),
+        ('[model.a]\npath = "x"\n', "model is not a setting; did you mean models"),
+    ],
+)  # fmt: skip
+def test_an_error_of_a_models_file_names_its_line_and_its_setting(text, said):
+    with pytest.raises(ConfigError) as error:
+        models(text)
+    assert said in str(error.value)
+
+
+# ---- limits and keys
+
+
+def test_requests_of_a_minute_and_at_a_time_are_bounded():
+    use, limits = KeyUse(), KeyLimits(requests_per_minute=2, concurrent=1)
+    assert use.begin(limits, now=0.0) is None
+    assert use.begin(limits, now=1.0).code == "concurrent_requests"
+    use.end(0, now=2.0)
+    assert use.begin(limits, now=3.0) is None
+    use.end(0, now=4.0)
+    reached = use.begin(limits, now=10.0)
+    assert (reached.code, reached.retry_after_s) == ("requests_per_minute", 50.0)
+    assert use.begin(limits, now=60.0) is None  # the first one has left the minute
+
+
+def test_tokens_of_a_minute_are_bounded_once_they_are_known():
+    use, limits = KeyUse(), KeyLimits(tokens_per_minute=100)
+    for at, tokens in ((0.0, 60), (10.0, 60)):
+        assert use.begin(limits, now=at) is None
+        use.end(tokens, now=at)
+    reached = use.begin(limits, now=20.0)
+    assert (reached.code, reached.retry_after_s) == ("tokens_per_minute", 40.0)
+    assert use.begin(limits, now=60.5) is None
+
+
+def test_a_key_is_kept_as_a_digest_that_its_owner_alone_may_read(tmp_path):
+    file = KeyFile(tmp_path / "serve" / "keys.json")
+    assert Guard(file).is_open
+    key = file.add("ana", KeyLimits(concurrent=3))
+    assert key not in file.path.read_text()
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    guard = Guard(file)
+    assert guard.caller({"authorization": f"Bearer {key}"}).name == "ana"
+    assert guard.caller({"authorization": f"bearer {key}"}).limits == KeyLimits(concurrent=3)
+    for wrong in ("", "Bearer", "Bearer sk-stoker-x", f"Basic {key}", "Bearer " + "x" * 10_000, "Bearer é"):
+        with pytest.raises(RequestRefused) as refused:
+            guard.caller({"authorization": wrong})
+        assert refused.value.error.status == 401
+    with pytest.raises(ConfigError, match="there is a key ana already"):
+        file.add("ana", KeyLimits())
+    with pytest.raises(ConfigError, match="is not a name for a key"):
+        file.add("a b", KeyLimits())
+    file.remove("ana")  # the guard sees it, and a file without keys lets nobody in
+    with pytest.raises(RequestRefused, match="not valid"):
+        guard.caller({"authorization": f"Bearer {key}"})
+    with pytest.raises(ConfigError, match="there is no key ana; there are: none"):
+        file.remove("ana")
+
+
+def test_a_key_file_that_others_may_read_or_that_is_damaged_is_refused(tmp_path):
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("ana", KeyLimits())
+    file.path.chmod(0o644)
+    with pytest.raises(ConfigError, match="others may read it; chmod 600"):
+        file.read()
+    file.path.chmod(0o600)
+    file.path.write_text("{")
+    with pytest.raises(ConfigError, match="is damaged"):
+        file.read()
+
+
+def test_a_request_that_ends_gives_its_place_back(tmp_path):
+    file = KeyFile(tmp_path / "keys.json")
+    guard = Guard(file)
+    key = file.add("ana", KeyLimits(concurrent=1))
+    caller = guard.caller({"authorization": f"Bearer {key}"})
+    held = guard.begin(caller)
+    with pytest.raises(RequestRefused) as refused:
+        guard.begin(guard.caller({"authorization": f"Bearer {key}"}))
+    assert refusal_of(refused.value).error.status == 429
+    assert refusal_of(refused.value).retry_after_s > 0
+    held.end()
+    held.end()
+    guard.begin(caller).end()
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "may"),
+    [
+        ("127.0.0.1:8000", None, True), ("localhost:8000", None, True), ("login3", None, True),
+        ("[::1]:8000", "http://[::1]:8000", True), ("localhost:8000", "http://localhost:8000", True),
+        ("localhost:8000", "https://evil.example", False), ("evil.example:8000", None, False),
+        ("evil.example:8000", "http://evil.example:8000", False), ("localhost:8000", "null", False),
+    ],
+)  # fmt: skip
+def test_without_keys_no_page_of_another_site_may_ask(tmp_path, host, origin, may):
+    guard = Guard(KeyFile(tmp_path / "keys.json"))
+    headers = {"host": host} | ({"origin": origin} if origin is not None else {})
+    if may:
+        guard.caller(headers)
+        return
+    with pytest.raises(RequestRefused) as refused:
+        guard.caller(headers)
+    assert refused.value.error.status == 403
+
+
+# ---- what is asked
+
+
+def asked(endpoint=Endpoint.CHAT, **body):
+    words = {"messages": [{"role": "user", "content": "?"}]} if endpoint is Endpoint.CHAT else {}
+    return read_asked(json.dumps({"model": "m", **words, **body}).encode(), endpoint=endpoint, name="r1")
+
+
+def test_each_choice_of_each_prompt_is_a_request_with_a_seed_of_its_own():
+    found = asked(Endpoint.COMPLETIONS, prompt=["a", "b"], n=2, seed=7)
+    assert [(one.texts, one.sampling.seed) for one in found.choices] == [
+        (("a",), 7), (("a",), 8), (("b",), 9), (("b",), 10),
+    ]  # fmt: skip
+    assert found.prompts == 2
+    assert asked(stream=True, stream_options={"include_usage": True}).include_usage
+    assert not asked(stream=None, n=None).stream
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 0}, "n"), ({"n": True}, "n"), ({"n": 129}, "n"), ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"), ({"temperature": 9}, "temperature"),
+        ({"response_format": {"type": "json_object"}}, "response_format"), ({"tempreature": 1}, "tempreature"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_is_refused_with_its_field(body, param):
+    with pytest.raises(RequestRefused) as refused:
+        asked(**body)
+    assert refused.value.error.param == param
+    assert refused.value.error.message.startswith(param)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'"x"', b"[" * 100_000])
+def test_what_is_no_json_object_is_refused(data):
+    with pytest.raises(RequestRefused) as refused:
+        read_asked(data, endpoint=Endpoint.CHAT, name="r1")
+    assert (refused.value.error.status, refused.value.error.code) == (400, "invalid_json")
+
+
+# ---- events
+
+
+def test_choices_of_one_prompt_have_read_it_once():
+    chunks = Chunks(endpoint=Endpoint.COMPLETIONS, name="n", model="m", created=1, per_prompt=2, usage=True)
+    for index in range(4):
+        chunks.events(index, [TextBegun(10)])
+    chunks.events(0, [TokenPiece("ab", (("ab", -1.0, ()),))])
+    offset = json.loads(chunks.events(0, [TokenPiece("c", (("c", -float("inf"), ()),))]).removeprefix(b"data: "))
+    assert offset["choices"][0]["logprobs"]["text_offset"] == [2]
+    assert offset["choices"][0]["logprobs"]["token_logprobs"] == [-9999.0]
+    for index in range(4):
+        chunks.events(index, [TextEnded("stop", 3)])
+    last, _, done = chunks.end().partition(b"\n\n")
+    assert json.loads(last.removeprefix(b"data: "))["usage"] == {
+        "prompt_tokens": 20, "completion_tokens": 12, "total_tokens": 32,
+    }  # fmt: skip
+    assert done == DONE
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
+def test_pieces_that_come_together_are_as_many_events(endpoint):
+    chunks = Chunks(endpoint=endpoint, name="n", model='m"\0é', created=1, per_prompt=1, usage=True)
+    texts = ['a"b\n', "", "é\0", "z"]
+    events = chunks.events(1, texts).decode().split("\n\n")
+    found = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events if event]
+    assert [each["index"] for each in found] == [1] * 4
+    assert [each["delta"]["content"] if endpoint is Endpoint.CHAT else each["text"] for each in found] == texts
+    assert chunks.tokens == 4
+
+
+def test_an_error_of_a_call_has_a_status_that_says_whether_to_come_again():
+    told = {
+        NoDeviceError("x"): (503, "model_fits_nowhere"),
+        ContextError("x"): (503, "model_unavailable"),
+        SessionError("x"): (503, "session_unavailable"),
+        StreamDiffersError("x"): (500, "stream_differs"),
+        ValueError("x"): (500, "call_failed"),
+    }
+    for error, (status, code) in told.items():
+        found = refusal_of(error).error
+        assert (found.status, found.code, found.type) == (status, code, "server_error")
+
+
+def test_a_meter_knows_which_streams_met_the_objectives():
+    meter = ModelMeter(ttft_objective_s=1.0, tpot_objective_s=0.1)
+    assert meter.met is None
+    for ttft_s, tpot_s in ((0.5, 0.05), (2.0, 0.05), (0.5, 0.2), (0.5, None)):
+        meter.begin(0.0)
+        meter.write(5, now=100.0)
+        meter.end(failed=False, ttft_s=ttft_s, tpot_s=tpot_s)
+    assert (meter.met, meter.running, meter.tokens) == (0.5, 0, 20)
+    assert (meter.rate(105.0), meter.rate(111.0)) == (2.0, 0.0)
+
+
+# ---- where it listens
+
+
+def test_a_gateway_finds_its_port_again_and_a_second_one_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    place = GatewayPlace("", tmp_path / "models.toml")
+    assert place.take() == GatewayState()
+    with listen("127.0.0.1", 0, kept=0) as first:
+        port = first.getsockname()[1]
+        place.keep(GatewayState(port=port, session="s1", pid=os.getpid()))
+        with pytest.raises(SessionError, match=rf"runs already at port {port} \(pid {os.getpid()}\)"):
+            GatewayPlace("", tmp_path / "models.toml").take()
+        with pytest.raises(ConfigError, match="taken by another program"):
+            listen("127.0.0.1", 0, kept=port)
+        with pytest.raises(ConfigError, match="name another one with --port"):
+            listen("127.0.0.1", port, kept=0)
+    with listen("127.0.0.1", 0, kept=port) as again:
+        assert again.getsockname()[1] == port
+    assert GatewayPlace("", tmp_path / "other.toml").take() == GatewayState()
+
+
+def test_a_first_gateway_leaves_alone_the_ports_that_others_come_back_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    place = GatewayPlace("", tmp_path / "models.toml")
+    place.take()
+    with listen("127.0.0.1", 0, kept=0) as free:
+        port = free.getsockname()[1]
+    place.keep(GatewayState(port=port, session="s1", pid=1))  # this gateway was killed
+    other = GatewayPlace("", tmp_path / "other.toml")
+    other.take()
+    assert (place.ports_of_others(), other.ports_of_others()) == (frozenset(), {port})
+    (other.folder.parent / "damaged").mkdir()
+    (other.folder.parent / "damaged" / "gateway.json").write_bytes(b"\xff{")
+    with listen("127.0.0.1", 0, kept=0, not_on=other.ports_of_others()) as first:
+        assert first.getsockname()[1] != port
+
+
+def test_a_unix_socket_is_its_owners_alone_and_a_dead_one_is_replaced(tmp_path):
+    path = str(tmp_path / "s")
+    listen_on_path(path).close()  # as a killed gateway leaves it
+    with listen_on_path(path) as listener:
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        with pytest.raises(ConfigError, match="in use"):
+            listen_on_path(path)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+        assert listener.family is socket.AF_UNIX
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError):
+        listen_on_path(str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "mine"

@@ -1,0 +1,136 @@
+"""The events of a stream, without HTTP and without a session: when an error has a status, and when it is an event."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from importlib.util import find_spec
+
+import pytest
+
+if not all(map(find_spec, ("starlette", "prometheus_client"))):
+    pytest.skip("needs the extra serve", allow_module_level=True)
+
+from stoker.apps.common.models_file import ModelSettings
+from stoker.apps.common.openai.request import Endpoint
+from stoker.apps.common.openai.writing import TextBegun
+from stoker.apps.gateway import streaming, wire
+from stoker.apps.gateway.chunks import Chunks
+from stoker.apps.gateway.guard import HeldRequest
+from stoker.apps.gateway.limits import KeyUse
+from stoker.apps.gateway.metrics import GatewayMetrics
+from stoker.apps.gateway.served import ServedModel
+from stoker.apps.gateway.streaming import RunningRequest, StreamedAnswer
+from stoker.errors import ContextError
+
+
+async def never():
+    return False
+
+
+def answer_of(pieces, *, is_hot=never):
+    """The answer that these pieces become."""
+    figures = GatewayMetrics().request(ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
+    chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
+
+    async def waits_for():
+        return "loading m"
+
+    running = RunningRequest(figures, HeldRequest(KeyUse(running=1)))
+    return StreamedAnswer(pieces, chunks, running, waits_for=waits_for, is_hot=is_hot)
+
+
+async def fails(*pieces, after=None):
+    """Pieces, and an error once `after` is set."""
+    for piece in pieces:
+        yield 0, [piece]
+    if after is not None:
+        await after.wait()
+    raise ContextError("out of memory")
+
+
+def code_of(event):
+    return json.loads(event.removeprefix(b"data: "))["error"]["code"]
+
+
+def test_an_error_before_the_first_piece_is_raised_and_has_a_status():
+    async def ask():
+        answer = answer_of(fails())
+        with pytest.raises(ContextError, match="out of memory"):
+            await answer.begin()
+        await answer.leave()
+
+    asyncio.run(ask())
+
+
+def test_an_error_behind_a_piece_is_the_last_event():
+    async def ask():
+        answer = answer_of(fails(TextBegun(3)))
+        await answer.begin()
+        events = [event async for event in answer.events()]
+        await answer.close()
+        return events
+
+    begun, error = asyncio.run(ask())
+    assert json.loads(begun.removeprefix(b"data: "))["choices"][0]["delta"]["role"] == "assistant"
+    assert code_of(error) == "model_unavailable"
+
+
+def test_an_error_behind_a_comment_is_the_last_event(monkeypatch):
+    monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
+
+    async def ask():
+        fail, events = asyncio.Event(), []
+        answer = answer_of(fails(after=fail))
+        await answer.begin()
+        async for event in answer.events():
+            events.append(event)
+            fail.set()
+        await answer.close()
+        return events
+
+    comment, *_, error = asyncio.run(ask())
+    assert comment == b": loading m\n\n"
+    assert code_of(error) == "model_unavailable"
+
+
+def test_a_stream_that_is_silent_has_comments_so_that_no_proxy_closes_it(monkeypatch):
+    monkeypatch.setattr(wire, "_SILENT_S", 0.0)
+    sent, commented, left = [], asyncio.Event(), []
+
+    async def pieces():
+        yield b"data: 1\n\n"
+        await commented.wait()  # the pilot is lost, say, and another one is awaited
+        yield b"data: 2\n\n"
+
+    async def send(message):
+        sent.append(message.get("body"))
+        if message.get("body", b"").startswith(b":"):
+            commented.set()
+
+    async def at_end():
+        left.append(True)
+
+    asyncio.run(wire.EventStream(pieces(), at_end=at_end)({}, asyncio.Event().wait, send))
+    assert [body for body in sent if body and not body.startswith(b":")] == [b"data: 1\n\n", b"data: 2\n\n"]
+    assert b": waiting\n\n" in sent
+    assert (sent[-1], left) == (b"", [True])
+
+
+def test_a_model_that_is_loaded_has_longer_until_comments_begin(monkeypatch):
+    monkeypatch.setattr(streaming, "_HEADERS_S", 0.0)
+    monkeypatch.setattr(streaming, "_HOT_HEADERS_S", 1000.0)
+
+    async def ask():
+        fail = asyncio.Event()
+
+        async def is_hot():
+            fail.set()  # after what a cold model is given
+            return True
+
+        answer = answer_of(fails(after=fail), is_hot=is_hot)
+        with pytest.raises(ContextError):
+            await answer.begin()
+        await answer.leave()
+
+    asyncio.run(ask())
