@@ -40,10 +40,10 @@ class Writer(Protocol):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One call's work: texts that share their generation parameters. `tensor_batch`: so many are written at a time at
-    most (0 = as many as the engine takes).
+    """One call's work: texts that share their generation parameters.
 
-    `seeds` has one a text: what is drawn for a row must not depend on which call it is in.
+    `tensor_batch`: the most texts that the engine writes at the same time; 0 = the engine decides. `seeds` has one seed
+    for each text, so that a row's text does not depend on the call that it is in.
     """
 
     number: int

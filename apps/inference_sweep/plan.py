@@ -27,13 +27,13 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.datafile import Row, read_rows
+from stoker.apps.inference_sweep.rows import SweepRows, check_rows
 from stoker.errors import ConfigError
 from stoker.toml_files import parse_toml, refuse_unknown
 
@@ -74,24 +74,14 @@ class Template(msgspec.Struct, frozen=True):
         return _PLACES.sub(lambda place: "" if (value := fields[place[1]]) is None else str(value), self.text)
 
 
-class SweepItem(msgspec.Struct, frozen=True):
-    """One row of the data, named. `place` is where in the file it stands."""
-
-    id: str
-    fields: dict[str, Any]
-    place: str = ""
-
-
 class Sweep(msgspec.Struct, frozen=True):
-    """A sweep file, read and checked against `data`. `notes`: what is odd about the data, and does not stop it."""
+    """A sweep file, read, and its data file, checked."""
 
     file: str
     models: tuple[SweepModel, ...]
     prompts: tuple[Template, ...]
     parameters: tuple[dict[str, Any], ...]
-    items: tuple[SweepItem, ...]
-    notes: tuple[str, ...] = ()
-    data: str = ""
+    rows: SweepRows
 
 
 class Combination(msgspec.Struct, frozen=True):
@@ -121,13 +111,8 @@ def combinations(sweep: Sweep) -> list[Combination]:
     ]
 
 
-def digest_items(items: Sequence[SweepItem]) -> str:
-    """16 hex digits that stand for the rows."""
-    return hashlib.sha256(repr([(item.id, sorted(item.fields.items())) for item in items]).encode()).hexdigest()[:16]
-
-
 def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep:
-    """The sweep of a file, over `data` when it is given, and the first `limit` rows (0: all).
+    """The sweep of a file, over the rows of `data` if it is given, and the first `limit` rows alone (0: all).
 
     Raises ConfigError naming file, table and key; unknown keys with the nearest that exists.
     """
@@ -150,21 +135,14 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
     _refuse_twins({prompt.name: (prompt.text, prompt.chat) for prompt in prompts}, "prompts", file=path)
     parameters = _grid(whole.get("parameters", {}), file=path)
     source = data or path.parent / _text(whole, "data", file=path, where="top", empty=False)
-    items = _items(source, column=_text(whole, "id", file=path, where="top", empty=True), limit=limit)
-    notes = [
-        note
-        for prompt in prompts
-        for column in prompt.columns
-        if (note := _check_column(column, items, prompt=prompt.name, file=source))
-    ]
+    column = _text(whole, "id", file=path, where="top", empty=True)
+    rows = check_rows(source, column=column, wanted={prompt.name: prompt.columns for prompt in prompts}, limit=limit)
     return Sweep(
         file=str(path),
         models=tuple(models),
         prompts=tuple(prompts),
         parameters=tuple(parameters),
-        items=tuple(item for item, _ in items),
-        notes=tuple(dict.fromkeys(notes)),
-        data=str(source),
+        rows=rows,
     )
 
 
@@ -241,46 +219,3 @@ def _grid(table: Any, *, file: Path) -> list[dict[str, Any]]:
             raise ConfigError(f"{file}: parameters: {name} has {problem}", file=str(file), key=name)
         axes.append([kind(value) for value in values])
     return [dict(zip(PARAMETERS, values, strict=True)) for values in itertools.product(*axes)]
-
-
-def _items(source: Path, *, column: str, limit: int) -> list[tuple[SweepItem, Row]]:
-    items: list[tuple[SweepItem, Row]] = []
-    seen: dict[str, str] = {}
-    for row in itertools.islice(read_rows(source), limit or None):
-        name = row.number if not column else row.fields.get(column)
-        if not isinstance(name, str | int) or name == "":
-            raise ConfigError(
-                f"{source}: {row.place}: {column} must name the row, and is {name!r:.40}",
-                file=str(source), line=row.number, key=column,
-            )  # fmt: skip
-        if str(name) in seen:
-            raise ConfigError(
-                f"{source}: {row.place}: {column} {name} was already used in {seen[str(name)]}",
-                file=str(source), line=row.number, key=column,
-            )  # fmt: skip
-        seen[str(name)] = row.place
-        items.append((SweepItem(id=str(name), fields=row.fields, place=row.place), row))
-    if not items:
-        raise ConfigError(f"{source}: holds no rows", file=str(source))
-    return items
-
-
-def _check_column(column: str, items: Sequence[tuple[SweepItem, Row]], *, prompt: str, file: Path) -> str:
-    """What to say of rows whose cell is empty, if there are any. Raises ConfigError for a row without the column."""
-    empty = [row.place for item, row in items if item.fields.get(column, 0) in (None, "")]
-    for item, row in items:
-        if column not in item.fields:
-            has = ", ".join(map(str, item.fields))
-            raise ConfigError(
-                f"{file}: {row.place}: {column} is missing, and the prompt {prompt} wants it (the row has {has})",
-                file=str(file), line=row.number, key=column,
-            )  # fmt: skip
-    if not empty:
-        return ""
-    places = ", ".join(empty[:_SHOWN_PLACES]) + (", …" if len(empty) > _SHOWN_PLACES else "")
-    return (
-        f"{file}: {column} is empty in {len(empty):,} of {len(items):,} rows ({places}): the prompt has no text there"
-    )
-
-
-_SHOWN_PLACES = 5

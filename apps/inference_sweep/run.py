@@ -3,15 +3,19 @@
 Every model is a context of its own. The calls of all models are offered to the session at once, so contexts that fit a
 device together are hot on it side by side, and those that don't are loaded one after another: that is the manager's
 business, not this program's.
+
+The data file is read as the calls are sent, so it may be larger than memory. What grows with the sweep is what the log
+keeps of each result: its key, and its place on the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +31,20 @@ from stoker.apps.inference_sweep.plan import (
     EXAMPLE,
     Combination,
     Sweep,
-    SweepItem,
     SweepModel,
     combinations,
-    digest_items,
     read_sweep,
 )
-from stoker.apps.inference_sweep.results import KEY, Failed, SweepCall, first_error, make_records, make_rows
+from stoker.apps.inference_sweep.results import (
+    COLUMNS,
+    KEY,
+    OpenSweepCall,
+    SweepCall,
+    first_error,
+    make_records,
+    make_rows,
+)
+from stoker.apps.inference_sweep.rows import SweepItem
 from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import Recipe, model_recipe
@@ -43,6 +54,10 @@ from stoker.sessions import ContextFacts, facts_of
 from stoker.units import show_seconds
 
 INTERRUPTED = 130
+MOST_ROWS_AHEAD = 16_000
+"""At most this many rows of a model are in flight, and at most as many have results that wait to be kept."""
+LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
+"""The bounds of the number of calls in flight: with fewer calls devices would be idle."""
 
 
 def run(
@@ -56,7 +71,7 @@ def run(
     file = Path(options.sweep) if options.sweep else EXAMPLE
     sweep = read_sweep(file, data=Path(options.data) if options.data else None, limit=options.limit)
     combined = combinations(sweep)
-    total = len(combined) * len(sweep.items)
+    total = len(combined) * len(sweep.rows)
     recipes = {model.name: _recipe(model) for model in sweep.models}
     load_site(options.site or None)  # a wrong site file is said before there is a run folder
     folder = open_run(
@@ -66,28 +81,35 @@ def run(
         parameters={
             "combinations": {one.name: one.digest for one in combined},
             "models": {name: ", ".join(part.name for part in recipe.objects) for name, recipe in recipes.items()},
-            "rows": digest_items(sweep.items),
+            "rows": sweep.rows.digest,
             "tensor_batch": options.tensor_batch,
         },
         options=msgspec.to_builtins(options),
         folder=resume or out,
         fresh=fresh,
     )
-    with contextlib.closing(folder), folder.log(key=KEY) as log, stop_on_signals():
+    with (
+        contextlib.closing(folder),
+        folder.log(key=KEY) as log,
+        folder.attempt_log(key=KEY) as failed,
+        stop_on_signals(),
+    ):
         try:
             screen.line(_headline(sweep, name=file.name, total=total))
-            for note in sweep.notes:
+            for note in sweep.rows.notes:
                 screen.line(f"  note  {note}")
             if len(log):
                 screen.line(f"  going on with {folder.path}: {len(log)} of {total} are there")
-            facts, failed, lines = _infer(options, combined, recipes, sweep, log=log, screen=screen)
-            summary = {"inferences": total, "errors": len(failed), "models": len(recipes), **facts}
+            facts, lines = _infer(options, combined, recipes, sweep, log=log, failed=failed, screen=screen)
+            errors, first = len(failed), first_error(sweep, combined, failed) if len(failed) else ""
+            summary = {"inferences": total, "errors": errors, "models": len(recipes), **facts}
             folder.write_json("summary.json", summary)
-            rows = make_rows(sweep, combined, log, failed)
             results = folder.finish(
                 name=f"results.{options.format}",
-                write=lambda path: write_rows(rows, path, kind=options.format),
-                complete=not failed,
+                write=lambda path: write_rows(
+                    make_rows(sweep, combined, log, failed), path, kind=options.format, columns=COLUMNS
+                ),
+                complete=not errors,
             )
         except Stopped:
             say_kept(screen, folder=folder.path, kept=len(log), total=total, app=APP)
@@ -102,10 +124,10 @@ def run(
         screen.line()
         for line in [*lines, f"  results  {results}"]:
             screen.line(line)
-    if failed:
+    if errors:
         screen.line()
-        screen.line(f"failed: {len(failed)} of {total} results have no output; the column `error` says why. The first:")
-        screen.line(f"  {first_error(sweep, combined, failed)}")
+        screen.line(f"failed: {errors} of {total} results have no output; the column `error` says why. The first:")
+        screen.line(f"  {first}")
         screen.line(f"  try them again:  {command(APP, f'--resume {shlex.quote(str(folder.path))}')}")
         return 1
     if not options.sweep and not json:
@@ -117,19 +139,54 @@ def run(
 
 def _headline(sweep: Sweep, *, name: str, total: int) -> str:
     models, prompts = count(len(sweep.models), "model"), count(len(sweep.prompts), "prompt")
-    sets, rows = count(len(sweep.parameters), "parameter set"), count(len(sweep.items), "row")
+    sets, rows = count(len(sweep.parameters), "parameter set"), count(len(sweep.rows), "row")
     return f"inference sweep · {name} · {models} x {prompts} x {sets} x {rows} = {total:,} inferences"
 
 
 def plan_calls(
-    combined: Sequence[Combination], items: Sequence[SweepItem], log: RecordLog, *, batch_size: int
-) -> list[SweepCall]:
-    """The calls that are still to be made."""
-    calls: list[SweepCall] = []
+    combined: Iterable[Combination], rows: Iterable[SweepItem], log: Container[tuple[str, str]], *, batch_size: int
+) -> Iterator[SweepCall]:
+    """The calls that are still to be made, combination by combination. Each combination reads the rows once more."""
     for combination in combined:
-        left = [item for item in items if (combination.digest, item.id) not in log]
-        calls.extend(SweepCall(combination=combination, items=batch) for batch in in_batches(left, batch_size))
-    return calls
+        for batch in in_batches(_missing(rows, log, digest=combination.digest), batch_size):
+            yield SweepCall(combination=combination, items=batch)
+
+
+def _missing(rows: Iterable[SweepItem], log: Container[tuple[str, str]], *, digest: str) -> Iterator[SweepItem]:
+    """The rows for which the log has no result of the combination with this digest."""
+    return (item for item in rows if (digest, item.id) not in log)
+
+
+class SweepRequests:
+    """Makes a request of each call when it is to be sent, and keeps its row ids until it comes back.
+
+    Several threads may loop over requests; `take` is for one thread.
+    """
+
+    def __init__(self, *, tensor_batch: int) -> None:
+        self._tensor_batch = tensor_batch
+        self._numbers = itertools.count()
+        self._sent: dict[int, OpenSweepCall] = {}
+
+    def __len__(self) -> int:
+        """How many calls are in flight."""
+        return len(self._sent)
+
+    def of(self, calls: Iterable[SweepCall]) -> Iterator[Request]:
+        """The request of each call, made when the loop gets there."""
+        for call in calls:
+            number = next(self._numbers)
+            self._sent[number] = OpenSweepCall(call.combination, tuple(item.id for item in call.items))
+            yield _request(number, call, tensor_batch=self._tensor_batch)
+
+    def take(self, number: int) -> OpenSweepCall:
+        """The call of this number, which has come back. It is kept no longer."""
+        return self._sent.pop(number)
+
+
+def calls_ahead(batch_size: int) -> int:
+    """How many calls of one model are in flight at most, with this many rows each."""
+    return max(LEAST_CALLS_AHEAD, min(MOST_CALLS_AHEAD, MOST_ROWS_AHEAD // batch_size))
 
 
 def _infer(
@@ -139,38 +196,39 @@ def _infer(
     sweep: Sweep,
     *,
     log: RecordLog,
+    failed: RecordLog,
     screen: Screen,
-) -> tuple[dict[str, Any], Failed, list[str]]:
-    """Makes the missing results: the facts of it for programs, the rows that failed, and the facts as lines."""
-    calls = plan_calls(combined, sweep.items, log, batch_size=options.batch_size)
-    kept, infer_s, begun, facts = len(log), 0.0, time.perf_counter(), ContextFacts()
+) -> tuple[dict[str, Any], list[str]]:
+    """Make the missing results; returns the facts about it, for programs and as lines."""
+    kept, infer_s, calls, begun, facts = len(log), 0.0, 0, time.perf_counter(), ContextFacts()
     by_model: dict[str, ContextFacts] = {}
-    failed: Failed = {}
-    if calls:
+    sweep_requests = SweepRequests(tensor_batch=options.tensor_batch)
+    jobs = []
+    for name, recipe in recipes.items():
+        mine = [one for one in combined if one.model.name == name]
+        requests = sweep_requests.of(plan_calls(mine, sweep.rows, log, batch_size=options.batch_size))
+        first = next(requests, None)
+        if first is not None:  # a model whose results are all there is not loaded
+            jobs.append((generate.with_options(context=recipe), itertools.chain([first], requests)))
+    if jobs:
         with stoker.load(options.site or None, progress=False) as session:
             screen.line(session_line(session))
             ask = facts_of(session, {recipe.key for recipe in recipes.values()})
             ask_one = {name: facts_of(session, {recipe.key}) for name, recipe in recipes.items()}
-            jobs = []
-            for name, recipe in recipes.items():
-                mine = [number for number, call in enumerate(calls) if call.combination.model.name == name]
-                if mine:
-                    requests = [_request(number, calls[number], options) for number in mine]
-                    jobs.append((generate.with_options(context=recipe), requests))
-            total = len(combined) * len(sweep.items)
+            total = len(combined) * len(sweep.rows)
             with screen.progress(total=total, done=kept, noun="inferences", facts=ask) as progress:
                 written: WrittenTexts
-                for written in run_calls(jobs):
-                    records, unmade = make_records(calls[written.number], written)
-                    failed.update(unmade)
-                    progress.advance(log.append(records) + len(unmade))
+                for written in run_calls(jobs, window=calls_ahead(options.batch_size)):
+                    records, unmade = make_records(sweep_requests.take(written.number), written)
+                    progress.advance(log.append(records) + failed.append(unmade))
                     infer_s += written.infer_s
+                    calls += 1
             facts = ask()
             by_model = {name: ask_about() for name, ask_about in ask_one.items()}
     wall_s, made = time.perf_counter() - begun, len(log) - kept
-    if not calls:
+    if not jobs:
         attempt = {"inferences": 0, "kept": kept}
-        return {"attempt": attempt}, failed, [f"  nothing was left to infer: {kept} were there"]
+        return {"attempt": attempt}, [f"  nothing was left to infer: {kept} were there"]
     # Calls of models that are hot on one device overlap: their sum is no time of devices.
     beside = " (models that share a device work at the same time)" if len(by_model) > 1 else ""
     lines = [
@@ -188,14 +246,13 @@ def _infer(
                 "wall_s": wall_s,
                 "inferences": made,
                 "kept": kept,
-                "calls": len(calls),
+                "calls": calls,
                 "infer_s": infer_s,
                 "load_s": facts.load_total_s,
                 "loads": facts.loads,
                 "devices": facts.devices,
             }
         },
-        failed,
         lines,
     )
 
@@ -204,7 +261,7 @@ def _recipe(model: SweepModel) -> Recipe:
     return model_recipe(language_model, model.path, dtype=model.dtype, engine=model.engine, slots="auto")
 
 
-def _request(number: int, call: SweepCall, options: SweepOptions) -> Request:
+def _request(number: int, call: SweepCall, *, tensor_batch: int) -> Request:
     parameters = call.combination.parameters
     return Request(
         number=number,
@@ -213,5 +270,5 @@ def _request(number: int, call: SweepCall, options: SweepOptions) -> Request:
         max_new_tokens=parameters["max_new_tokens"],
         temperature=parameters["temperature"],
         chat=call.combination.prompt.chat,
-        tensor_batch=options.tensor_batch,
+        tensor_batch=tensor_batch,
     )

@@ -20,6 +20,7 @@ import time
 
 import psutil
 import pytest
+from session_that_is_up import SessionUp
 from tiny_model import write_tiny_model
 
 pytestmark = [
@@ -121,17 +122,24 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, models):
+def up(tmp_path_factory):
+    """A session that batches join which are to find the model hot."""
+    with SessionUp(tmp_path_factory.mktemp("up")) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, models, up):
     """The answers of a run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     write_lines(folder / "r.jsonl", map(request, range(REQUESTS)))
-    out = batch(folder, "r.jsonl", "--model", str(models / "tiny"), "--out", "run")
+    out = batch(folder, "r.jsonl", "--model", str(models / "tiny"), "--out", "run", *up.joined)
     assert "60 requests · 30 of /v1/completions, 30 of /v1/chat/completions" in out
     assert not read_lines(folder / "run" / "errors.jsonl")
     return read_lines(folder / "run" / "responses.jsonl")
 
 
-def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, models, whole):
+def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, models, whole, up):
     write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
     arguments = ["r.jsonl", "--model", str(models / "tiny")]
     with Running(tmp_path, *arguments) as running:
@@ -153,7 +161,7 @@ def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, mode
     assert f"to go on, the same command:  {command}" in out
     assert not (tmp_path / "run" / "responses.jsonl").exists(), "a file that is not whole"
 
-    summary = json.loads(batch(tmp_path, *arguments, "--out", "run", "--json"))
+    summary = json.loads(batch(tmp_path, *arguments, "--out", "run", "--json", *up.joined))
     made = read_lines(tmp_path / "run" / "responses.jsonl")
     assert [line["custom_id"] for line in made] == [f"r{number}" for number in range(REQUESTS)]
     assert [choices(line) for line in made] == [choices(line) for line in whole]
@@ -178,7 +186,7 @@ def test_a_batch_whose_pilot_is_killed_answers_each_request_once(tmp_path, model
     assert collections.Counter(line["custom_id"] for line in made).most_common(1)[0][1] == 1
 
 
-def test_what_cannot_be_answered_is_in_the_errors_and_nothing_else_is_lost(tmp_path, models):
+def test_what_cannot_be_answered_is_in_the_errors_and_nothing_else_is_lost(tmp_path, models, up):
     lines = [
         request(0, temperature=0),
         request(1, n=2),
@@ -195,7 +203,7 @@ def test_what_cannot_be_answered_is_in_the_errors_and_nothing_else_is_lost(tmp_p
     assert "4 lines cannot be answered, and the others can" in out
     assert not (tmp_path / "runs").exists(), "a check runs nothing"
 
-    out = batch(tmp_path, *arguments, "--out", "run", code=1)
+    out = batch(tmp_path, *arguments, "--out", "run", *up.joined, code=1)
     answered = read_lines(tmp_path / "run" / "responses.jsonl")
     assert [(line["custom_id"], line["response"]["body"]["model"]) for line in answered] == [
         ("r0", "m"), ("r4", "other"),
@@ -221,7 +229,7 @@ def test_what_cannot_be_answered_is_in_the_errors_and_nothing_else_is_lost(tmp_p
     assert "this run is finished, its results are in run/responses.jsonl" in done.stderr
 
 
-def test_one_model_answers_and_embeds(tmp_path, models):
+def test_one_model_answers_and_embeds(tmp_path, models, up):
     lines = [
         request(0, temperature=0),
         {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": ["one", "two"]}},
@@ -232,7 +240,7 @@ def test_one_model_answers_and_embeds(tmp_path, models):
         {"custom_id": "long", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x" * 2100}},
     ]  # fmt: skip
     write_lines(tmp_path / "r.jsonl", lines)
-    batch(tmp_path, "r.jsonl", "--model", str(models / "tiny"), "--out", "run", code=1)
+    batch(tmp_path, "r.jsonl", "--model", str(models / "tiny"), "--out", "run", *up.joined, code=1)
     text, plain, packed = (line["response"]["body"] for line in read_lines(tmp_path / "run" / "responses.jsonl"))
     assert text["object"] == "text_completion"
     assert plain["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
@@ -245,28 +253,15 @@ def test_one_model_answers_and_embeds(tmp_path, models):
     assert (refused["custom_id"], error["code"], error["param"]) == ("long", "context_length_exceeded", "input")
 
 
-def test_a_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, models, monkeypatch):
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+def test_a_batch_joins_a_session_that_is_up_and_leaves_it_up(tmp_path, models, up):
     write_lines(tmp_path / "r.jsonl", [request(0), request(1)])
-    (tmp_path / "one.toml").write_text('[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\nmax_blocks = 1\n')
-    program = [sys.executable, "-m", "stoker.manager.cli.entry"]
-
-    def stoker(*arguments):
-        done = subprocess.run([*program, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    name = json.loads(stoker("up", "one.toml", "--json"))["session"]
-    try:
-        arguments = ["r.jsonl", "--model", str(models / "tiny"), "--session", name]
-        assert f"session {name}" in batch(tmp_path, *arguments, "--out", "run")
-        assert len(read_lines(tmp_path / "run" / "responses.jsonl")) == 2
-        assert f"session {name} · up" in stoker("status", name)
-    finally:
-        stoker("down", name)
+    arguments = ["r.jsonl", "--model", str(models / "tiny"), "--out", "run"]
+    assert f"session {up.name}" in batch(tmp_path, *arguments, *up.joined)
+    assert len(read_lines(tmp_path / "run" / "responses.jsonl")) == 2
+    assert f"session {up.name} · up" in up.stoker("status", up.name)
 
 
-def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, models):
+def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, models, up):
     chat = request(1, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2)
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     lines = [
@@ -274,7 +269,8 @@ def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, models):
         {**chat, "custom_id": "json", "body": {**chat["body"], "response_format": schema}},
     ]  # fmt: skip
     write_lines(tmp_path / "r.jsonl", lines)
-    batch(tmp_path, "r.jsonl", "--model", str(models / "tiny"), "--engine", "continuous", "--out", "run", code=1)
+    arguments = ["r.jsonl", "--model", str(models / "tiny"), "--engine", "continuous", "--out", "run"]
+    batch(tmp_path, *arguments, *up.joined, code=1)
     first, second, third = (
         line["response"]["body"]["choices"][0]["logprobs"] for line in read_lines(tmp_path / "run" / "responses.jsonl")
     )
@@ -292,11 +288,11 @@ def test_likelihoods_come_in_the_form_of_each_endpoint(tmp_path, models):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="to mount a small disk needs root")
-def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, models):
+def test_a_disk_that_is_full_costs_no_answer_that_is_there(tmp_path, models, up):
     """The run folder's disk has room for some answers; the same command goes on when there is more."""
     write_lines(tmp_path / "r.jsonl", (request(number, max_tokens=200) for number in range(REQUESTS)))
     (tmp_path / "small").mkdir()
-    command = " ".join([*BATCH, "r.jsonl", "--model", str(models / "tiny"), "--out", "small/run"])
+    command = " ".join([*BATCH, "r.jsonl", "--model", str(models / "tiny"), "--out", "small/run", *up.joined])
     script = f"""
         mount -t tmpfs -o size=24k none small || exit 77
         {command}; echo "exit $?"

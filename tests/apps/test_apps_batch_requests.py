@@ -7,8 +7,8 @@ import pytest
 
 from stoker.apps.batch_inference.models import ModelPaths, read_models
 from stoker.apps.batch_inference.options import EXAMPLE
-from stoker.apps.batch_inference.request import ChatMessage, Endpoint, SamplingOptions
 from stoker.apps.batch_inference.request_file import RefusedLine, check_file, read_request, read_requests
+from stoker.apps.common.openai.request import ChatMessage, Endpoint, SamplingOptions
 from stoker.datafile import Line
 from stoker.errors import ConfigError
 
@@ -128,7 +128,7 @@ WRONG_CHAT = [
     ({"stream": True}, "stream", "unsupported_value", "only false can be had"),
     ({"logit_bias": {"50256": -100}}, "logit_bias", "unsupported_value", "only {} can be had"),
     ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_value", "only 0 can be had"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_value", "only [] can be had"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_value", "asks for calls of tools"),
     ({"response_format": {"type": "json_object"}}, "response_format", None, "must be of the type text or json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format", None, "has no json_schema.schema"),
     ({"response_format": "text"}, "response_format", None, "must be of the type text or json_schema"),

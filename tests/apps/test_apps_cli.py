@@ -20,6 +20,7 @@ from stoker.apps.inference_sweep.cli import command as sweep
 from stoker.console import Progress, Screen
 from stoker.errors import ConfigError, RecipeError
 from stoker.sessions import ContextFacts
+from stoker.units import show_seconds
 
 
 @pytest.fixture
@@ -113,6 +114,9 @@ def test_json_goes_to_stdout_alone(capsys):
 
 def test_progress_says_what_it_waits_for():
     facts = ContextFacts(names=("llm-a",), loading=2, loading_on=("cpu:0", "cpu:1"), pilots=1, devices=2)
+    progress = Progress(total=600, done=212, noun="claims", facts=lambda: ContextFacts(waits_for="no pilot yet"))
+    progress.refresh()
+    assert progress.waiting() == "waiting for the first pilot: no pilot yet"
     progress = Progress(total=600, done=212, noun="claims", facts=lambda: facts)
     progress.refresh()
     assert progress.waiting() == "context llm-a   loading on cpu:0, cpu:1 …"
@@ -123,10 +127,55 @@ def test_progress_says_what_it_waits_for():
     assert progress.numbers() == "212/600   hot 2/2   3 pilots"
     facts = ContextFacts(waits_for="no pilot yet")
     progress.refresh()
-    assert progress.waiting() == "waiting for the first pilot: no pilot yet"
+    assert progress.waiting() == "waiting for a pilot: no pilot yet"
     progress.advance(8)
     progress.end()
     assert (progress.numbers(), progress.waiting()) == ("220/600", "")
+
+
+GONE = "no pilot is here any more (the last one, p1, {} ago: its job was preempted; block b2: queued for {})"
+
+
+def lines_of(progress, facts, looks, *, begins=0.0):
+    """The plain lines of a number of looks, two a second, by the second of each. `facts` gives the facts at a time."""
+    lines = []
+    for look in range(looks):
+        now = begins + look / 2
+        progress._ask = lambda now=now: facts(now)
+        progress.refresh()
+        if line := progress.due_line(now):
+            lines.append((now, line))
+    return lines
+
+
+def test_a_wait_is_told_once_and_again_after_a_minute_or_in_other_words():
+    def gone(now):
+        return ContextFacts(names=("llm-a",), loads=1, waits_for=GONE.format(show_seconds(now), show_seconds(2 * now)))
+
+    progress = Progress(total=600, done=212, noun="claims", facts=lambda: None)
+    hot = ContextFacts(names=("llm-a",), hot=1, loads=1, load_total_s=0.4, pilots=1)
+    assert lines_of(progress, lambda _: hot, 200) == [(0.0, "context llm-a   hot, 1 load of 0.4 s")]
+    assert [at for at, _ in lines_of(progress, gone, 2 * 150, begins=100.0)] == [100.0, 160.0, 220.0]
+    (line,) = lines_of(progress, gone, 2 * 60, begins=280.0)
+    assert line[1].startswith("waiting for a pilot: no pilot is here any more (the last one, p1, 4 min 40 s ago")
+
+    def other(now):
+        return ContextFacts(loads=1, waits_for=GONE.replace("p1", "p2").format(show_seconds(now), "1.0 s"))
+
+    assert [at for at, _ in lines_of(progress, other, 2, begins=285.0)] == [285.0], "another pilot has gone"
+    assert [at for at, _ in lines_of(progress, lambda _: hot, 2, begins=290.0)] == [290.0]
+
+
+def test_after_ten_loads_lines_tell_of_no_further_one_but_of_a_lost_pilot():
+    progress = Progress(total=600, done=0, noun="claims", facts=lambda: None)
+
+    def loads(now):
+        return ContextFacts(names=("llm-a",), hot=int(now) + 1, loads=int(now) + 1, load_total_s=1.0, pilots=1)
+
+    assert len(lines_of(progress, loads, 60)) == 9
+    assert lines_of(progress, lambda _: ContextFacts(loads=30, waits_for="no pilot yet"), 10, begins=30.0) == [
+        (30.0, "waiting for a pilot: no pilot yet")
+    ]
 
 
 def test_progress_shows_what_else_is_counted_as_a_rate(monkeypatch):

@@ -15,6 +15,7 @@ import tomllib
 
 import pyarrow.parquet
 import pytest
+from session_that_is_up import SessionUp
 from tiny_model import write_tiny_model
 
 from stoker.apps.fact_verification.prompts import SHIPPED
@@ -63,6 +64,13 @@ def results(path):
 
 
 @pytest.fixture(scope="module")
+def up(tmp_path_factory):
+    """A session that runs join which are to find the model hot."""
+    with SessionUp(tmp_path_factory.mktemp("up")) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
 def facts(tmp_path_factory):
     """What verifies seven claims."""
     model = tmp_path_factory.mktemp("models") / "tiny"
@@ -71,13 +79,13 @@ def facts(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, facts):
+def whole(tmp_path_factory, facts, up):
     """The folder of a run that nothing disturbed, of the shipped prompts with a call a claim; and what it printed."""
     folder = tmp_path_factory.mktemp("whole")
-    return folder / "run", stoker(folder, *facts, "--batch-size", "1", "--out", "run")
+    return folder / "run", stoker(folder, *facts, "--batch-size", "1", "--out", "run", *up.joined)
 
 
-def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts, whole):
+def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts, whole, up):
     folder, out = whole
     assert "3 prompts x 7 claims = 21 inferences" in out
     assert "21 inferences in" in out
@@ -104,7 +112,7 @@ def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts
     assert "go on:  stoker run fact_verification --resume broken" in out
     assert not list((tmp_path / "broken").glob("results.jsonl")), "a half-written result file"
 
-    out = stoker(tmp_path, "fact_verification", "--resume", "broken")
+    out = stoker(tmp_path, "fact_verification", "--resume", "broken", *up.joined)
     assert "more were there from before" in out
     resumed = results(tmp_path / "broken" / "results.jsonl")
     assert not part.exists()
@@ -115,11 +123,11 @@ def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, facts
             assert one[field] == pytest.approx(other[field], abs=1e-3)
 
 
-def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, facts, whole):
+def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, facts, whole, up):
     folder, _ = whole
     first = tomllib.loads(SHIPPED.read_text())["prompts"][0]
     (tmp_path / "first.jsonl").write_text(json.dumps(first))
-    options = [*facts, "--prompts", "first.jsonl", "--batch-size", "4", "--awareness", "none"]
+    options = [*facts, "--prompts", "first.jsonl", "--batch-size", "4", "--awareness", "none", *up.joined]
     none = json.loads(stoker(tmp_path, *options, "--out", "none", "--json"))
     assert none["attempt"]["loads"] == none["attempt"]["calls"] == 2
     assert none["prompts"][0]["claims"] == 7
@@ -153,7 +161,33 @@ def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
     assert os.listdir(tmp_path / "runs") == [os.path.basename(summary["run"])]
 
 
-def test_a_sweep_goes_on_without_the_rows_that_its_model_cannot_take(tmp_path):
+def test_a_sweep_killed_and_interrupted_has_each_row_once_and_in_order(tmp_path, up):
+    write_tiny_model(tmp_path / "tiny")
+    rows = [{"name": f"r{number}", "question": f"What is {number}?"} for number in range(100)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sweep.toml").write_text(
+        'data = "rows.jsonl"\nid = "name"\n[[models]]\nname = "one"\npath = "tiny"\n'
+        '[[prompts]]\nname = "p"\ntext = "{question}"\n[parameters]\nmax_new_tokens = [8, 16]\ntemperature = 0.7\n'
+    )
+    options = ["inference_sweep", "--sweep", "sweep.toml", "--batch-size", "2", "--format", "jsonl"]
+    stoker(tmp_path, *options, "--out", "whole", *up.joined)
+    part = tmp_path / "broken" / "results.jsonl.part"
+    code, _ = stop(tmp_path, part, signal.SIGKILL, *options, "--out", "broken", more=20)
+    assert code == -signal.SIGKILL
+    kept = part.read_bytes().count(b"\n")
+    code, out = stop(tmp_path, part, signal.SIGINT, *options, "--out", "broken", more=20)
+    assert code == 130
+    assert f"going on with broken: {kept} of 200 are there" in out
+    stoker(tmp_path, "inference_sweep", "--resume", "broken", *up.joined)
+    whole, broken = (results(tmp_path / folder / "results.jsonl") for folder in ("whole", "broken"))
+    assert [(row["max_new_tokens"], row["id"]) for row in broken] == [
+        (tokens, row["name"]) for tokens in (8, 16) for row in rows
+    ]
+    assert [row["output"] for row in broken] == [row["output"] for row in whole], "draws depend on the row alone"
+    assert sorted(os.listdir(tmp_path / "broken")) == [".lock", "results.jsonl", "run.json", "summary.json"]
+
+
+def test_a_sweep_goes_on_without_the_rows_that_its_model_cannot_take(tmp_path, up):
     write_tiny_model(tmp_path / "tiny")
     rows = [{"id": str(number), "question": "What is red?"} for number in range(5)]
     rows[1]["question"], rows[3]["question"] = "", "red " * 9000
@@ -164,7 +198,7 @@ def test_a_sweep_goes_on_without_the_rows_that_its_model_cannot_take(tmp_path):
     )
 
     def sweep(*arguments):
-        command = [*STOKER, "inference_sweep", *arguments]
+        command = [*STOKER, "inference_sweep", *arguments, *up.joined]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert done.returncode == 1, done.stdout + done.stderr
         assert "Traceback" not in done.stdout + done.stderr

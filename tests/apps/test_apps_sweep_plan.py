@@ -1,8 +1,8 @@
 import pytest
 
 from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
-from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, digest_items, read_sweep
-from stoker.apps.inference_sweep.results import KEY, first_error, make_records, make_rows
+from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, read_sweep
+from stoker.apps.inference_sweep.results import KEY, OpenSweepCall, first_error, make_records, make_rows
 from stoker.apps.inference_sweep.run import plan_calls
 from stoker.errors import ConfigError, StokerError
 from stoker.run_folder.record_log import RecordLog
@@ -34,8 +34,8 @@ def files(tmp_path):
 
 def test_the_shipped_example():
     sweep = read_sweep(EXAMPLE)
-    assert len(combinations(sweep)) * len(sweep.items) == 64
-    assert [item.id for item in sweep.items][:2] == ["capital", "planet"]
+    assert len(combinations(sweep)) * len(sweep.rows) == 64
+    assert [item.id for item in sweep.rows][:2] == ["capital", "planet"]
 
 
 def test_combinations_are_the_whole_grid(files, tmp_path):
@@ -45,19 +45,20 @@ def test_combinations_are_the_whole_grid(files, tmp_path):
     assert [tuple(one.parameters.values()) for one in combined] == [(4, 0.0), (4, 0.7), (8, 0.0), (8, 0.7)]
     assert len({one.digest for one in combined}) == 4
     assert sweep.models[0].path == str(tmp_path / "model")
-    assert combined[0].prompt.fill(sweep.items[0].fields) == "Q: Why {topic}? (sky)\nA:"
+    assert combined[0].prompt.fill(next(iter(sweep.rows)).fields) == "Q: Why {topic}? (sky)\nA:"
     assert combined[0].name == "small, plain, max_new_tokens 4, temperature 0.0"
-    assert len(read_sweep(files(), limit=1).items) == 1
-    assert digest_items(sweep.items) != digest_items(sweep.items[:1])
+    first = read_sweep(files(), limit=1).rows
+    assert (len(first), [item.id for item in first]) == (1, ["2"])
+    assert first.digest != sweep.rows.digest
 
 
 def test_an_empty_cell_is_no_text_and_is_told_of(files):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nHow?,\nWho?,\n"))
-    assert sweep.prompts[0].fill(sweep.items[1].fields) == "Q: How? ()\nA:"
+    assert sweep.prompts[0].fill(list(sweep.rows)[1].fields) == "Q: How? ()\nA:"
     assert sweep.prompts[0].fill({"question": "Who?", "topic": None}) == "Q: Who? ()\nA:"
-    (note,) = sweep.notes
+    (note,) = sweep.rows.notes
     assert note.endswith("rows.csv: topic is empty in 2 of 3 rows (line 3, line 4): the prompt has no text there")
-    assert read_sweep(files()).notes == ()
+    assert read_sweep(files()).rows.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -139,19 +140,20 @@ class Toy:
 def test_a_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nlong,sky\nHow?,sea\n"))
     combined = combinations(sweep)[:2]
-    failed = {}
-    with RecordLog(tmp_path / "log", key=KEY) as log:
-        calls = plan_calls(combined, sweep.items, log, batch_size=8)
+    with RecordLog(tmp_path / "log", key=KEY) as log, RecordLog(tmp_path / "failed", key=KEY) as failed:
+        calls = list(plan_calls(combined, sweep.rows, log, batch_size=8))
         for number, call in enumerate(calls):
             texts = tuple(call.combination.prompt.fill(item.fields) for item in call.items)
             parameters = call.combination.parameters
+            sent = OpenSweepCall(call.combination, tuple(item.id for item in call.items))
             records, unmade = make_records(
-                call, generate.function(Toy(), Request(number, texts, (5, 6, 7), **parameters))
+                sent, generate.function(Toy(), Request(number, texts, (5, 6, 7), **parameters))
             )
             log.append(records)
-            failed.update(unmade)
-        rows = make_rows(sweep, combined, log, failed)
-        again = plan_calls(combined, sweep.items, log, batch_size=8)
+            failed.append(unmade)
+        rows = list(make_rows(sweep, combined, log, failed))
+        again = list(plan_calls(combined, sweep.rows, log, batch_size=8))
+        said = first_error(sweep, combined, failed)
     assert [(row["id"], row["output"] is None, row["error"]) for row in rows] == 2 * [
         ("2", False, ""),
         ("3", True, "the prompt comes to 9005 tokens"),
@@ -160,7 +162,6 @@ def test_a_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
     assert rows[2]["output"] == "Q: How? (sea)\nA:!4,0.0,0,7"
     assert rows[5]["output"] == "Q: How? (sea)\nA:!4,0.7,0,7"
     assert [[item.id for item in call.items] for call in again] == [["3"], ["3"]], "a run that goes on tries them again"
-    said = first_error(sweep, combined, failed)
     assert said == (
         f"{tmp_path / 'rows.csv'}: line 3: row 3 with small, plain, max_new_tokens 4, temperature 0.0:"
         " the prompt comes to 9005 tokens"
@@ -171,25 +172,26 @@ def test_what_is_left_and_what_comes_of_it(files, tmp_path):
     sweep = read_sweep(files())
     combined = combinations(sweep)
     with RecordLog(tmp_path / "log", key=KEY) as log:
-        calls = plan_calls(combined, sweep.items, log, batch_size=8)
+        calls = list(plan_calls(combined, sweep.rows, log, batch_size=8))
         assert len(calls) == 4
+        sent = [OpenSweepCall(call.combination, tuple(item.id for item in call.items)) for call in calls]
         for number, call in enumerate(calls[:2]):
             texts = tuple(call.combination.prompt.fill(item.fields) for item in call.items)
             parameters = call.combination.parameters
             written = generate.function(Toy(), Request(number, texts, (5, 6), **parameters, tensor_batch=2))
-            records, failed = make_records(call, written)
-            assert failed == {}
+            records, failed = make_records(sent[number], written)
+            assert failed == []
             log.append(records)
         with pytest.raises(StokerError, match="no result for row 2 with small, plain, max_new_tokens 8"):
-            make_rows(sweep, combined, log, {})
-        assert [call.combination.digest for call in plan_calls(combined, sweep.items, log, batch_size=8)] == [
+            list(make_rows(sweep, combined, log, {}))
+        assert [call.combination.digest for call in plan_calls(combined, sweep.rows, log, batch_size=8)] == [
             one.digest for one in combined[2:]
         ]
-        rows = make_rows(sweep, combined[:2], log, {})
+        rows = list(make_rows(sweep, combined[:2], log, {}))
     assert [(row["id"], row["temperature"]) for row in rows] == [("2", 0.0), ("3", 0.0), ("2", 0.7), ("3", 0.7)]
     assert rows[3]["output"] == "Q: How? (sea)\nA:!4,0.7,2,6"
     assert rows[1]["output"] == "Q: How? (sea)\nA:!4,0.0,2,6"
     chatted = generate.function(Toy(), Request(0, ("a",), (1,), max_new_tokens=4, temperature=0.0, chat=True))
     assert chatted.texts == ["<a>!4,0.0,0,1"]
     with pytest.raises(StokerError, match="2 rows went out and 1 came back"):
-        make_records(calls[0], WrittenTexts(0, ["x"], 0.0, 0.0, "w", [""]))
+        make_records(sent[0], WrittenTexts(0, ["x"], 0.0, 0.0, "w", [""]))

@@ -2,6 +2,7 @@
 
     run.json              application, options, parameters (what makes two runs the same), when it was made
     results.jsonl.part    results so far (`record_log.py`); gone once the final file stands
+    attempt.jsonl.part    what an attempt keeps for itself, while it lasts
     results.parquet       the final file, moved into place whole; a run that has one, and no .part, is finished (it may
                           also be results.jsonl or responses.jsonl)
     summary.json          the facts of the last attempt
@@ -12,11 +13,12 @@ while a run writes in it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from stoker.run_folder.record_log import RecordLog
 from stoker.whole_files import draft_of
 
 PART = "results.jsonl.part"
+ATTEMPT = "attempt.jsonl.part"
 _RUN = "run.json"
 _LOCK = ".lock"
 FINALS = ("results.parquet", "results.jsonl", "responses.jsonl")
@@ -44,6 +47,17 @@ class RunFolder:
     def log(self, *, key: tuple[str, ...]) -> RecordLog:
         """The results so far."""
         return RecordLog(self.path / PART, key=key)
+
+    @contextlib.contextmanager
+    def attempt_log(self, *, key: tuple[str, ...]) -> Iterator[RecordLog]:
+        """A log of this attempt alone, for what the next attempt does again. It is removed when the block ends."""
+        path = self.path / ATTEMPT
+        path.unlink(missing_ok=True)  # of an attempt that was killed
+        try:
+            with RecordLog(path, key=key) as log:
+                yield log
+        finally:
+            path.unlink(missing_ok=True)
 
     def finish(self, *, name: str, write: Callable[[Path], None], complete: bool = True) -> Path:
         """Has `write` make the final file (one of FINALS) under a name of its own, then moves it into place and drops

@@ -1,0 +1,153 @@
+"""The rows of a sweep's data file. They are read from the file in every pass, so the file may be larger than memory.
+
+The first pass, `check_rows`, checks every row and keeps a checksum of each (4 bytes). Every later pass compares each
+row with its checksum, so a row that has changed meanwhile reaches no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.datafile import Row, read_rows
+from stoker.errors import ConfigError
+
+_SHOWN_PLACES = 5
+
+
+class SweepItem(msgspec.Struct, frozen=True):
+    """One row of the data, named. `place` is where in the file it stands."""
+
+    id: str
+    fields: dict[str, Any]
+    place: str = ""
+
+
+class SweepRows(msgspec.Struct, frozen=True):
+    """The rows of a data file. Each loop over them reads the file again, up to the last row that was checked.
+
+    `column` names the rows; empty: their numbers do. `digest`: 16 hex digits that stand for all rows. `notes`: what is
+    odd about them, and does not stop the sweep.
+    """
+
+    path: Path
+    column: str
+    digest: str
+    checksums: array[int]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        """How many rows were checked."""
+        return len(self.checksums)
+
+    def __iter__(self) -> Iterator[SweepItem]:
+        """The rows, in the order of the file. Raises ConfigError where a row has changed since it was checked."""
+        left = iter(self.checksums)
+        for row in itertools.islice(read_rows(self.path), len(self.checksums)):
+            item = _item_of(row, path=self.path, column=self.column)
+            if zlib.crc32(_text_of(item)) != next(left):
+                raise ConfigError(
+                    f"{self.path}: {row.place}: has changed since the file was checked; leave the file alone, and run"
+                    " again",
+                    file=str(self.path),
+                    line=row.number,
+                )
+            yield item
+        if missing := sum(1 for _ in left):
+            raise ConfigError(
+                f"{self.path}: its last {missing:,} of {len(self):,} rows are gone since the file was checked; leave"
+                " the file alone, and run again",
+                file=str(self.path),
+            )
+
+
+def check_rows(path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], limit: int = 0) -> SweepRows:
+    """Check the first `limit` rows of a file (0: all). `wanted`: the columns that each prompt wants, by its name.
+
+    Raises ConfigError for a file without rows, a row without a name or with the name of an earlier one, and a row
+    without a column that a prompt wants.
+    """
+    digest, checksums = hashlib.sha256(b"["), array("I")
+    names: dict[str, int] = {}
+    empty = {name: _EmptyCells() for columns in wanted.values() for name in columns}
+    for row in itertools.islice(read_rows(path), limit or None):
+        item = _item_of(row, path=path, column=column)
+        if column:
+            _refuse_twice(names, item, row, path=path, column=column)
+        _check_columns(row, wanted, empty, path=path)
+        text = _text_of(item)
+        digest.update(b", " + text if checksums else text)
+        checksums.append(zlib.crc32(text))
+    if not checksums:
+        raise ConfigError(f"{path}: holds no rows", file=str(path))
+    digest.update(b"]")
+    notes = [cells.note(name, path=path, rows=len(checksums)) for name, cells in empty.items() if cells.count]
+    return SweepRows(
+        path=path, column=column, digest=digest.hexdigest()[:16], checksums=checksums, notes=tuple(notes)
+    )  # fmt: skip
+
+
+class _EmptyCells:
+    """The empty cells of one column: how many there are, and the places of the first ones."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.places: list[str] = []
+
+    def add(self, place: str) -> None:
+        self.count += 1
+        if len(self.places) < _SHOWN_PLACES:
+            self.places.append(place)
+
+    def note(self, column: str, *, path: Path, rows: int) -> str:
+        places = ", ".join(self.places) + (", …" if self.count > len(self.places) else "")
+        return f"{path}: {column} is empty in {self.count:,} of {rows:,} rows ({places}): the prompt has no text there"
+
+
+def _item_of(row: Row, *, path: Path, column: str) -> SweepItem:
+    name = row.number if not column else row.fields.get(column)
+    if not isinstance(name, str | int) or name == "":
+        raise ConfigError(
+            f"{path}: {row.place}: {column} must name the row, and is {name!r:.40}",
+            file=str(path), line=row.number, key=column,
+        )  # fmt: skip
+    return SweepItem(id=str(name), fields=row.fields, place=row.place)
+
+
+def _text_of(item: SweepItem) -> bytes:
+    return repr((item.id, sorted(item.fields.items()))).encode()
+
+
+def _refuse_twice(names: dict[str, int], item: SweepItem, row: Row, *, path: Path, column: str) -> None:
+    """Raise ConfigError if an earlier row has this name. `names`: the number of each earlier row, by its name."""
+    first = names.setdefault(item.id, row.number)
+    if first != row.number:
+        where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`, as the file's kind has it
+        raise ConfigError(
+            f"{path}: {row.place}: {column} {item.id} was already used in {where}",
+            file=str(path), line=row.number, key=column,
+        )  # fmt: skip
+
+
+def _check_columns(
+    row: Row, wanted: Mapping[str, Sequence[str]], empty: Mapping[str, _EmptyCells], *, path: Path
+) -> None:
+    """Note the empty cells of a row. Raise ConfigError if the row lacks a column that a prompt wants."""
+    for prompt, columns in wanted.items():
+        for name in columns:
+            if name not in row.fields:
+                has = ", ".join(map(str, row.fields))
+                raise ConfigError(
+                    f"{path}: {row.place}: {name} is missing, and the prompt {prompt} wants it (the row has {has})",
+                    file=str(path), line=row.number, key=name,
+                )  # fmt: skip
+    for name, cells in empty.items():
+        if row.fields[name] in (None, ""):
+            cells.add(row.place)

@@ -1,0 +1,206 @@
+"""The rows of a sweep are read as they are sent: a file of any length, of which memory holds a few rows."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+import stoker
+from stoker.apps.common import calls
+from stoker.apps.inference_sweep import rows as sweep_rows
+from stoker.apps.inference_sweep import run as sweep_run
+from stoker.apps.inference_sweep.functions import Request
+from stoker.apps.inference_sweep.plan import SweepModel
+from stoker.apps.inference_sweep.results import OpenSweepCall, SweepCall
+from stoker.apps.inference_sweep.rows import SweepItem, SweepRows, check_rows
+from stoker.console import Screen
+from stoker.contexts import Recipe
+from stoker.datafile import Row, read_rows, write_rows
+from stoker.errors import ConfigError
+
+WANTED = {"plain": ("question",)}
+HELD = (Row, SweepItem, SweepCall, Request)
+"""Everything that carries a row's texts in the program."""
+
+
+def write_data(path: Path, count: int) -> Path:
+    with path.open("w") as file:
+        for number in range(count):
+            file.write(json.dumps({"id": f"r{number}", "question": f"What is {number}?"}) + "\n")
+    return path
+
+
+def checked(path: Path, **more: int) -> SweepRows:
+    return check_rows(path, column="id", wanted=WANTED, **more)
+
+
+def test_rows_are_those_of_the_file_in_each_pass(tmp_path: Path) -> None:
+    rows = checked(write_data(tmp_path / "rows.jsonl", 5))
+    assert len(rows) == 5
+    for _ in range(2):
+        assert [(item.id, item.fields["question"], item.place) for item in rows][3:] == [
+            ("r3", "What is 3?", "line 4"), ("r4", "What is 4?", "line 5"),
+        ]  # fmt: skip
+    assert [item.id for item in checked(rows.path, limit=2)] == ["r0", "r1"]
+
+
+def test_the_digest_is_that_of_all_rows_at_once(tmp_path: Path) -> None:
+    """Runs that were made when a sweep held its rows are gone on with."""
+    rows = checked(write_data(tmp_path / "rows.jsonl", 5))
+    whole = repr([(item.id, sorted(item.fields.items())) for item in rows])
+    assert rows.digest == hashlib.sha256(whole.encode()).hexdigest()[:16]
+    assert rows.digest != checked(rows.path, limit=4).digest
+
+
+def test_a_row_that_has_changed_since_the_check_is_named_and_reaches_no_model(tmp_path: Path) -> None:
+    rows = checked(write_data(tmp_path / "rows.jsonl", 5))
+    lines = rows.path.read_text().splitlines(keepends=True)
+    rows.path.write_text("".join([*lines[:3], lines[3].replace("What", "Where"), lines[4]]))
+    seen: list[str] = []
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: line 4: has changed since the file was checked"):
+        seen.extend(item.id for item in rows)
+    assert seen == ["r0", "r1", "r2"]
+    rows.path.write_text("".join(lines[:3]))
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: its last 2 of 5 rows are gone since the file was checked"):
+        list(rows)
+    rows.path.write_text("".join([*lines, lines[0]]))
+    assert len(list(rows)) == 5, "rows that were added later are of another sweep"
+
+
+@stoker.context
+def upper_case() -> object:
+    class Model:
+        def generate(self, prompts: list[str], **options: object) -> list[str]:
+            if any("7777" in prompt for prompt in prompts):
+                raise ValueError("prompt 0 has a number that it cannot take")
+            return [prompt.upper() for prompt in prompts]
+
+    return Model()
+
+
+def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pass over the file (check, send, first error, final file) counts the objects that carry rows."""
+    count, batch = 30_000, 50
+    write_data(tmp_path / "rows.jsonl", count)
+    (tmp_path / "sweep.toml").write_text(
+        'data = "rows.jsonl"\nid = "id"\n[[models]]\nname = "toy"\npath = "toy"\n'
+        '[[prompts]]\nname = "bare"\ntext = "{question}"\n[parameters]\nmax_new_tokens = 2\n'
+    )
+    held: list[int] = []
+    passes = 0
+
+    def counted(path: Path) -> Iterator[Row]:
+        nonlocal passes
+        passes += 1
+        for number, row in enumerate(read_rows(path)):
+            if number % 3000 == 2999:
+                held.append(sum(isinstance(one, HELD) for one in gc.get_objects()))
+            yield row
+
+    def recipe_of(model: SweepModel) -> Recipe:
+        return upper_case()
+
+    ahead: list[int] = []
+
+    class WatchedRequests(sweep_run.SweepRequests):
+        def take(self, number: int) -> OpenSweepCall:
+            ahead.append(len(self))
+            return super().take(number)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep_rows, "read_rows", counted)
+    monkeypatch.setattr(sweep_run, "_recipe", recipe_of)
+    monkeypatch.setattr(sweep_run, "MOST_ROWS_AHEAD", 20 * batch)
+    monkeypatch.setattr(sweep_run, "LEAST_CALLS_AHEAD", 4)
+    monkeypatch.setattr(sweep_run, "SweepRequests", WatchedRequests)
+    given = {"sweep": "sweep.toml", "batch_size": batch}
+    code = sweep_run.run(
+        given, resume=None, out=Path("run"), fresh=False, screen=Screen(json_only=True, terminal=False), json=True
+    )
+    assert code == 1, "the model refuses four rows"
+    assert passes >= 4
+    assert len(held) >= 3 * 10
+    assert max(held) <= 20 * batch, held
+    assert sweep_run.calls_ahead(batch) == 20
+    assert 0 < max(ahead) <= 2 * 20, "calls in flight, and as many results that wait"
+    table = pyarrow.parquet.read_table(tmp_path / "run" / "results.parquet")
+    assert table.column("id").to_pylist() == [f"r{number}" for number in range(count)]
+    outputs = table.column("output").to_pylist()
+    refused = [number for number in range(count) if "7777" in str(number)]
+    assert [number for number, output in enumerate(outputs) if output is None] == refused
+    assert outputs[-1] == f"WHAT IS {count - 1}?"
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        ".lock", "results.jsonl.part", "results.parquet", "run.json", "summary.json",
+    ]  # fmt: skip
+
+
+def test_so_few_rows_are_ahead_that_they_fit_and_so_many_calls_that_devices_are_busy() -> None:
+    assert [sweep_run.calls_ahead(size) for size in (1, 4, 8, 16, 50, 100_000)] == [2000, 2000, 2000, 1000, 320, 256]
+
+
+class Noted(dict[str, object]):
+    """A row that can be referred to weakly."""
+
+
+def test_a_table_is_written_a_part_at_a_time(tmp_path: Path) -> None:
+    made: list[weakref.ref[Noted]] = []
+    alive: list[int] = []
+
+    def rows() -> Iterator[Noted]:
+        for number in range(20_000):
+            row = Noted(id=str(number), output=None if number < 10_000 else "x", seconds=0.5)
+            made.append(weakref.ref(row))
+            if number % 1000 == 0:
+                alive.append(sum(one() is not None for one in made))
+            yield row
+
+    columns = {"id": str, "output": str, "seconds": float}
+    write_rows(rows(), tmp_path / "table", kind="parquet", columns=columns)
+    assert max(alive) <= 4096 + 1
+    table = pyarrow.parquet.read_table(tmp_path / "table")
+    assert table.schema.types == [pyarrow.string(), pyarrow.string(), pyarrow.float64()]
+    assert table.column("id").to_pylist() == [str(number) for number in range(20_000)]
+    assert table.column("output").null_count == 10_000
+
+
+@stoker.app
+def double(number: int) -> int:
+    return 2 * number
+
+
+def test_jobs_take_no_more_items_while_their_results_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_MOST_WAITING", 5)
+    given = 0
+
+    def items() -> Iterator[int]:
+        nonlocal given
+        for number in range(3000):
+            given += 1
+            yield number
+
+    with stoker.load(run_dir=str(tmp_path)):
+        results = calls.run_calls([(double, items()), (double, items())], window=10)
+        first = next(results)
+        before = -1
+        while given != before:
+            before = given
+            time.sleep(0.5)
+        assert given <= 2 * 3 * 10 + 20, "of each job: calls in flight, and twice as many results"
+        assert sorted([first, *results]) == sorted(2 * [2 * number for number in range(3000)])
+        # A program that leaves early lets go of the threads that wait.
+        left = calls.run_calls([(double, items()), (double, items())], window=10)
+        next(left)
+        del left
+    for thread in threading.enumerate():
+        if thread.name.startswith("stoker-sweep"):
+            thread.join(30)
+            assert not thread.is_alive()
