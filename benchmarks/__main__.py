@@ -38,6 +38,7 @@ from benchmarks import (
     taskvine,
     transfers,
     tune_start,
+    turns,
     vanishing,
     zygote,
 )
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     manager_core.MEMORY: (manager_core.MEMORY_TITLE, manager_core.memory),
     step_times.NAME: (step_times.TITLE, step_times.measure),
     streams.NAME: (streams.TITLE, streams.measure),
+    turns.NAME: (turns.TITLE, turns.measure),
     recovery.MANY: (recovery.MANY_TITLE, recovery.many_pilots),
     recovery.RESTART: (recovery.RESTART_TITLE, recovery.restart),
     recovery.LOST: (recovery.LOST_TITLE, recovery.lost_pilot),

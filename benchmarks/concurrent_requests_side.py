@@ -1,4 +1,4 @@
-"""One side of `concurrent_requests`: so many requests at once into one library with several slots; prints JSON.
+"""One side of `concurrent_requests`: sends all requests at once to one library with several slots, and prints JSON.
 
 python -m benchmarks.concurrent_requests_side --slots 32 --calls 100 1000 10000 --request-ms 50
 """

@@ -139,7 +139,7 @@ class Load:
 
 
 def measure(load: Load, *, events: int) -> float:
-    """Events a second over so many events."""
+    """Handle this many events; returns events a second."""
     chance, libraries = load.chance, list(load.held)
     handled, before = 0, load.calls
     load.spent = 0.0

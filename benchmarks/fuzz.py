@@ -1,7 +1,7 @@
 """`python -m benchmarks.fuzz`: millions of damaged inputs for every reader of bytes, and random events for the cores.
 
-Nothing but the errors that a reader declares may come, no input may take long, and memory has a limit. What is found is
-written to a file with its seed, and `--again FILE` reads it once more. Exit status: 0 when nothing was found.
+A reader may raise only the errors that it declares, no input may take long, and memory has a limit. Each input that
+breaks this is written to a file with its seed; `--again FILE` reads that file again. Exit status: 0 if there was none.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def fuzz(
     found: Callable[[dict[str, Any]], None],
     told: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[int]]:
-    """Give readers so many inputs. By reader: inputs, those that were refused, and the longest in microseconds.
+    """Give `count` damaged inputs to the readers. For each reader: the inputs, how many it refused, and the longest
+    time in microseconds.
 
-    `found` hears of each input that raised what is not declared, or took too long.
+    `found` is called for each input that raised an undeclared error, or took too long.
     """
     chance = random.Random(seed)
     deck = [reader for reader in readers for _ in range(reader.share)]
@@ -74,7 +75,7 @@ def fuzz(
 
 
 def live(*, count: int, seed: int, found: Callable[[dict[str, Any]], None]) -> dict[str, list[int]]:
-    """So many lives of each core."""
+    """Run each core `count` times from its beginning, with random events."""
     counts = {}
     for name, life in lives().items():
         for number in range(count):

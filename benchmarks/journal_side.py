@@ -141,7 +141,7 @@ def idle(folder: SessionFolder, *, pilots: int, hours: float) -> Past:
 
 
 def ended(folder: SessionFolder, *, calls: int, open_calls: int, pilots: int = 100) -> Past:
-    """Calls that end in frames of 32, and as many that come, until so many have ended; the others stay open."""
+    """A journal in which `calls` calls have ended and `open_calls` are open. Calls come, and end, in frames of 32."""
     past = Past(folder, pilots=pilots)
     past.client(DefineRecipe(Recipe("bench", "bench", slots=32)), DefineFunction(FunctionKey("f"), "f", b"code"))
     submitted = done = turns = 0

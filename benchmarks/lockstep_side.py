@@ -24,7 +24,7 @@ Figure = Callable[[], float]
 
 @contextmanager
 def events(queued: int) -> Iterator[Figure]:
-    """An event of the manager's core, with so many calls queued: see `core_events`."""
+    """Seconds that the manager's core takes for one event, while `queued` calls wait: see `core_events`."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)  # as the live loop does
@@ -35,7 +35,7 @@ def events(queued: int) -> Iterator[Figure]:
 
 @contextmanager
 def program(how: str) -> Iterator[Figure]:
-    """A call that does nothing, of a program of Parsl: see `noop_side`."""
+    """Seconds for a call that does nothing, made by a Parsl program: see `noop_side`."""
     import parsl
     from parsl.config import Config
 

@@ -1,4 +1,4 @@
-"""One side of the no-op benchmark, in a fresh process: so many calls that do nothing, through one executor.
+"""One side of the no-op benchmark, in a fresh process: calls that do nothing, through one executor.
 
 `python -m benchmarks.noop_side --executor stoker --how app --calls 10000` prints calls a second as JSON.
 """

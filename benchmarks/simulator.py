@@ -45,6 +45,11 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
             "500,000 requests of 5 ms, counted", _runs("short", min(3, times), say, quick=quick), "millions a minute",
             lambda one: 60 * one["calls"] / one["spent_s"] / 1e6, bar=Bar(at_least=1, repeats=min(3, times)),
         ),
+        _line(
+            "20,000 requests to 64 language models, four a device", _runs("engines", min(3, times), say, quick=quick),
+            "s a million steps",
+            lambda one: one["spent_s"] / one["engine_steps"] * 1e6, bar=Bar(at_most=30, repeats=min(3, times)),
+        ),
     ]  # fmt: skip
     return Table(name=NAME, title=TITLE, lines=lines)
 

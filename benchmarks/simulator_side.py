@@ -12,9 +12,12 @@ from collections.abc import Iterator
 
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
+from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.policies import default_policies
 from stoker.manager.protocol.blocks import Rule
+from stoker.manager.protocol.calls import Objective
 from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
 from stoker.site import Duration, Size
@@ -43,6 +46,8 @@ def main() -> int:
         "virtual_s": outcome.ended_at,
         "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
         "lost_pilots": outcome.lost_pilots,
+        "engine_steps": outcome.engine_steps,
+        "mean_batch": outcome.mean_batch,
     }
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
@@ -73,7 +78,41 @@ def short(part: int) -> Simulation:
     return Simulation(world, _poisson(500_000 // part, per_s=25_000.0), default_policies(), seed=1, counted=True)
 
 
-CASES = {"steady": steady, "opportunistic": opportunistic, "million": million, "short": short}
+def engines(part: int) -> Simulation:
+    """Half an hour of requests to 64 language models, four of which share each of 16 devices."""
+    prefill = tuple(StepCell(2**power, 2 ** (power - 1), 0.02 + 0.0001 * 2**power) for power in range(13))
+    decode = tuple(
+        StepCell(rows, length, 0.014 + 0.0003 * rows + 2e-7 * rows * length)
+        for rows in (1, 2, 4, 8, 16, 32)
+        for length in (512, 1024, 2048, 4096)
+    )
+    context = ContextModel(
+        device_memory_bytes=Size(6 * GB), load_s={"": Duration(LOAD_S)}, slots=0,
+        engine={"": EngineModel(StepTimes(prefill, decode), prefill_tokens=4096)},
+    )  # fmt: skip
+    pool = _pool(16)
+    names = [f"llm-{number}" for number in range(64)]
+    world = World(
+        devices={"gpu": DeviceKind(Size(24 * GB))}, sources=(pool,), contexts=dict.fromkeys(names, context)
+    )  # fmt: skip
+    return Simulation(world, _requests(20_000 // part, names, per_s=11.0), default_policies(), seed=1)
+
+
+CASES = {"steady": steady, "opportunistic": opportunistic, "million": million, "short": short, "engines": engines}
+
+
+def _requests(count: int, names: list[str], *, per_s: float) -> Iterator[Arrival]:
+    """Requests as those of a chat: 870 tokens in, 220 out, on the mean."""
+    gaps, which = Stream(1, "benchmark/gaps"), Stream(1, "benchmark/models")
+    inputs, outputs, at_s = Stream(1, "benchmark/inputs"), Stream(1, "benchmark/outputs"), 0.0
+    objective = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
+    for number in range(count):
+        at_s += gaps.exponential(number, mean=1 / per_s)
+        name = names[int(which.uniform(number) ** 2 * len(names))]
+        prompt, output = (
+            max(1, round(each.exponential(number, mean=mean))) for each, mean in ((inputs, 870.0), (outputs, 220.0))
+        )
+        yield Arrival(at_s, name, input_length=min(4096, prompt), output=output, objective=objective)
 
 
 def _pool(blocks: int, *, capacity: object = None) -> SourceModel:

@@ -1,4 +1,4 @@
-"""TaskVine's side of the no-op benchmark, in a fresh process: so many FunctionCalls to a library that is hot already.
+"""TaskVine's side of the no-op benchmark, in a fresh process: FunctionCalls to a library that is hot already.
 
 `python -m benchmarks.taskvine_side --mode direct --workers 2 --slots 1 --calls 2000` prints calls a second as JSON, and
 the median and 99th percentile of calls made one after another. It needs `ndcctools` and its `vine_worker`.

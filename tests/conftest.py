@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 import pytest
+import suite_compiling
 import suite_limits
 from hypothesis import settings
 from suite_order import LongestFirst
@@ -44,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+    config.pluginmanager.register(suite_compiling)
     config.pluginmanager.register(suite_limits)
     config.pluginmanager.register(LongestFirst(config))
     cache = getattr(config, "cache", None)

@@ -23,7 +23,7 @@ def takes_torch(size: int) -> Any:
 
 @context
 def takes_driver(size: int) -> Any:
-    """So much of the GPU by CUDA's driver alone, of which no framework knows."""
+    """Takes `size` bytes of the GPU from CUDA's driver, so that no framework knows of them."""
     import ctypes
     import os
 

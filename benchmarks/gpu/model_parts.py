@@ -56,7 +56,7 @@ def _loads(llm: Any) -> dict[str, Any]:
 def _generate(llm: Any, batch: int, tokens: int) -> tuple[float, float]:
     import time
 
-    prompts = [f"{number}: what is written here is read by nobody, byte by byte" for number in range(batch)]
+    prompts = [f"{number}: a prompt for a model whose weights are random values" for number in range(batch)]
     llm.generate(prompts, max_new_tokens=4, batch_size=batch)
     began = time.perf_counter()
     llm.generate(prompts, max_new_tokens=1, batch_size=batch)

@@ -119,7 +119,7 @@ def _static(parameters: Parameters, run: paper.Run) -> float:
 
 
 def _each(what: str, do: Callable[[_T], _R], over: Iterable[_T], *, jobs: int) -> Iterator[_R]:
-    """Do it for each, over so many processes, and say on stderr how far it is."""
+    """Apply `do` to each value in `jobs` processes, and print the progress on stderr."""
     todo = list(over)
     with ProcessPoolExecutor(jobs) as pool:
         results = pool.map(do, todo) if jobs > 1 else map(do, todo)

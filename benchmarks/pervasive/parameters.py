@@ -59,7 +59,7 @@ BOUNDS = {
     "boot_s": Bound(5.0, 60.0, "from the start of a batch job to a connected worker"),
 }
 MOST_SLOWER = 6.0
-"""A TITAN X takes at most so many times as long for an inference as an A10, and never less."""
+"""An inference on a TITAN X takes at least as long as on an A10, and at most this many times as long."""
 
 
 def possible(parameters: Parameters) -> bool:

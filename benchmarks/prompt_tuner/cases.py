@@ -57,8 +57,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """What several systems are compared in. Its name is what a page calls it. `times`: so many times the jobs of the
-    load."""
+    """A case in which several systems are compared; pages print its `name`. `times` multiplies the load's jobs."""
 
     name: str
     load: str = "medium"

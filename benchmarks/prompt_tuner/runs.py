@@ -32,7 +32,7 @@ Found = dict[Case, Result]
 
 
 class Runs:
-    """What is done, in a folder; what is not is done by so many processes."""
+    """The outcomes of runs, kept in a folder. `jobs` processes make the runs that are missing."""
 
     def __init__(self, folder: Path, *, jobs: int) -> None:
         self._folder = folder

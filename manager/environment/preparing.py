@@ -38,7 +38,7 @@ class _Progress:
         self._next = time.monotonic() + _EVERY_S / 5
 
     def tell(self, done: int, total: int) -> None:
-        """So many bytes of so many are packed."""
+        """`done` of `total` bytes are packed."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY_S
             self._say(

@@ -38,7 +38,7 @@ from stoker.manager.executor.describing import describe
 from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
 from stoker.manager.executor.outgoing import Outgoing, Replaced, Submission, Waiter
-from stoker.manager.executor.piece_inbox import PieceInbox
+from stoker.manager.executor.piece_inbox import PieceInbox, wake_tasks
 from stoker.manager.executor.questions import Questions
 from stoker.manager.executor.session_errors import forked_process, other_python, refused_key, session_over
 from stoker.manager.executor.settling import Settling, callbacks
@@ -198,6 +198,11 @@ class Link:
         self.waiting.fail_all(error)
         self._questions.fail_all(error)
 
+    @property
+    def over(self) -> Exception | None:
+        """Why this client has no session any more; None while it has one."""
+        return self._over
+
     def wait_finished(self, timeout_s: float) -> bool:
         """Wait until the manager says that the session is over. False if it does not in time."""
         return self._finished.wait(timeout_s)
@@ -322,8 +327,10 @@ class Link:
             self._find_manager()
         with self._lock:
             frames = self._dealer.receive()
+        fed: list[PieceInbox] = []
         for data in frames:
-            self._take(data)
+            self._take(data, fed)
+        wake_tasks(waiter for inbox in fed for waiter in inbox.take_waiters())
         with self._lock:
             self._flush()
             again = self._dealer.has_frames()
@@ -365,21 +372,23 @@ class Link:
                 self._dealer.move_to(found.address)
             self.session = found
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes, fed: list[PieceInbox]) -> None:
+        """Handle a frame. Inboxes that get pieces are added to `fed`."""
         try:
             messages = self._decode(data).messages
         except ProtocolError as error:
             self._refusals.warning("manager", f"a frame of the manager was refused: {error}")
             return
         for message in messages:
-            self._handle(message)
+            if type(message) is to_client.Pieces:
+                self._take_pieces(message, fed)
+            else:
+                self._handle(message)
 
     def _handle(self, message: Any) -> None:
         match message:
             case to_client.Results():
                 self.waiting.settle(self._out.receive(message, time.monotonic()))
-            case to_client.Pieces():
-                self._take_pieces(message)
             case to_client.Ack():
                 with self._lock:
                     self._out.acked(message.sequence)
@@ -402,11 +411,12 @@ class Link:
                 self._finished.set()
                 self.fail_all(session_over(self.session.session, message.reason))
 
-    def _take_pieces(self, message: to_client.Pieces) -> None:
+    def _take_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
         inbox = self.waiting.inboxes.get(message.call)
         if inbox is None:  # it was cancelled, or has ended
             return
         try:
+            fed.append(inbox)
             taken = inbox.add(message)
         except StreamDiffersError as error:
             waiter = self.waiting.waiters.get(message.call)

@@ -214,6 +214,14 @@ class Session:
             return story_with_journal(SessionFolder(self.folder), subject, story)
         return story
 
+    @property
+    def over(self) -> Exception | None:
+        """Why the session takes no more calls of this program; None while it does. A manager that is being started
+        again, or cannot be reached for now, is no reason."""
+        if self._over:
+            return SessionError(f"session {self.id} was stopped", session=self.id)
+        return self.executor.link.over
+
     def warm(self, context: Recipe, count: int = 1) -> CallFuture:
         """Load a context ahead of its calls; a future that is done when it is hot in `count` libraries at once.
 

@@ -10,9 +10,10 @@ call waits. The inbox of a future keeps every piece for its result, and acknowle
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Iterable
 from typing import Any
 
 from stoker.errors import CallError, StreamDiffersError
@@ -26,6 +27,8 @@ MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
 """A stream's inbox acknowledges nothing while it holds more."""
 ACK_PIECES, ACK_BYTES = 64, 250_000
 """So many pieces, or bytes of them, are acknowledged together, unless the call waits for that."""
+Taken = tuple[Any, bool, PiecesTaken | None]
+"""A piece: its bytes, or (True) its value, and what is to be acknowledged now."""
 
 
 class _Run:
@@ -60,7 +63,8 @@ class PieceInbox:
         self._is_over = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
-        self._waiters: list[Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] = []
+        """Tasks of programs that wait, each in an event loop of its own."""
 
     # ---- the link's side
 
@@ -70,7 +74,8 @@ class PieceInbox:
             self.call = call
 
     def add(self, message: Pieces) -> PiecesTaken | None:
-        """Take what has come; returns what is to be acknowledged now. Raises StreamDiffersError."""
+        """Take what has come; returns what is to be acknowledged now. Raises StreamDiffersError. Tasks that wait are
+        left to the caller (`take_waiters`), who wakes those of many streams together."""
         with self._changed:
             if self._is_over:
                 return None
@@ -85,8 +90,14 @@ class PieceInbox:
                     self._unacknowledged_bytes += len(item)
                     self._add(run, number, item)
             self._owes |= message.waits
-            self._wake()
+            self._changed.notify_all()
             return self._acknowledgement()
+
+    def take_waiters(self) -> list[asyncio.Future[None]]:
+        """The tasks that wait for what has come: for `wake_tasks`."""
+        with self._changed:
+            waiters, self._waiters = self._waiters, []
+        return waiters
 
     def ask_again(self) -> PiecesTaken | None:
         """What to say to a manager that has just welcomed this program: pieces may have been lost."""
@@ -184,43 +195,57 @@ class PieceInbox:
 
     # ---- the program's side
 
-    def take(self, number: int) -> tuple[Any, bool, PiecesTaken | None] | None:
-        """The piece of this number if it is here: its bytes, or (True) its value, and what is to be acknowledged now;
-        None if it has not come. Raises StopIteration behind the last one, and the error that the call ended with."""
+    def take(self, number: int) -> Taken | None:
+        """The piece of this number; None if it has not come. Raises StopIteration behind the last one, and the error
+        that the call ended with."""
         with self._changed:
-            place = number - self._base
-            if place >= len(self._items):
-                if self._error is not None:
-                    raise self._error
-                if self._is_over:
-                    raise StopIteration
-                return None
-            item = self._items[place]
-            if number == self._handed:
-                self._handed += 1
-                if not self._holds_values:
-                    self._log.add(item)
-                if isinstance(self._items, deque):
-                    self._items.popleft()
-                    self._bytes -= len(item)
-                    return item, False, self._acknowledgement()
-            return item, self._holds_values, None
+            if self._is_here(number):
+                return self._take(number)
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                raise StopIteration
+            return None
+
+    def take_arrived(self, number: int, *, most: int) -> list[Taken]:
+        """The pieces that have come from this number on, at most so many."""
+        found: list[Taken] = []
+        with self._changed:
+            while len(found) < most and self._is_here(number + len(found)):
+                found.append(self._take(number + len(found)))
+        return found
+
+    def _take(self, number: int) -> Taken:
+        item = self._items[number - self._base]
+        if number == self._handed:
+            self._handed += 1
+            if not self._holds_values:
+                self._log.add(item)
+            if isinstance(self._items, deque):
+                self._items.popleft()
+                self._bytes -= len(item)
+                return item, False, self._acknowledgement()
+        return item, self._holds_values, None
 
     def wait(self, number: int) -> None:
         """Wait until `take` has an answer."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_answer(number))
 
-    def when_changed(self, number: int) -> Future[None] | None:
-        """A future that ends when `take` may have an answer; None if it has one now."""
+    def when_changed(self, number: int) -> asyncio.Future[None] | None:
+        """A future of the loop that runs, which ends when `take` may have an answer; None if it has one now."""
         with self._changed:
             if self._has_answer(number):
                 return None
-            self._waiters.append(Future())
-            return self._waiters[-1]
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            return waiter
 
     def _has_answer(self, number: int) -> bool:
-        return self._is_over or number - self._base < len(self._items)
+        return self._is_over or self._is_here(number)
+
+    def _is_here(self, number: int) -> bool:
+        return number - self._base < len(self._items)
 
     # ---- the rest; the caller holds the lock
 
@@ -240,8 +265,22 @@ class PieceInbox:
     def _wake(self) -> None:
         self._changed.notify_all()
         waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            try:
-                waiter.set_result(None)
-            except InvalidStateError:  # its task was cancelled
-                pass
+        wake_tasks(waiters)
+
+
+def wake_tasks(waiters: Iterable[asyncio.Future[None]]) -> None:
+    """Wake these tasks from any thread: each event loop once, however many of its tasks are among them."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for waiter in waiters:
+        by_loop.setdefault(waiter.get_loop(), []).append(waiter)
+    for loop, theirs in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_end_all, theirs)
+        except RuntimeError:  # the loop is closed, and its tasks have ended
+            pass
+
+
+def _end_all(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)

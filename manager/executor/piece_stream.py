@@ -114,6 +114,11 @@ class PieceStream(Iterator[Any], AsyncIterator[Any]):
     async def __anext__(self) -> Any:
         return await anext(self._reader)
 
+    def take_arrived(self, most: int = 64) -> list[Any]:
+        """The next pieces that have come already, at most so many: for a program that handles them together. Never
+        waits; what the call raised comes in the loop, behind them."""
+        return self._reader.take_arrived(most=most)
+
     def close(self) -> None:
         """Cancel the call, if it has not ended: its function ends at its next piece."""
         self._link.cancel([self._id])

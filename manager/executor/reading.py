@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -47,6 +46,8 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         """Several threads may share a reader."""
         self.taken = 0
         """How many pieces it has given."""
+        self._unreadable: SerializationError | None = None
+        """Why a piece that was taken ahead cannot be given."""
 
     def __iter__(self) -> PieceReader:
         return self
@@ -64,13 +65,29 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
             while (found := self._take()) is None:
                 changed = self._inbox.when_changed(self.taken)
                 if changed is not None:
-                    await asyncio.wrap_future(changed)
+                    await changed
         except StopIteration:
             raise StopAsyncIteration from None
         return self._opened(*found)
 
+    def take_arrived(self, *, most: int) -> list[Any]:
+        """The next pieces that have come, at most so many; empty if none has. Never waits, and raises nothing: that is
+        for the next one."""
+        with self._taking:
+            first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
+            self.taken += len(taken)
+        found: list[Any] = []
+        try:
+            for number, each in enumerate(taken, first):
+                found.append(self._opened(number, *each))
+        except SerializationError as error:
+            self._unreadable = error
+        return found
+
     def _take(self) -> tuple[int, Any, bool, PiecesTaken | None] | None:
         with self._taking:
+            if self._unreadable is not None:
+                raise self._unreadable
             try:
                 found = self._inbox.take(self.taken)
             except StopIteration:

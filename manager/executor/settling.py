@@ -30,7 +30,7 @@ STUCK_S = 0.05
 SLOW_S = 0.05
 """A future whose callbacks took longer has slow ones."""
 MANY_THREADS = 64
-"""A program with so many threads here is told why."""
+"""From this many threads on, the program is told why they are there."""
 IDLE_S = 10.0
 """A thread without work ends after this long."""
 

@@ -29,6 +29,8 @@ KEYS = {
     "late": '"run" a call that cannot make its deadline after the calls that can (default), or "drop" it',
     "latency_s": "how long it may take, once submitted: seconds or a text (needs a policy that honours it)",
     "ttft_s": "time to first token: seconds or a text (needs a policy that honours it)",
+    "ttft_per_token_s": "time to first token for each token of input, where that is more: seconds or a text",
+    "ttft_most_s": "the most that the time to first token grows to: seconds or a text",
     "tpot_s": "time per output token: seconds or a text (needs a policy that honours it)",
     "features": "what policies may know: {'items': 1, 'input_length': 512, 'expected_output': 64, 'kind': 'long'}",
     "variants": "recipes of other contexts that can serve the call too, best first (needs a policy that honours it)",
@@ -79,6 +81,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
     deadline_s, late = _seconds(specification, "deadline_s"), specification.get("late", "run")
     if _late(late) and not deadline_s:
         raise _wrong("late", late, "of any use without a deadline: say when the call should be done, too")
+    objective = _objective(specification, drop_late=_late(late))
     return Wants(
         recipe=recipe or BARE,
         variants=variants,
@@ -87,12 +90,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
         takes_context=takes_context and recipe is not None,
         options=CallOptions(
             priority=_whole(specification, "priority"),
-            objective=Objective(
-                latency_s=_seconds(specification, "latency_s"),
-                ttft_s=_seconds(specification, "ttft_s"),
-                tpot_s=_seconds(specification, "tpot_s"),
-                drop_late=_late(late),
-            ),
+            objective=objective,
             stream=_truth(specification, "stream"),
             variants=tuple(RecipeKey(variant.key) for variant in variants),
             gang=_gang(specification.get("gang", (1, 1))),
@@ -143,6 +141,22 @@ def _recipe(key: str, value: Any) -> Recipe:
         return as_recipe(value)
     except RecipeError as error:
         raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
+
+
+def _objective(specification: Mapping[str, Any], *, drop_late: bool) -> Objective:
+    wanted = Objective(
+        latency_s=_seconds(specification, "latency_s"),
+        ttft_s=_seconds(specification, "ttft_s"),
+        tpot_s=_seconds(specification, "tpot_s"),
+        drop_late=drop_late,
+        ttft_per_token_s=_seconds(specification, "ttft_per_token_s"),
+        ttft_most_s=_seconds(specification, "ttft_most_s"),
+    )
+    if wanted.ttft_most_s and not wanted.ttft_per_token_s:
+        raise _wrong(
+            "ttft_most_s", specification["ttft_most_s"], "of any use without ttft_per_token_s, which it bounds"
+        )
+    return wanted
 
 
 def _seconds(specification: Mapping[str, Any], key: str) -> float:

@@ -15,9 +15,7 @@ blocks that are to be cancelled) against what is (what the batch system says), a
 When the batch system does not answer, a step ends there; the trouble is told once, in the batch system's words, and
 the next step comes a little later each time.
 
-After a submission without an answer whose job a search does not find, the next submission waits, twice as long each
-time. After `MOST_UNANSWERED` of them in a row the block is refused, and so is each later one after one try, until a
-submission is answered: each try may have made a job that cannot be found, and nothing may fill a queue with them.
+After a submission without an answer whose job a search does not find, the next one waits (`submission_tries`).
 """
 
 from __future__ import annotations
@@ -25,13 +23,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
 from stoker.errors import StokerError
 from stoker.manager.factory.batch import Batch, BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered
+from stoker.manager.factory.kept_block import CANCEL_AGAIN_S, KeptBlock
 from stoker.manager.factory.pacing import FOR_QUERIES, FOR_SUBMISSIONS, Pacer, poll_period_s
+from stoker.manager.factory.submission_tries import SubmissionTries
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
@@ -43,38 +42,12 @@ FactoryUpdate = BlockUpdate | SourceTrouble
 SOON_S = 1.0
 """After a change the next query comes this soon."""
 _LONGEST_PAUSE = 6.0
-"""A batch system that does not answer, or refuses, is asked again after at most so many polls."""
+"""The longest pause, in polls, before a batch system that refused or did not answer is asked again."""
 _OVERDUE = 6.0
-"""So many polls after it was due a query comes before submissions."""
+"""A query that is overdue by this many polls comes before submissions."""
 SEARCH_EVERY_S = 60.0
-CANCEL_AGAIN_S = 30.0
-MOST_UNANSWERED = 6
-"""So many submissions in a row may stay without an answer and without a job that is found."""
-_LONGEST_DOUBLINGS = 6
 EXPECTED_SLACK_S = 60.0
 """An expected start that moves by less is not told."""
-
-
-@dataclass(slots=True)
-class KeptBlock:
-    """A block that is not over. `told` is what the manager was told last; `again` why it waits although it has run,
-    `loss` the same as a reason; `cancel` why it is to be cancelled."""
-
-    block: BlockId
-    job: str = ""
-    phase: BlockPhase = BlockPhase.ASKED
-    told: tuple[BlockPhase, str, str, LossReason | None] | None = None
-    expected_at: float = 0.0
-    again: str = ""
-    loss: LossReason | None = None
-    cause: str = ""
-    advice: str = ""
-    is_unknown: bool = False
-    """Whether the manager did not know of it: it is told the source."""
-    cancel: str = ""
-    cancelled_at: float = 0.0
-    tried: bool = False
-    """Whether it was submitted, with or without an answer."""
 
 
 class BlockKeeper:
@@ -113,12 +86,7 @@ class BlockKeeper:
         self._query_at = 0.0
         self._not_before = 0.0
         self._pause_s = SOON_S
-        self._unanswered = 0
-        """Submissions in a row that got no answer and whose jobs were not found."""
-        self._no_answer = ""
-        """What the last of them said."""
-        self._submit_at = 0.0
-        """Nothing is submitted before."""
+        self._tries = SubmissionTries(pause_s=max(SOON_S, poll_s))
 
     # ---- what should be
 
@@ -168,10 +136,10 @@ class BlockKeeper:
         if not self._told or (not self.blocks and self._sure):
             return None
         at = max(self._query_at, now + self._query_waits_s())
-        if not self._sure or any(_to_cancel(kept, now) for kept in self.blocks.values()):
+        if not self._sure or any(kept.is_to_cancel(now) for kept in self.blocks.values()):
             at = now
         elif self._has_to_submit():
-            at = min(at, max(self._submit_at, now + self._submission_waits_s()))
+            at = min(at, max(self._tries.submit_at, now + self._submission_waits_s()))
         return max(0.0, max(at, self._not_before) - now)
 
     def step(self) -> list[FactoryUpdate]:
@@ -185,7 +153,7 @@ class BlockKeeper:
             self._troubled(f"{type(error).__name__}: {error}")
         else:
             self._pause_s = SOON_S
-            self._tell_trouble(self._no_answer if self._has_to_submit() else "")
+            self._tell_trouble(self._tries.no_answer if self._has_to_submit() else "")
         updates, self._updates = self._updates, []
         return updates
 
@@ -233,7 +201,7 @@ class BlockKeeper:
         self._carry_out_cancels(batch)
         if self._clock() >= self._query_at and may_query:
             self._query_all(batch)
-        if not self._submission_waits_s() and self._clock() >= self._submit_at:
+        if not self._submission_waits_s() and self._clock() >= self._tries.submit_at:
             self._submit_one(batch)
 
     def _has_to_submit(self) -> bool:
@@ -293,7 +261,7 @@ class BlockKeeper:
         now = self._clock()
         for kept in [kept for kept in self.blocks.values() if kept.cancel and not kept.job]:
             self._end(kept, BlockPhase.ENDED, f"cancelled before it was submitted: {kept.cancel}")
-        due = [kept for kept in self.blocks.values() if _to_cancel(kept, now)]
+        due = [kept for kept in self.blocks.values() if kept.is_to_cancel(now)]
         if due:
             batch.cancel([kept.job for kept in due])
             for kept in due:
@@ -341,38 +309,26 @@ class BlockKeeper:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
         if kept is None or kept.cancel:
             return
-        if self._unanswered >= MOST_UNANSWERED and kept.tried:
-            self._end(kept, BlockPhase.REFUSED, self._given_up())
+        if kept.tried and (reason := self._tries.why_refused):
+            self._end(kept, BlockPhase.REFUSED, reason)
             return
         self._sure = False  # until it is known what has come of it
         kept.tried = True
         try:
             job = batch.submit(kept.block)
         except SubmissionRefused as error:
-            self._answered()
+            self._tries.answered()
             self._end(kept, BlockPhase.REFUSED, str(error))
         except Unanswered as error:
-            self._unanswered, self._no_answer = self._unanswered + 1, str(error)
-            doublings = min(self._unanswered - 1, _LONGEST_DOUBLINGS)
-            self._submit_at = self._clock() + max(SOON_S, self._poll_s) * 2**doublings
+            self._tries.unanswered(str(error), now=self._clock())
             raise
         else:
             log.info("block %s: submitted as job %s", kept.block, job)
             self._submitted(kept, job)
         self._sure = True
 
-    def _given_up(self) -> str:
-        return (
-            f"{self._unanswered} submissions in a row got no answer ({self._no_answer}), and none of their jobs is"
-            " found: it is not submitted again, because each try may have made a job that is hidden from Stoker; look"
-            " for such jobs in the queue and cancel them"
-        )
-
-    def _answered(self) -> None:
-        self._unanswered, self._no_answer, self._submit_at = 0, "", 0.0
-
     def _submitted(self, kept: KeptBlock, job: str) -> None:
-        self._answered()
+        self._tries.answered()
         kept.job, kept.phase = job, BlockPhase.PENDING
         if not any(other.phase is BlockPhase.ASKED for other in self.blocks.values()):
             self._query_at = min(self._query_at, self._clock() + min(SOON_S, self._poll_s))
@@ -416,7 +372,3 @@ class BlockKeeper:
 def _number(block: BlockId) -> int:
     digits = block.removeprefix("b")
     return int(digits) if digits.isdigit() else 0
-
-
-def _to_cancel(kept: KeptBlock, now: float) -> bool:
-    return bool(kept.cancel and (not kept.job or not kept.cancelled_at or now - kept.cancelled_at >= CANCEL_AGAIN_S))

@@ -184,7 +184,7 @@ class SlurmBatch:
         return slurm_output.read_squeue(said.out)
 
     def _ends(self, jobs: list[str]) -> tuple[dict[str, AccountedJob], list[str]]:
-        """How these jobs ended, as far as Slurm still knows, and of which it was asked."""
+        """How these jobs ended, as far as Slurm still knows, and the jobs that Slurm was asked about."""
         found: dict[str, AccountedJob] = {}
         if jobs and self._accounting:
             said = self._jobs.commands.run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(jobs)])

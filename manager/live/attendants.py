@@ -163,7 +163,7 @@ class Attendants:
 
 
 def _last_line(file: Path, *, after: int) -> str:
-    """The last line of a log behind so many bytes, without its time; empty if there is none."""
+    """The last line of a log after its first `after` bytes, without its time; empty if there is none."""
     try:
         with file.open("rb") as data:
             size = data.seek(0, 2)

@@ -9,7 +9,7 @@ from stoker.manager.core.refusing import refusal_of
 from stoker.manager.live.raised import raised
 
 MOST_FAILURES, FAILURES_S = 20, 600.0
-"""So many failures within so many seconds end the session: then no refusal is written."""
+"""The session ends after `MOST_FAILURES` failures within `FAILURES_S`, and then no refusal is written."""
 _LONGEST_REASON = 500
 
 

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
-from stoker.dealer import monitor_of
+from stoker.dealer import monitor_of, next_event
 from stoker.errors import SessionError
 from stoker.manager.live.admission import KnownKeys, User
 from stoker.manager.live.ports_taken import ports_taken
@@ -145,18 +144,18 @@ class Doors:
     def _broken(self) -> Iterator[bytes]:
         """Read the socket's monitor: the identities of the connections that broke."""
         while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                self._closed.discard(event["value"])
-                self._unproven.accepted(event["value"])
+            event, descriptor = next_event(self._monitor)
+            if event == zmq.EVENT_ACCEPTED:
+                self._closed.discard(descriptor)
+                self._unproven.accepted(descriptor)
                 continue
-            if event["event"] != zmq.EVENT_DISCONNECTED:
+            if event != zmq.EVENT_DISCONNECTED:
                 self.turned_away += 1
                 continue
-            self._closed.add(event["value"])
-            self._unproven.settled(event["value"])
-            peer = self._by_fd.pop(event["value"], None)
-            if peer is not None and self._fds.get(peer) == event["value"]:
+            self._closed.add(descriptor)
+            self._unproven.settled(descriptor)
+            peer = self._by_fd.pop(descriptor, None)
+            if peer is not None and self._fds.get(peer) == descriptor:
                 del self._fds[peer]
                 yield peer
 

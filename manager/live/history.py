@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from stoker.contexts.availability import AvailabilityStore, DeviceSet
-from stoker.contexts.performance import PerformanceStore
+from stoker.contexts.performance import Estimate, PerformanceStore
 from stoker.contexts.state import state_folder
 from stoker.manager.core.commands import (
     AskAdvice,
@@ -76,7 +76,9 @@ class History:
 
     def answer(self, ask: AskAdvice) -> AdviceArrived | None:
         """What is known of a context, or None."""
-        known = self._store.estimates(ask.recipe)
+        known, steps = self._store.estimates(ask.recipe), self._store.step_times(ask.recipe)
+        for kind in steps:
+            known.setdefault(kind, Estimate())
         if not known:
             return None
         by_kind = {
@@ -89,6 +91,7 @@ class History:
                 run_sd_s=e.run_sd,
                 paces={size: measured.mean for size, measured in e.paces.items()},
                 slots=e.slots,
+                steps=steps.get(kind),
             )
             for kind, e in known.items()
         }

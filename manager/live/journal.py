@@ -33,9 +33,9 @@ from stoker.manager.live.taken import TakenError
 from stoker.whole_files import append_whole, sync_folder, write_all
 
 CHECKS = 64
-"""So many checks are collected before they are written with the next turn,"""
+"""Checks are written with the next turn once this many have gathered,"""
 CHECKS_S = 0.2
-"""or those of so many seconds, if that is sooner."""
+"""or after this many seconds, whichever comes first."""
 MOST_CHECKS = 10_000
 """A turn of the loop has fewer events than this."""
 RETRY_S = 0.25

@@ -16,7 +16,7 @@ import msgspec
 
 _OURS = "stoker."
 _NEAR = 0.8
-"""How much alike two names are (`difflib`, 0 to 1) of which one is taken for the other, misspelt."""
+"""The similarity (`difflib`, 0 to 1) from which a name is taken for another one, misspelt."""
 
 
 class MisspeltName(msgspec.Struct, frozen=True):

@@ -65,7 +65,7 @@ from stoker.manager.protocol.to_manager import ClientHello
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
-"""While so many bytes wait for room on the disk, the manager reads no messages."""
+"""While this many bytes wait for room on the disk, the manager reads no messages."""
 FULL_S = 0.1
 
 

@@ -40,13 +40,23 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the user wants of a call's time. Seconds; 0 = not wanted. `deadline_at` is on the clock of the manager,
     which sets it when it takes the call (`Submit.due_in_s`). With `drop_late`, a call that cannot make it is dropped,
-    else it runs when nobody else needs its devices."""
+    else it runs when nobody else needs its devices.
+
+    A time to first token may grow with the input: it is `ttft_s`, or `ttft_per_token_s` for each of its tokens where
+    that is more, but `ttft_most_s` at the most (`first_token_s`). So calls of all lengths have one objective."""
 
     deadline_at: float = 0.0
     latency_s: float = 0.0
     ttft_s: float = 0.0
     tpot_s: float = 0.0
     drop_late: bool = False
+    ttft_per_token_s: float = 0.0
+    ttft_most_s: float = 0.0
+
+    def first_token_s(self, input_length: int) -> float:
+        """The time to first token that is wanted of an input of so many tokens; 0 = none is wanted."""
+        wanted_s = max(self.ttft_s, self.ttft_per_token_s * input_length)
+        return min(wanted_s, self.ttft_most_s) if self.ttft_most_s else wanted_s
 
 
 class CallOptions(msgspec.Struct, frozen=True, gc=False):

@@ -311,13 +311,15 @@ class CallsEnded(_Message, frozen=True, tag="ended", gc=False):
 class CallsReturned(_Message, frozen=True, tag="returned"):
     """Calls that a library gives back unstarted by order, or that a pilot refuses for a reason.
 
-    `need_function`: the pilot no longer has the function, and asks for the call together with it.
+    `need_function`: the pilot no longer has the function, and asks for the call together with it. `required_bytes`: the
+    library would have to hold so much of each device to take the call as well; 0 = it is refused for something else.
     """
 
     library: LibraryId
     calls: tuple[CallId, ...]
     refused: str = ""
     need_function: bool = False
+    required_bytes: int = 0
 
 
 class CallsProgress(_Message, frozen=True, tag="progress"):

@@ -76,7 +76,9 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 class RunCalls(_Message, frozen=True, tag="run", gc=False):
     """Calls for one library, in order, all of one function with the same options.
 
-    `function_blob` goes along when the library has not been sent the function. An `offer` may be refused.
+    `function_blob` goes along when the library has not been sent the function. An `offer` may be refused. With
+    `reserve_bytes` the library is resized to that for it, as by ResizeLibrary, and stays as it is if the offer is
+    refused.
     """
 
     library: LibraryId
@@ -86,6 +88,7 @@ class RunCalls(_Message, frozen=True, tag="run", gc=False):
     function_blob: FunctionBlob | None = None
     gang: GangPlace | None = None
     offer: bool = False
+    reserve_bytes: int = 0
 
 
 class TakeBack(_Message, frozen=True, tag="take-back"):

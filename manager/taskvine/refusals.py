@@ -84,7 +84,7 @@ def _of_recipe(recipe: Recipe) -> Iterator[str]:
 
 
 def _of_options(options: CallOptions) -> Iterator[str]:
-    for setting in ("latency_s", "ttft_s", "tpot_s"):
+    for setting in ("latency_s", "ttft_s", "ttft_per_token_s", "tpot_s"):
         if getattr(options.objective, setting):
             yield f"{setting.removesuffix('_s')}: it runs calls in the order in which they came"
     if options.objective.deadline_at:

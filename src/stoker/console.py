@@ -1,8 +1,8 @@
 """A terminal, a pipe or a notebook to write on: lines that stay, and one progress line that stands still.
 
 On a terminal the progress is a bar that is redrawn. On a pipe or in a batch log the same facts come as plain lines: one
-when a context's state changes, one every ten seconds. With `json_only` people's lines go to stderr, so that stdout
-holds one JSON document and nothing else.
+every ten seconds, and one when the run begins to wait for something else, or has waited for the same for a minute. With
+`json_only` people's lines go to stderr, so that stdout holds one JSON document and nothing else.
 
 `line`, `lines`, `json`, `note` and `error` are what the `stoker` command itself prints with; `redrawn` is a place for a
 block of lines that changes; `WholeNumber` is the type of a click option that takes a whole number in a range.
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
+import re
 import sys
 import threading
 import time
@@ -48,6 +50,12 @@ _LINE_EVERY_S = 10.0
 _REFRESH_S = 0.5
 _RATE_WINDOW_S = 30.0
 _RATE_FROM_S = 1.0
+_AGAIN_S = 60.0
+"""A plain line about what the run waits for is written again after this long."""
+_MOST_LOADS = 10
+"""After this many loads, plain lines tell of no further one."""
+_TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
+"""Durations and times of the day: in a text that says how long something takes, they change with every look."""
 
 
 class Screen:
@@ -76,9 +84,8 @@ class Screen:
     def progress(
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = ""
     ) -> Iterator[Progress]:
-        """Shows how far `total` things are while the block runs. `facts` is asked from a thread of its own. `also`:
-        what
-        else is counted, and shown as a rate (tokens)."""
+        """Shows how far `total` things are while the block runs. Another thread calls `facts`. `also`: what else is
+        counted, and shown as a rate (tokens)."""
         progress = Progress(total=total, done=done, noun=noun, facts=facts, also=also)
         stop = threading.Event()
         watch: Callable[[str], None] | None = None if self.is_terminal else self.line
@@ -105,6 +112,10 @@ class Progress:
         self._facts: ContextFacts | None = None
         self._recent: collections.deque[tuple[float, int, int]] = collections.deque()
         self._ended = False
+        self._had_pilots = False
+        self._said = ""
+        """What the last plain line said, without its times."""
+        self._said_at = -math.inf
 
     def advance(self, count: int, *, also: int = 0) -> None:
         """`count` more are done, and `also` more of what is counted beside them."""
@@ -159,7 +170,8 @@ class Progress:
         if facts.loading:
             return f"context {names}   loading on {', '.join(facts.loading_on) or 'its devices'} …"
         if not facts.hot and facts.pilots == 0:
-            return "waiting for the first pilot" + (f": {facts.waits_for}" if facts.waits_for else "")
+            which = "a pilot" if self._had_pilots else "the first pilot"
+            return f"waiting for {which}" + (f": {facts.waits_for}" if facts.waits_for else "")
         if not facts.hot and facts.waits_for:
             return f"context {names}   waits: {facts.waits_for}"
         if facts.hot and facts.loads:
@@ -171,10 +183,29 @@ class Progress:
         """Ask for the facts, once. A session that ends meanwhile, or is too busy to answer, leaves the last ones."""
         with contextlib.suppress(Exception):
             self._facts = self._ask() or self._facts
+            self._had_pilots |= self._facts is not None and self._facts.pilots > 0
+
+    def due_line(self, now: float) -> str:
+        """The plain line about what the run waits for, if it is due now; empty otherwise.
+
+        It is due when the words have changed, whatever the times in them; while no context is hot, also every minute.
+        """
+        facts, text = self._facts, self.waiting()
+        words = _TIMES.sub("", text)
+        if facts is None or not text:
+            return ""
+        if words == self._said:
+            due = not facts.hot and now - self._said_at >= _AGAIN_S
+        else:
+            due = not self._said or facts.loads < _MOST_LOADS or not (facts.hot or facts.loading)
+        if not due:
+            return ""
+        self._said, self._said_at = words, now
+        return text
 
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
         """Asks for the facts until `stop`; with `line`, writes plain lines."""
-        said, last, pause_s = "", time.monotonic(), _REFRESH_S
+        last, pause_s = time.monotonic(), _REFRESH_S
         while not stop.wait(pause_s):
             began = time.monotonic()
             self.refresh()
@@ -182,11 +213,8 @@ class Progress:
             pause_s = max(_REFRESH_S, 20 * (time.monotonic() - began))
             if line is None:
                 continue
-            waiting = self.waiting()
-            loads = self._facts.loads if self._facts else 0
-            if waiting and waiting != said and (loads < 10 or not said):
-                said = waiting
-                line(f"  {waiting}")
+            if due := self.due_line(time.monotonic()):
+                line(f"  {due}")
             if self.done and time.monotonic() - last >= _LINE_EVERY_S:
                 last = time.monotonic()
                 line(f"  {self.noun}  {self.numbers()}")

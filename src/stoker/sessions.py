@@ -22,6 +22,7 @@ import msgspec
 from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
 from stoker.manager.executor.detached import JOINS
+from stoker.manager.executor.kept_sessions import KeptSession, kept_session
 from stoker.manager.live.chosen import policy_in_words
 from stoker.manager.live.clock import Clock
 from stoker.manager.protocol.calls import CallForecast, CallProgress, Features
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus", "Features",
-    "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp", "checkpoint_of", "context_facts",
-    "facts_of", "joined_session", "observe", "policy_of", "sent_call",
+    "KeptSession", "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp", "checkpoint_of",
+    "context_facts", "facts_of", "joined_session", "kept_session", "observe", "policy_of", "sent_call",
 ]  # fmt: skip
 
 _HOME = {

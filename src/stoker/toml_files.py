@@ -2,8 +2,9 @@
 
     data = parse_toml(path.read_text(), file=str(path))
     refuse_unknown(data, ["model", "prompts"], file=path, where="top")
+    settings = read_struct(path.read_text(), MySettings, file=str(path))
 
-Both raise ConfigError, with the facts `file`, `line` and `key` where they are known.
+All raise ConfigError, with the facts `file`, `line` and `key` where they are known.
 """
 
 from __future__ import annotations
@@ -11,12 +12,42 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from stoker.config_errors import parse_toml
+import msgspec
+
+from stoker.config import read_unit
+from stoker.config_errors import explain, parse_toml
+from stoker.config_lines import line_of
 from stoker.errors import ConfigError
 
-__all__ = ["nearest", "parse_toml", "refuse_unknown"]
+__all__ = ["nearest", "parse_toml", "read_struct", "refuse_setting", "refuse_unknown"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def read_struct(text: str, shape: type[S], *, file: str) -> S:
+    """What a TOML text says, as a msgspec Struct; sizes and times (`stoker.config.Size`, `Duration`) want their units.
+
+    `file` is what an error calls it. Raises ConfigError.
+    """
+    data = parse_toml(text, file=file)
+    try:
+        return msgspec.convert(data, type=shape, dec_hook=read_unit)
+    except msgspec.ValidationError as error:
+        fault = explain(str(error), text=text, root=shape, shapes={}, data=data, read=read_unit)
+        raise ConfigError(
+            f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
+        ) from None
+    except (RecursionError, OverflowError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
+
+
+def refuse_setting(problem: str, *path: str, text: str, file: str) -> ConfigError:
+    """The error about the setting at this path of a TOML text, with the line on which it stands."""
+    line = line_of(path, text)
+    table = f"[{'.'.join(path[:-1])}] " if path[:-1] else ""
+    return ConfigError(f"{file}: line {line}: {table}{problem}", file=file, line=line, key=path[-1])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
+from polling import PATIENCE_S
 
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.processes import make_folder
@@ -31,7 +32,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ["STOKER_HOME"] = before
 
 
-def until(true: Callable[[], Any], *, limit_s: float = 10.0) -> Any:
+def until(true: Callable[[], Any], *, limit_s: float = PATIENCE_S) -> Any:
     """Wait until something is true; its value."""
     end = time.monotonic() + limit_s
     while not (value := true()):

@@ -52,6 +52,8 @@ def test_a_specification_says_everything_that_it_can():
             "deadline_s": 60,
             "latency_s": 1.5,
             "ttft_s": 0.2,
+            "ttft_per_token_s": "2 ms",
+            "ttft_most_s": 8,
             "tpot_s": "50 ms",
             "features": {"items": 4, "input_length": 100},
             "variants": [recipe],
@@ -65,6 +67,7 @@ def test_a_specification_says_everything_that_it_can():
     options = wants.options
     assert (options.priority, options.limit_s, options.gang, options.stream) == (3, 600.0, (2, 4), True)
     assert (options.objective.latency_s, options.objective.ttft_s, options.objective.tpot_s) == (1.5, 0.2, 0.05)
+    assert [options.objective.first_token_s(length) for length in (10, 1000, 9000)] == [0.2, 2.0, 8.0]
     assert options.variants == (recipe.key,)
 
 

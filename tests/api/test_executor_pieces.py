@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.errors import CallError, StreamDiffersError
-from stoker.manager.executor.piece_inbox import ACK_PIECES, MOST_PIECES, PieceInbox
+from stoker.contexts import payloads
+from stoker.errors import CallError, SerializationError, StreamDiffersError
+from stoker.manager.executor.piece_inbox import ACK_PIECES, MOST_PIECES, PieceInbox, wake_tasks
 from stoker.manager.executor.piece_log import BLOCK, PieceLog, Rerun
+from stoker.manager.executor.reading import PieceReader
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_client import Pieces
@@ -52,6 +55,37 @@ def test_an_error_comes_behind_the_pieces_before_it() -> None:
     assert read(inbox, 0, 1) == [b"0"]
     with pytest.raises(ValueError, match="boom"):
         inbox.take(1)
+
+
+def test_a_piece_that_cannot_be_read_fails_where_it_stands() -> None:
+    inbox = make()
+    good = payloads.dumps("good")
+    inbox.add(Pieces(CALL, 1, 0, [good, good, b"no pickle", good]))
+    reader = PieceReader(inbox, lambda _taken: None)
+    assert reader.take_arrived(most=9) == ["good", "good"]
+    with pytest.raises(SerializationError, match="piece 2 "):
+        next(reader)
+
+
+def test_tasks_of_many_streams_are_woken_together() -> None:
+    inboxes = [make() for _ in range(3)]
+
+    async def read() -> list[Any]:
+        readers = [asyncio.ensure_future(anext(PieceReader(each, lambda _taken: None))) for each in inboxes]
+        await asyncio.sleep(0)
+        for inbox in inboxes:
+            inbox.add(Pieces(CALL, 1, 0, [payloads.dumps("one")]))
+        await asyncio.sleep(0)
+        assert not any(reader.done() for reader in readers)
+        waiters = [waiter for inbox in inboxes for waiter in inbox.take_waiters()]
+        assert len(waiters) == 3
+        waiters[0].cancel()
+        wake_tasks(waiters)
+        return await asyncio.gather(*readers, return_exceptions=True)
+
+    found = asyncio.run(read())
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert found[1:] == ["one", "one"]
 
 
 def test_what_is_repeated_or_comes_behind_a_gap_is_not_taken() -> None:

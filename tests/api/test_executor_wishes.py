@@ -55,8 +55,9 @@ def test_what_the_policy_does_not_honour_is_refused_where_it_is_made(policy: str
 
 def test_the_shipped_policies_honour_what_the_page_says() -> None:
     both, alone = frozenset({"priority", "deadline"}), frozenset({"deadline"})
+    special = {"infless": alone, "elastic-flow": alone, "slinfer": both | {"ttft_s", "tpot_s", "expected_output"}}
     honoured = {name: policy(name).make().dispatch.honours for name in (*SHIPPED, *BASELINES)}
-    assert honoured == {name: alone if name in ("infless", "elastic-flow") else both for name in honoured}
+    assert honoured == {name: special.get(name, both) for name in honoured}
 
 
 def test_the_manager_refuses_what_its_policy_does_not_honour_and_nothing_else() -> None:
@@ -78,6 +79,8 @@ def test_the_manager_refuses_what_its_policy_does_not_honour_and_nothing_else() 
 
 
 def test_several_wishes_are_named_together() -> None:
+    grows = Objective(ttft_per_token_s=0.01)
+    assert "leave ttft_s away" in refusal(CallOptions(objective=grows), frozenset({"tpot_s"}))
     said = refusal(CallOptions(priority=1, objective=Objective(ttft_s=1.0)), frozenset({"deadline"}))
     assert "a priority, a time to first token (it honours a deadline); leave priority, ttft_s away" in said
 

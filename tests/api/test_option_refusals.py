@@ -100,6 +100,8 @@ SPECIFICATION: dict[str, list[Any]] = {
     "late": APP["late"],
     "latency_s": [-1, "1", math.inf],
     "ttft_s": [-1, "1"],
+    "ttft_per_token_s": [-1, "1"],
+    "ttft_most_s": [-1, "1", 8],  # it bounds ttft_per_token_s, which is not there
     "tpot_s": [-1, "1"],
     "features": APP["features"],
     "variants": APP["variants"],

@@ -272,6 +272,8 @@ def test_importing_stoker_imports_nothing_heavy():
             "import sys, stoker\n"
             "heavy = {'parsl', 'zmq', 'torch', 'transformers', 'numpy', 'rich', 'cloudpickle', 'psutil'}\n"
             "print(sorted(heavy & set(sys.modules)))\n"
+            "import stoker.manager.main, stoker.pilot.main, stoker.manager.factory.main\n"
+            "print(sorted({'parsl', 'asyncio'} & set(sys.modules)))\n"
             "import stoker.manager.executor.link\n"
             "print('parsl' in sys.modules)",
         ],
@@ -279,7 +281,7 @@ def test_importing_stoker_imports_nothing_heavy():
         text=True,
         check=True,
     )
-    assert done.stdout == "[]\nFalse\n"
+    assert done.stdout == "[]\n[]\nFalse\n"
 
 
 def test_a_program_without_standard_error_ends_well(tmp_path):

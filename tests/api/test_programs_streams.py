@@ -102,6 +102,20 @@ def test_an_exception_comes_behind_the_pieces_before_it():
     assert "count" in str(caught.value.__cause__)
 
 
+def test_pieces_that_have_come_are_taken_together_and_the_error_stays_behind_them():
+    with stoker.stream(count, 6, fail_at=5) as stream:
+        assert next(stream) == 0
+        got = [0]
+        while len(got) < 5:
+            some = stream.take_arrived(2)
+            assert len(some) <= 2
+            got += some
+        assert got == [0, 1, 2, 3, 4]
+        assert stream.take_arrived() == []
+        with pytest.raises(ValueError, match="no 5"):
+            next(stream)
+
+
 def test_a_future_of_a_function_that_yields_has_a_list_and_its_pieces():
     future = count(5)
     assert list(future.pieces()) == [0, 1, 2, 3, 4]

@@ -36,10 +36,11 @@ NAMES = {
     "run_folder": {"Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_options", "write_whole"},
     "sessions": {
         "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus",
-        "Features", "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp", "checkpoint_of",
-        "context_facts", "facts_of", "joined_session", "observe", "policy_of", "sent_call",
+        "Features", "KeptSession", "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp",
+        "checkpoint_of", "context_facts", "facts_of", "joined_session", "kept_session", "observe", "policy_of",
+        "sent_call",
     },
-    "toml_files": {"nearest", "parse_toml", "refuse_unknown"},
+    "toml_files": {"nearest", "parse_toml", "read_struct", "refuse_setting", "refuse_unknown"},
     "tuning": {
         "RESULT", "SHIPPED_PROMPTS", "BankPlace", "Candidate", "Job", "Metric", "Order", "Sample", "Saved", "Tuned",
         "digest_job", "digest_samples", "fill_bank", "is_over", "pack", "read_candidates", "read_job", "read_paces",

@@ -40,7 +40,7 @@ def write_site(folder: Path, *, name: str = "lab", **sections: Mapping[str, Any]
     return path
 
 
-def status_when(session: Session, true: Any, *, what: str, limit_s: float = 40.0) -> Status:
+def status_when(session: Session, true: Any, *, what: str, limit_s: float = 80.0) -> Status:
     """The session's status, as soon as something holds of it."""
 
     def found() -> Status | None:
@@ -52,7 +52,7 @@ def status_when(session: Session, true: Any, *, what: str, limit_s: float = 40.0
     return status
 
 
-def block_when(session: Session, true: Any, *, what: str, limit_s: float = 40.0) -> BlockStatus:
+def block_when(session: Session, true: Any, *, what: str, limit_s: float = 80.0) -> BlockStatus:
     """The first block of which something holds, as soon as one is there."""
     status = status_when(session, lambda status: any(map(true, status.jobs)), what=what, limit_s=limit_s)
     return next(block for block in status.jobs if true(block))

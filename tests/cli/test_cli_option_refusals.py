@@ -28,6 +28,7 @@ WRONG_TEXTS = {
     "--folder": ["a-file"],
     "--output": ["/proc/x"],
     "--model": ["/no/such/model"],
+    "--models": ["/no/such/models.toml", "a-file"],
     "--claims": ["/no/such/file"],
     "--prompts": ["/no/such/file"],
     "--site": ["/no/such/site.toml", "no-such-site"],

@@ -23,6 +23,7 @@ from stoker.pilot.core.events import (
     ObjectArrived,
     Observation,
     Observed,
+    OfferWeighed,
     Pinned,
     Probed,
     Signalled,
@@ -91,6 +92,8 @@ class CoreAlone(Shell):
                 self.processes[number].die()
             case commands.Observe(library=number):
                 self.observe(number)
+            case commands.WeighOffer(order=order):
+                self.tell(OfferWeighed(order))
             case commands.Forget(library=number):
                 self.processes.pop(number, None)
             case commands.SetTimer(at=at, key=key):

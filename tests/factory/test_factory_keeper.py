@@ -7,7 +7,8 @@ from factory.toy_batch import Clock, ToyBatch
 
 from stoker.errors import ConfigError
 from stoker.manager.factory.batch import Batch, BatchJobStatus
-from stoker.manager.factory.keeper import MOST_UNANSWERED, BlockKeeper, FactoryUpdate
+from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
+from stoker.manager.factory.submission_tries import MOST_UNANSWERED
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble

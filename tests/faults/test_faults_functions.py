@@ -181,7 +181,7 @@ def test_what_a_call_forks_does_not_outlive_its_library(shared, shared_world):
 
     library, child, forked = forks().result(60)
     os.kill(library, signal.SIGKILL)
-    until(lambda: not any(is_alive(pid) for pid in (library, child, forked)), limit_s=10)
+    until(lambda: not any(is_alive(pid) for pid in (library, child, forked)))
 
 
 def test_a_forked_child_that_returns_into_the_library_does_not_answer_for_it(shared):

@@ -17,7 +17,7 @@ import pytest
 from faults.world import World, until
 from tiny_model import write_tiny_model
 
-SOON_S = 10.0
+SOON_S = 30.0
 """How long ending may take: pilots get five seconds to end by themselves, and this machine may be busy."""
 
 PROGRAM = """

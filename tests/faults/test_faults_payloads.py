@@ -74,7 +74,7 @@ def test_large_results_nobody_takes_are_removed_too(shared):
     results.close()
     until(lambda: shared.executor.outstanding() == 0)
     until(lambda: all(context.running == 0 for context in shared.status().contexts))
-    until(lambda: files_of(shared) == [], limit_s=5, why="results that came after the map was closed")
+    until(lambda: files_of(shared) == [], why="results that came after the map was closed")
 
 
 def test_a_call_with_a_large_argument_survives_its_library(shared, tmp_path):

@@ -47,7 +47,7 @@ def test_a_run_folder_that_is_removed_ends_the_session_with_its_reason(world, wh
     program = world.start(PROGRAM, str(world.runs), when)
     said, complaint = program.communicate(timeout=60)
     assert said == "[0, 1, 2]\n"
-    world.empty(limit_s=10)
+    world.empty()
     assert not world.runs.exists()
     assert "FileNotFoundError" not in complaint
     if when == "before the end":

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from polling import PATIENCE_S, polls
+
 T = TypeVar("T")
 
 STAYS = frozenset({"cache", "environments", "snapshots", "alive"})
@@ -24,13 +26,13 @@ STAYS = frozenset({"cache", "environments", "snapshots", "alive"})
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def until(true: Callable[[], T], *, limit_s: float = 20.0, why: str = "") -> T:
+def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, why: str = "") -> T:
     """Wait until something is true; its value."""
-    end = time.monotonic() + limit_s
-    while not (value := true()):
-        assert time.monotonic() < end, f"not within {limit_s:g} s: {why or true}"
-        time.sleep(0.01)
-    return value
+    for more in polls(limit_s):
+        if value := true():
+            return value
+        assert more, f"not within {limit_s:g} s: {why or true}"
+    raise AssertionError
 
 
 def command_of(pid: int) -> list[str]:
@@ -113,7 +115,7 @@ class World:
         return there + (places if folders else [])
 
     @contextmanager
-    def entered(self, *, limit_s: float = 15.0, folders: bool = True) -> Iterator[World]:
+    def entered(self, *, limit_s: float = PATIENCE_S, folders: bool = True) -> Iterator[World]:
         """This process is of the world too. After that nothing may be left in it (see `empty`)."""
         before = {name: os.environ.get(name) for name in self.environ}
         os.environ.update(self.environ)
@@ -128,12 +130,12 @@ class World:
                 else:
                     os.environ[name] = value
 
-    def empty(self, *, limit_s: float = 15.0, folders: bool = True) -> None:
+    def empty(self, *, limit_s: float = PATIENCE_S, folders: bool = True) -> None:
         """Wait until nothing is left; or no process, where scratch `folders` may be."""
-        end = time.monotonic() + limit_s
-        while left := self.left(folders=folders):
-            assert time.monotonic() < end, f"still there after {limit_s:g} s: {left}"
-            time.sleep(0.02)
+        for more in polls(limit_s, longest_s=0.1):
+            if not (left := self.left(folders=folders)):
+                return
+            assert more, f"still there after {limit_s:g} s: {left}"
 
     def clear(self) -> None:
         """Kill what is left, so that one failing test does not trouble the next."""

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
+from polling import PATIENCE_S, polls
 
 from stoker.dealer import Keys, open_socket
 from stoker.manager.protocol import to_manager as say
@@ -20,14 +20,12 @@ from stoker.manager.protocol import wire
 from stoker.manager.protocol.session import KeyPair, SessionFolder
 
 
-def until(true: Callable[[], Any], *, seconds: float = 10.0, what: str = "it") -> Any:
+def until(true: Callable[[], Any], *, seconds: float = PATIENCE_S, what: str = "it") -> Any:
     """Poll until something is true."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    for _ in polls(seconds):
         found = true()
         if found:
             return found
-        time.sleep(0.01)
     raise AssertionError(f"{what} did not happen within {seconds} s")
 
 
@@ -79,7 +77,7 @@ class Peer:
         self.heard += fresh
         return fresh
 
-    def hear(self, kind: type, *, seconds: float = 10.0, where: Callable[[Any], bool] = lambda _: True) -> Any:
+    def hear(self, kind: type, *, seconds: float = PATIENCE_S, where: Callable[[Any], bool] = lambda _: True) -> Any:
         """The next message of a kind, also one that came before but was not asked for yet."""
 
         def found() -> Any:

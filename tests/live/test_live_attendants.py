@@ -42,12 +42,6 @@ def factories(folder: SessionFolder) -> list[psutil.Process]:
     return found
 
 
-def the_factory(folder: SessionFolder, *, but: int = 0) -> int:
-    """Its process id; `but` is that of one that is no longer meant."""
-    others = until(lambda: [each.pid for each in factories(folder) if each.pid != but], what="a factory", seconds=30)
-    return int(others[0])
-
-
 @pytest.fixture
 def _nobody_stays(folder: SessionFolder) -> Iterator[None]:
     yield
@@ -65,6 +59,13 @@ class Turned:
         self.attendant = Attendant(folder, FACTORY, is_heard=lambda: self.is_heard, hello_limit_s=LIMIT_S)
         self.look()
 
+    @property
+    def pid(self) -> int:
+        """The factory's process id. One that cannot begin has ended before all processes are looked through."""
+        process = self.attendant._process
+        assert process is not None
+        return process.pid
+
     def look(self, after_s: float = 0.0) -> str:
         """Turn the clock and look; what is told then."""
         self.now += after_s
@@ -77,22 +78,23 @@ def test_a_factory_that_lives_without_a_word_is_told_of_killed_and_followed(
     folder: SessionFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     turned = Turned(folder)
-    pid = the_factory(folder)
+    pid = turned.pid
     os.kill(pid, signal.SIGSTOP)
     assert turned.look(TOLD_S - 1) == ""
     assert f"the factory (pid {pid}) lives and has not said hello; its log says" in turned.look(2)
     turned.look(LIMIT_S - TOLD_S - 2)
-    assert the_factory(folder) == pid
+    assert [each.pid for each in factories(folder)] == [pid]
     assert f"pid {pid}" in turned.look(2)  # it is killed, and still all that there is
     assert f"the factory (pid {pid}) lives and has not said hello" in caplog.text
     assert "it is killed" in caplog.text
     until(lambda: pid not in [each.pid for each in factories(folder)], what="its end")
     turned.look(3)
-    other = the_factory(folder, but=pid)
+    other = turned.pid
+    assert other != pid
     assert f"pid {other}" in turned.look(1)  # nobody has said hello since the first was started
     turned.is_heard = True
     assert turned.look(10 * LIMIT_S) == ""
-    assert the_factory(folder) == other
+    assert turned.pid == other
 
 
 @pytest.mark.usefixtures("site", "_nobody_stays")
@@ -100,7 +102,7 @@ def test_what_is_told_is_what_the_factory_waits_for(folder: SessionFolder) -> No
     with (folder.path / "factory.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         turned = Turned(folder)
-        pid = the_factory(folder)
+        pid = turned.pid
         log = folder.path / "factory.log"
         until(lambda: "another factory" in log.read_text(), what="its word", seconds=30)
         words = turned.look(TOLD_S + 1)
@@ -114,7 +116,7 @@ def test_a_factory_that_cannot_begin_is_told_with_its_last_word(folder: SessionF
     folder.sites.mkdir(exist_ok=True)
     (folder.sites / "lab.toml").write_text('[provider]\n"one GPU node" = "x"\n')
     turned = Turned(folder)
-    pid = the_factory(folder)
+    pid = turned.pid
     until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, what="its end", seconds=30)
     assert turned.look(1) == ""
     turned.now += TOLD_S
@@ -171,7 +173,7 @@ def test_a_log_of_another_time_is_not_told(folder: SessionFolder) -> None:
     """What an earlier factory wrote is not why this one is silent."""
     (folder.path / "factory.log").write_text("2026-01-01 00:00:00,000 INFO somebody else's word\n")
     turned = Turned(folder)
-    os.kill(the_factory(folder), signal.SIGSTOP)
+    os.kill(turned.pid, signal.SIGSTOP)
     words = turned.look(TOLD_S + 1)
     assert "lives and has not said hello" in words
     assert "somebody else's word" not in words

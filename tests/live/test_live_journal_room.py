@@ -140,7 +140,7 @@ def test_an_observer_ends_a_session_though_the_disk_is_full(
     observer.send(hello, numbered=False)
     observer.hear(to_client.ClientWelcome)
     observer.send(say.EndSession("stoker down"), numbered=False)
-    assert observer.hear(to_client.SessionOver, seconds=5).reason == "stoker down"
+    assert observer.hear(to_client.SessionOver).reason == "stoker down"
     pilot.hear(to_pilot.Exit)
     [end] = client.hear(to_client.Results).ends
     assert not end.ok
@@ -213,11 +213,11 @@ def test_programs_hear_unasked_that_the_journal_cannot_be_written(
     """Their calls would wait without a word."""
     assert manager.process is not None
     client, _ = fill_up(manager, peers, folder)
-    text = client.hear(to_client.Status, seconds=15).trouble[JOURNAL]
+    text = client.hear(to_client.Status).trouble[JOURNAL]
     assert f"{folder.journal} is as large as this user's files may be (ulimit -f)" in text
     assert f"prlimit --pid {manager.process.pid} --fsize=unlimited" in text
     late = peers("client")
-    assert late.hear(to_client.Status, seconds=15).trouble == {JOURNAL: text}, "one who joins is told as well"
+    assert late.hear(to_client.Status).trouble == {JOURNAL: text}, "one who joins is told as well"
     limit(manager.process.pid, ENDLESS)
     for each in (client, late):
         each.hear(to_client.Status, where=lambda status: not status.trouble)

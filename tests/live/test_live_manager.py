@@ -222,7 +222,7 @@ def test_a_pilot_that_vanishes_costs_only_its_calls(client: Peer, pilot: Peer, p
 def test_the_session_ends_with_its_client(client: Peer, pilot: Peer, manager: Manager) -> None:
     submit(client, 0)
     client.socket.close(0)
-    assert "client" in pilot.hear(to_pilot.Exit, seconds=15).reason
+    assert "client" in pilot.hear(to_pilot.Exit).reason
     assert manager.ended() == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import psutil
 import pytest
 from parsl.config import Config
 from parsl.providers import LocalProvider
+from polling import PATIENCE_S, polls
 
 from stoker import StokerExecutor
 
@@ -28,13 +28,13 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["STOKER_HOME"] = before
 
 
-def until(true: Callable[[], Any], *, limit_s: float = 30.0) -> Any:
+def until(true: Callable[[], Any], *, limit_s: float = PATIENCE_S) -> Any:
     """Wait until something is true; its value."""
-    end = time.monotonic() + limit_s
-    while not (value := true()):
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.01)
-    return value
+    for more in polls(limit_s):
+        if value := true():
+            return value
+        assert more, "it did not come true in time"
+    raise AssertionError
 
 
 @pytest.fixture(name="until")

@@ -378,7 +378,7 @@ def test_cleanup_with_calls_under_way_ends_everything(load, tmp_path, processes_
     assert len(processes_of(tmp_path)) >= 2
     started = time.monotonic()
     parsl.dfk().cleanup()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 50, "it does not wait for naps of a minute"
     assert not processes_of(tmp_path)
     for future in running:
         with pytest.raises(errors.StokerError):

@@ -35,6 +35,7 @@ from stoker.pilot.core.events import (
     LibraryPrepared,
     Observation,
     Observed,
+    OfferWeighed,
     Pinned,
     Signalled,
     Tick,
@@ -248,6 +249,8 @@ class Wired:
             case commands.Observe(library=number):
                 running = self.processes[number].calls[:1] if number in self.processes else []
                 self.queue.handle(Observed([Observation(number, [(call, 0.0) for call in running])]))
+            case commands.WeighOffer(order=order):
+                self.queue.handle(OfferWeighed(order))
             case commands.SetTimer(at=at, key=key):
                 self.timers.set(at, key)
             case commands.Leave():

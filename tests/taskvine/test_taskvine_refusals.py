@@ -68,6 +68,7 @@ def test_an_option_of_a_context_is_refused(options, said):
         ({"deadline_s": "1 h"}, "deadline: it runs calls in the order in which they came"),
         ({"latency_s": 2}, "latency: "),
         ({"ttft_s": 2}, "ttft: "),
+        ({"ttft_per_token_s": 0.01}, "ttft_per_token: "),
         ({"gang": 2}, "gang = (2, 2): it starts one library a call"),
         ({"stream": True}, "stream: a call that runs in a library says nothing before its end"),
     ],

@@ -24,7 +24,7 @@ from stoker.pilot.transfer.sources import SourceAccess
 
 KEY = bytes(range(32))
 SHORT = wire.WireLimits(connect_s=2.0, handshake_s=2.0, silence_s=2.0, body_s=4.0)
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 until = partial(peers.until, seconds=WAIT_S)
 

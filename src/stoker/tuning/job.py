@@ -66,7 +66,7 @@ class Metric(enum.Enum):
     BLEU = "bleu"
     """Corpus BLEU of up to four words, from 0 to 1."""
     LOSS = "loss"
-    """Mean negative log-likelihood of a target token, in nats: the one of which less is better."""
+    """Mean negative log-likelihood of a target token, in nats: the only metric whose smaller values are better."""
 
     def better(self, one: float, other: float) -> bool:
         """Whether `one` is strictly better than `other`."""

@@ -105,8 +105,8 @@ class IterationPace:
         return max(seconds for seconds, _ in kept) if kept else None
 
     def time_left(self, iterations: int, *, devices: int, allocation_s: float = 0.0) -> TimeLeft | None:
-        """How long so many iterations take on that many devices, after `allocation_s` to get them. None before any
-        iteration was measured."""
+        """How long `iterations` take on `devices` devices, after `allocation_s` to get them. None before any iteration
+        was measured."""
         evaluations = math.ceil(iterations / self._evaluate_every)
         pauses_s = allocation_s + evaluations * max(self._evaluations, default=0.0)
         longest = self.longest_s(devices=devices)

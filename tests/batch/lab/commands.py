@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from batch.lab.needs import PATH
 from batch.lab.shape import LabError, Place
+from polling import PATIENCE_S, polls
 
 T = TypeVar("T")
 
@@ -20,14 +20,12 @@ OVER = frozenset(
 """States that a job does not leave."""
 
 
-def until(true: Callable[[], T], *, limit_s: float = 30.0, what: str = "it") -> T:
+def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, what: str = "it") -> T:
     """Wait until something is true; its value. Raises LabError."""
-    end = time.monotonic() + limit_s
-    while not (value := true()):
-        if time.monotonic() > end:
-            raise LabError(f"{what}: not within {limit_s:g} s")
-        time.sleep(0.05)
-    return value
+    for _ in polls(limit_s, longest_s=0.1):
+        if value := true():
+            return value
+    raise LabError(f"{what}: not within {limit_s:g} s")
 
 
 class Commands:
