@@ -2,10 +2,12 @@
 
 Who is next is the pilot core's to say (`stoker.pilot.core.device_turns`: the shortest headroom first, SLINFER §VI-A).
 The library whose iteration has ended works it out from the board (`turn_board`), writes it there, and wakes the next
-one by a datagram; the agent takes no part. A library that shares its devices with nobody makes no system call.
+one by a datagram; the agent takes no part. A library that shares its devices with nobody makes no system call, and
+neither does one that keeps its turn because it is still the most urgent.
 
 A holder that has died or was stopped, or that takes much longer than it has said, loses its turn: whoever waits looks
-at it every few hundredths of a second. It asks again when it goes on.
+at it every few hundredths of a second. It asks again when it goes on. Whoever looks only reads; the lock is taken when
+there is something to change, so that a look never stands in the way of a library that hands its turn on.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import select
+import os
 import socket
+import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stoker.manager.protocol.ids import DeviceId, LibraryId
@@ -25,17 +28,18 @@ from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.02
-"""A library that waits looks at the holder this often: the next goes on within 0.1 s after a holder is lost."""
+_LOOK_S = 0.025
+"""A library that waits looks at the board this often. A holder whose turn is younger than that is left alone, so one
+that is lost is found at the second look: the next goes on within 0.1 s."""
 _SWEEP_S = 1.0
 """A library that shares its devices looks for libraries that are gone this often."""
 _OVERDUE_FACTOR = 2.0
 _OVERDUE_S = 0.03
 """A holder that computes longer than this many times its own forecast, and this much longer, has lost its turn."""
-
-
 _LONGEST_WAIT_S = 60.0
 """Nobody waits longer: a wrong board costs speed and no more."""
+_TIMEOUT = struct.Struct("@ll")
+"""A `struct timeval`, for SO_RCVTIMEO."""
 
 
 class LibraryTurns:
@@ -49,7 +53,6 @@ class LibraryTurns:
         self._library, self._devices = library, tuple(devices)
         self._row: TurnRow | None = None
         self._waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._waker.setblocking(False)
         self._joined = False
         self._seen, self._shared = -1, False
         self._swept_at = 0.0
@@ -78,23 +81,16 @@ class LibraryTurns:
             return
         now = time.monotonic()
         row.due_at, row.since, row.step_s = due_at, now, step_s
-        if not self.shared:
+        if not self.shared or not self._hands_on(row, now):
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
             return
-        row.state = TurnState.WAITS
-        with self._board.lock():
-            self._board.write(row)
-            if now > self._swept_at + _SWEEP_S:
-                self._swept_at = now
-                self._drop_lost(now)
-            self._hand_on(now)
         while not self._holds():
             if time.monotonic() > now + _LONGEST_WAIT_S:
                 log.warning("no turn has come in %.0f s; this library computes without one", _LONGEST_WAIT_S)
                 return
             if not self._woken():
-                self._pass_over_lost(row)
+                self._look(row)
 
     def end(self) -> None:
         """The library wants no further iteration for now. No-op if it holds no turn."""
@@ -107,7 +103,8 @@ class LibraryTurns:
             return
         with self._board.lock():
             self._board.write(row)
-            self._hand_on(time.monotonic())
+            next_ones = self._hand_on(time.monotonic())
+        self._wake(next_ones)
 
     def close(self) -> None:
         """Leave the board; the devices go to the next."""
@@ -115,8 +112,9 @@ class LibraryTurns:
         if row is not None:
             with self._board.lock():
                 self._board.clear(row.number)
-                self._hand_on(time.monotonic())
-            _waker_of(self._board, row.number).unlink(missing_ok=True)
+                next_ones = self._hand_on(time.monotonic())
+            self._wake(next_ones)
+            Path(_waker_of(self._board, row.number)).unlink(missing_ok=True)
         self._waker.close()
         self._board.close()
 
@@ -130,18 +128,44 @@ class LibraryTurns:
             return None
         path = _waker_of(self._board, row.number)
         waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        waker.setblocking(False)
+        # A blocking socket with the kernel's own time limit: a wait is one system call.
+        waker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT.pack(0, int(_LOOK_S * 1e6)))
         self._waker.close()
         self._waker = waker
         try:
-            path.unlink(missing_ok=True)  # of an earlier library in this row
-            waker.bind(str(path))
+            Path(path).unlink(missing_ok=True)  # of an earlier library in this row
+            waker.bind(path)
         except OSError as error:
             log.warning("this engine computes without turns: %s: %s", path, error)
             with self._board.lock():
                 self._board.clear(row.number)
             self._row = None
         return self._row
+
+    def _hands_on(self, row: TurnRow, now: float) -> bool:
+        """Ask for a turn behind the one that has ended, and give the devices to whose turn it is. False if this library
+        holds a turn and keeps it; who asks a moment later waits for one more step."""
+        if now > self._swept_at + _SWEEP_S:
+            self._swept_at = now
+            self._sweep()
+        board = self._board
+        read = board.snapshot()
+        rows = {other.number: other for other in board.rows(read)}
+        mine = rows.pop(row.number, None)
+        chosen = _next(rows.values(), row)
+        if chosen == [row.number] and mine is not None and mine.state is TurnState.HOLDS:
+            return False
+        row.state = TurnState.WAITS
+        with board.lock():
+            if board.snapshot() == read:  # nobody has written meanwhile: what was worked out holds
+                rows[row.number] = row
+                board.write(row)
+                self._give(chosen, rows, now)
+            else:
+                board.write(row)
+                chosen = self._hand_on(now)
+        self._wake(chosen)
+        return True
 
     def _holds(self) -> bool:
         """Whether somebody has written that this library's turn has come."""
@@ -153,65 +177,101 @@ class LibraryTurns:
         self._row.state, self._row.held_at = row.state, row.held_at
         return row.state is TurnState.HOLDS
 
-    def _pass_over_lost(self, row: TurnRow) -> None:
-        """See whether a holder is lost, and ask anew if others took this library for lost."""
+    def _look(self, row: TurnRow) -> None:
+        """Nobody has woken this library. Hand lost turns on, and ask anew if others took this library for lost."""
+        now, rows = time.monotonic(), self._board.rows()
+        if row.state is not TurnState.IDLE and not _next(rows) and not any(_is_lost(other, now) for other in rows):
+            return
         with self._board.lock():
-            now = time.monotonic()
             if row.state is TurnState.IDLE:
                 row.state = TurnState.WAITS
                 self._board.write(row)
-            self._drop_lost(now)
-            self._hand_on(now)
+            for other in self._board.rows():
+                if other.number != row.number and _is_lost(other, now):
+                    other.state = TurnState.IDLE
+                    self._board.write(other)
+            next_ones = self._hand_on(now)
+        self._wake(next_ones)
 
-    def _hand_on(self, now: float) -> None:
-        """Give free devices to those whose turn it is, under the lock."""
+    def _sweep(self) -> None:
+        """Free the rows of libraries that are gone."""
+        gone = [row for row in self._board.rows() if row.number != self._number and _is_gone(row.pid)]
+        if gone:
+            with self._board.lock():
+                for row in gone:
+                    self._board.clear(row.number)
+
+    def _hand_on(self, now: float) -> list[int]:
+        """Give free devices to those whose turn it is, under the lock. Returns the rows to wake, without the lock."""
         rows = {row.number: row for row in self._board.rows()}
-        waiting = [
-            TurnRequest(LibraryId(row.number), row.devices, row.due_at, row.since)  # a library may have several engines
-            for row in rows.values()
-            if row.state is TurnState.WAITS
-        ]
-        busy = {device for row in rows.values() if row.state is TurnState.HOLDS for device in row.devices}
-        for number in next_turns(waiting, busy):
+        chosen = _next(rows.values())
+        self._give(chosen, rows, now)
+        return chosen
+
+    def _give(self, chosen: Iterable[int], rows: dict[int, TurnRow], now: float) -> None:
+        for number in chosen:
             row = rows[number]
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
-            if self._row is None or row.number != self._row.number:
-                self._wake(row)
 
-    def _drop_lost(self, now: float) -> None:
-        """Take the turn from holders that are lost, and their rows from libraries that are dead, under the lock."""
-        for row in self._board.rows():
-            if self._row is not None and row.number == self._row.number:
-                continue
-            life = _process_state(row.pid)
-            if life in ("", "Z", "X"):
-                self._board.clear(row.number)
-            elif _is_overdue(row, now) or (life in ("T", "t") and row.state is not TurnState.IDLE):
-                row.state = TurnState.IDLE
-                self._board.write(row)
-
-    def _wake(self, row: TurnRow) -> None:
-        with contextlib.suppress(OSError):  # it looks by itself a little later
-            self._waker.sendto(b"", str(_waker_of(self._board, row.number)))
+    def _wake(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if number != self._number:
+                with contextlib.suppress(OSError):  # it looks by itself a little later
+                    self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_of(self._board, number))
 
     def _woken(self) -> bool:
         """Wait for a datagram; False if none comes in time."""
-        ready, _, _ = select.select([self._waker], [], [], _LOOK_S)
-        if ready:
-            with contextlib.suppress(OSError):
-                self._waker.recv(1)
-        return bool(ready)
+        try:
+            self._waker.recv(1)
+        except OSError:
+            return False
+        return True
+
+    @property
+    def _number(self) -> int:
+        return self._row.number if self._row is not None else -1
 
 
-def _waker_of(board: TurnBoard, number: int) -> Path:
-    return board.path.with_name(f"{board.path.name}.{number}")
+def _next(rows: Iterable[TurnRow], asks: TurnRow | None = None) -> list[int]:
+    """The rows whose turn it is: of those that wait, and of one that `asks` beside them."""
+    waiting, busy = list[TurnRequest](), set[DeviceId]()
+    for row in rows:
+        if row.state is TurnState.WAITS:
+            waiting.append(_request(row))
+        elif row.state is TurnState.HOLDS:
+            busy.update(row.devices)
+    if asks is not None:
+        waiting.append(_request(asks))
+    return [int(library) for library in next_turns(waiting, busy)] if waiting else []
 
 
-def _is_overdue(row: TurnRow, now: float) -> bool:
-    if row.state is not TurnState.HOLDS or not row.step_s:
+def _request(row: TurnRow) -> TurnRequest:
+    # The row's number stands for the library, which may have several engines.
+    return TurnRequest(LibraryId(row.number), row.devices, row.due_at, row.since)
+
+
+def _waker_of(board: TurnBoard, number: int) -> str:
+    return f"{board.path}.{number}"
+
+
+def _is_lost(row: TurnRow, now: float) -> bool:
+    """True if the row holds a turn and its process is dead or stopped, or takes much longer than it has said."""
+    if row.state is not TurnState.HOLDS or now < row.held_at + _LOOK_S:
         return False
-    return now > row.held_at + _OVERDUE_FACTOR * row.step_s + _OVERDUE_S
+    is_overdue = row.step_s > 0 and now > row.held_at + _OVERDUE_FACTOR * row.step_s + _OVERDUE_S
+    return is_overdue or _process_state(row.pid) in ("", "Z", "X", "T", "t")
+
+
+def _is_gone(pid: int) -> bool:
+    """True if there is no such process."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # somebody else's
+        return False
+    except (OSError, OverflowError):
+        return True
+    return False
 
 
 def _process_state(pid: int) -> str:

@@ -1,9 +1,12 @@
 """A board in shared memory on which the libraries of one pilot say whether they want a turn on their devices.
 
-One row a library, in a file of the pilot's private folder that each of them maps. A row is written by its library, and
+One row an engine, in a file of the pilot's private folder that each library maps. A row is written by its library, and
 under the board's lock also by a library that hands a turn over. The lock is held for microseconds and ends with the
 process that holds it. It protects an order of work and no memory: if its holder is stopped meanwhile, others go on
 without it, and at the worst two libraries compute side by side for one step.
+
+What a row says who it is (its library, process and devices) is written once, when it joins. Others read it without the
+lock, and must never find half of it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,8 +29,12 @@ ROWS = 64
 """More libraries than a pilot holds. One that finds no row computes without turns."""
 _HEADER = struct.Struct("<Q")
 _ROW = struct.Struct("<QIIdddd64s")
+_WANTS = struct.Struct("<Idddd")
+"""Of a row what changes from turn to turn."""
+_WANTS_AT = 12
+_SIZE = _HEADER.size + ROWS * _ROW.size
 _LOCK_S = 0.05
-_LOCK_TRY_S = 0.0002
+_LOCK_TRY_S = 0.0001
 
 
 class TurnState(enum.IntEnum):
@@ -39,6 +46,9 @@ class TurnState(enum.IntEnum):
     """It wants to compute an iteration."""
     HOLDS = 2
     """It computes one."""
+
+
+_STATES = tuple(TurnState)
 
 
 class TurnRow(msgspec.Struct):
@@ -65,10 +75,14 @@ class TurnBoard:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        size = _HEADER.size + ROWS * _ROW.size
-        if os.fstat(self._file).st_size < size:
-            os.ftruncate(self._file, size)
-        self._memory = mmap.mmap(self._file, size)
+        if os.fstat(self._file).st_size < _SIZE:
+            os.ftruncate(self._file, _SIZE)
+        self._memory = mmap.mmap(self._file, _SIZE)
+        self._lock = _BoardLock(self._file)
+        self._devices: dict[bytes, tuple[DeviceId, ...]] = {}
+        """By the bytes that stand for them."""
+        self._taken, self._taken_at = list[int](), -1
+        """The rows that were taken when the board was read last, and after how many changes that was."""
 
     @property
     def changes(self) -> int:
@@ -76,34 +90,51 @@ class TurnBoard:
         found: int = _HEADER.unpack_from(self._memory, 0)[0]
         return found
 
-    def rows(self) -> list[TurnRow]:
-        """The libraries on the board."""
-        return [row for number in range(ROWS) if (row := self.row(number)) is not None]
+    def snapshot(self) -> bytes:
+        """All rows, as they are now."""
+        return self._memory[_HEADER.size : _SIZE]
+
+    def rows(self, read: bytes = b"") -> list[TurnRow]:
+        """The libraries on the board, or on it as in one of its snapshots. All rows are looked at when somebody has
+        come or gone, else those that are taken."""
+        changes, data = self.changes, read or self.snapshot()
+        among = self._taken if changes == self._taken_at else range(ROWS)
+        found = [row for number in among if (row := self._row(number, data, number * _ROW.size)) is not None]
+        if among is not self._taken:
+            self._taken, self._taken_at = [row.number for row in found], changes
+        return found
 
     def row(self, number: int) -> TurnRow | None:
         """The row with this number; None if it is free, or damaged."""
-        library, pid, state, due_at, since, step_s, held_at, names = _ROW.unpack_from(self._memory, _place(number))
-        if not library or state > TurnState.HOLDS:
+        return self._row(number, self._memory, _place(number))
+
+    def _row(self, number: int, data: bytes | mmap.mmap, at: int) -> TurnRow | None:
+        library, pid, state, due_at, since, step_s, held_at, names = _ROW.unpack_from(data, at)
+        if not library or state >= len(_STATES):
             return None
-        devices = tuple(DeviceId(name.decode(errors="replace")) for name in names.rstrip(b"\0").split(b"\0"))
-        return TurnRow(number, library, pid, TurnState(state), due_at, since, step_s, held_at, devices)
+        devices = self._devices.get(names)
+        if devices is None:
+            devices = tuple(DeviceId(name.decode(errors="replace")) for name in names.rstrip(b"\0").split(b"\0"))
+            if len(self._devices) < ROWS:  # more are wrong bytes
+                self._devices[names] = devices
+        return TurnRow(number, library, pid, _STATES[state], due_at, since, step_s, held_at, devices)
 
     def write(self, row: TurnRow) -> None:
-        """Put a row in its place."""
-        _ROW.pack_into(
-            self._memory, _place(row.number), row.library, row.pid, row.state, row.due_at, row.since, row.step_s,
-            row.held_at, _packed(row.devices),
-        )  # fmt: skip
+        """Write what a row wants. Who it is stands there since it joined."""
+        _WANTS.pack_into(
+            self._memory, _place(row.number) + _WANTS_AT, row.state, row.due_at, row.since, row.step_s, row.held_at
+        )
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
         """Take a free row for an engine of this process; None if there is none, or its devices have too long names."""
-        if len(_packed(devices)) > 64:
+        names = b"\0".join(device.encode() for device in devices)
+        if len(names) > 64:
             return None
         with self.lock():
             for number in range(ROWS):
                 if self.row(number) is None:
                     row = TurnRow(number, library, os.getpid(), TurnState.IDLE, 0.0, 0.0, 0.0, 0.0, tuple(devices))
-                    self.write(row)
+                    _ROW.pack_into(self._memory, _place(number), library, row.pid, 0, 0.0, 0.0, 0.0, 0.0, names)
                     self._changed()
                     return row
         return None
@@ -113,24 +144,9 @@ class TurnBoard:
         self._memory[_place(number) : _place(number + 1)] = bytes(_ROW.size)
         self._changed()
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> _BoardLock:
         """The board for the caller alone, or after a while without that (see the module's text)."""
-        until = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # another holds it, or the file system has no locks
-                if time.monotonic() > until:
-                    break
-                time.sleep(_LOCK_TRY_S)
-            else:
-                break
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+        return self._lock
 
     def close(self) -> None:
         """Forget the board; the file stays."""
@@ -141,9 +157,29 @@ class TurnBoard:
         _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
 
 
+class _BoardLock:
+    """The lock of a board, by its file. A class, because a generator would cost a hand-over 10 us."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        until = 0.0
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # another holds it, or the file system has no locks
+                until = until or time.monotonic() + _LOCK_S
+                if time.monotonic() > until:
+                    return
+                time.sleep(_LOCK_TRY_S)
+            else:
+                return
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
 def _place(number: int) -> int:
     return _HEADER.size + number * _ROW.size
-
-
-def _packed(devices: Sequence[DeviceId]) -> bytes:
-    return b"\0".join(device.encode() for device in devices)
