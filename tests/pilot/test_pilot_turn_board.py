@@ -33,9 +33,11 @@ class Workers:
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, library: int, *, devices: str = "gpu:0", iterations: int = 20, step_s: float = 0.01, due_s: float = 1.0
-    ) -> subprocess.Popen[bytes]:
-        arguments = [self.board, library, devices, self.out(library), iterations, step_s, due_s]
+        self, library: int, *, devices: str = "gpu:0", iterations: int = 20, step_s: float = 0.01, due_s: float = 1.0,
+        says_s: float = 10.0,
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
+        """`says_s` is far longer than a step takes even on a busy machine: no holder is overdue."""
+        arguments = [self.board, library, devices, self.out(library), iterations, step_s, due_s, says_s]
         worker = subprocess.Popen([sys.executable, str(WORKER), *map(str, arguments)])
         self.running.append(worker)
         return worker

@@ -1,6 +1,8 @@
 """A library of the turn tests: computes iterations of a length, and writes when each began and ended.
 
-python turn_worker.py BOARD LIBRARY DEVICE,DEVICE OUT ITERATIONS STEP_S DUE_S
+python turn_worker.py BOARD LIBRARY DEVICE,DEVICE OUT ITERATIONS STEP_S DUE_S SAYS_S
+
+SAYS_S: how long it says that an iteration takes.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.library.library_turns import LibraryTurns
 
 
-def main(board: str, library: str, devices: str, out: str, iterations: str, step_s: str, due_s: str) -> None:
+def main(
+    board: str, library: str, devices: str, out: str, iterations: str, step_s: str, due_s: str, says_s: str
+) -> None:
     turns = LibraryTurns(Path(board), LibraryId(int(library)), [DeviceId(name) for name in devices.split(",")])
     with Path(out).open("a") as written:
         for _ in range(int(iterations)):
-            turns.begin(due_at=time.monotonic() + float(due_s), step_s=float(step_s))
+            turns.begin(due_at=time.monotonic() + float(due_s), step_s=float(says_s))
             began = time.monotonic()
             written.write(f"began {began}\n")
             written.flush()
