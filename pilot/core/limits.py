@@ -46,11 +46,13 @@ def observed(state: CoreState, library: PilotLibrary, seen: Observation) -> None
 
 
 def memory_limit(state: CoreState, library: PilotLibrary) -> int:
-    """Bytes of host memory that a library may take; 0 = any. On CPU devices their memory is host memory."""
+    """Bytes of host memory that a library may take; 0 = any. On CPU devices their memory is host memory, and a library
+    that was told to grow may take what it holds of them now."""
     needs = library.recipe.needs
     limit = max(library.ordered.memory_bytes, needs.memory_bytes)
-    if state.devices_of(library)[0].on_host:
-        limit = max(limit, needs.device_memory_bytes * len(library.devices))
+    if state.devices_of(library)[0].on_host and (limit or needs.device_memory_bytes):
+        a_device = max(needs.device_memory_bytes, state.ledger.held(library.number))
+        limit = max(limit, a_device * len(library.devices))
     return limit
 
 

@@ -48,12 +48,16 @@ def stays(state: CoreState, library: PilotLibrary, *, ordered_bytes: int) -> Non
 
 
 def answered(state: CoreState, library: PilotLibrary, message: Resized) -> None:
-    """A library has changed what it uses (or its context has refused to: a size below zero)."""
+    """A library has changed what it uses (or its context has refused to: a size below zero).
+
+    What it was told since it may use already, so that much stays held: a shrink that it answers now may be followed by
+    a growth to a part of what it had, for which no claim was made.
+    """
     size = message.device_memory_bytes
     ordered = library.resizes.pop(0) if library.resizes else size
     try:
         if size >= 0:
-            state.ledger.resize(library.number, memory_bytes=size)
+            state.ledger.resize(library.number, memory_bytes=max([size, *library.resizes]))
     except ValueError as error:
         state.log(f"lib-{library.number}: {error}", Severity.WARNING)
     state.tell(LibraryResized(library.number, state.ledger.held(library.number), ordered_bytes=ordered))

@@ -1,0 +1,27 @@
+"""Random operations over a real pilot: its devices are never overfull, and each operation is answered exactly once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import station_soak
+from fake_manager import FakeManager
+
+
+def test_three_hundred_random_operations(manager: FakeManager) -> None:
+    soak = station_soak.StationSoak(manager, seed=2026)
+    soak.run(300)
+    record = station_soak.record_of(soak, seed=2026, seconds=0.0)
+    said = json.dumps(record, indent=1) + "\n".join(soak.failures)
+    assert record["ok"], said
+    assert set(record["issued"]) == set(station_soak.WEIGHTS), said
+    assert min(record["peak_bytes"].values()) > station_soak.CAPACITY // 2, f"nothing was at stake: {said}"
+
+
+def test_the_board_tells_a_sum_that_is_too_large(tmp_path: Path) -> None:
+    board = station_soak.Board(str(tmp_path), 100)
+    board.write(1, 60, ("cpu:0", "cpu:1"), grows=True)
+    assert board.found() == ({"cpu:0": 60, "cpu:1": 60}, [])
+    board.write(2, 50, ("cpu:1",), grows=True)
+    assert board.found() == ({"cpu:0": 60, "cpu:1": 110}, ["cpu:1: 110 of 100, lib-2 grew"])
