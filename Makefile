@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test soak check bench fuzz gpu gpu-kit reproduce format clean
+.PHONY: help install run test soak soak-serve check bench fuzz gpu gpu-kit reproduce format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -36,6 +36,9 @@ test: $(STAMP) ## every test; make test ARGS="tests/core -k gang" for some; JOBS
 
 soak: $(STAMP) ## ten thousand faults over a real Slurm, an hour, root; make soak ARGS="--faults 500 --folder /tmp/soak"
 	PYTHONPATH=tests $(BIN)/python -m batch.soak $(ARGS)
+
+soak-serve: $(STAMP) ## clients of `stoker serve` over a real Slurm that takes its jobs away, half an hour; ARGS="--minutes 5"
+	PYTHONPATH=tests $(BIN)/python -m batch.soak_serve $(ARGS)
 
 check: $(STAMP) ## format, lint, types and import contracts (the tests are `make test`, so that nobody runs them twice)
 	@sound=true; for step in "ruff format --check ." "ruff check ." mypy lint-imports "python .ci/check_imports.py"; do \

@@ -1,0 +1,130 @@
+"""A gateway over a real Slurm that takes its jobs away: `make soak-serve` for STOKER_SOAK_S seconds (default 90)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if not all(map(find_spec, ("httpx", "starlette", "uvicorn", "prometheus_client", "torch", "transformers"))):
+    pytest.skip("needs the extras serve, models and test", allow_module_level=True)
+
+import httpx
+from batch import soak_serve
+from batch.lab import needs
+from batch.serve_clients import Clients, Outage, Question
+
+SECONDS = float(os.environ.get("STOKER_SOAK_S") or 90)
+SEED = int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6))
+QUESTION = Question("Why?", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 900)
+def test_answers_are_whole_and_right_whatever_is_taken_away(tmp_path: Path, monkeypatch):
+    if why := needs.missing_for_slurm():
+        pytest.skip(why)
+    monkeypatch.chdir(tmp_path)
+    soak = soak_serve.ServeSoak(tmp_path / "record", seed=SEED, every_s=30.0, walltime="2 min", clients=6)
+    record = soak.run(seconds=SECONDS)
+    said = f"STOKER_SOAK_SEED={SEED}\n" + "\n".join([*soak_serve.told(record), json.dumps(record, default=str)])
+    assert record["ok"], said
+    assert record["done"]["manager killed"] == record["done"]["gateway killed"] == 1, said
+    assert record["done"]["preempted"] + record["done"]["cancelled"] >= 1, said
+    assert min(record["ended"]["stream"], record["ended"]["plain"]) >= 5, said
+
+
+def answers(*replies):
+    """Clients whose gateway gives these replies in turn; an exception is raised instead."""
+    clients = Clients("http://gateway", clients=1, seed=1)
+    clients.right[QUESTION] = "abc"
+    queue = list(replies)
+
+    def reply(_request):
+        found = queue.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        if callable(found):
+            return found(_request)
+        return httpx.Response(200, text=found) if isinstance(found, str) else found
+
+    async def ask():
+        async with httpx.AsyncClient(transport=httpx.MockTransport(reply), base_url=clients.url) as client:
+            await clients._request(client, QUESTION, stream=True)
+
+    return clients, lambda: asyncio.run(ask())
+
+
+def stream(*texts, end=True):
+    """A stream of these pieces."""
+    chunks = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]} for text in texts]
+    if end:
+        chunks.append({"choices": [{"delta": {}, "finish_reason": "length"}]})
+    return "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + ("data: [DONE]\n\n" if end else "")
+
+
+def test_a_whole_and_right_stream_is_counted():
+    clients, ask = answers(stream("a", "b", "c"))
+    ask()
+    assert clients.tally.ended == {"stream": 1}
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (stream("a", "b", "b", "c"), "another text, from character 2"),
+        (stream("a", "b"), "another text, 2 for 3 characters"),
+        (stream("a", "b", "c", end=False), "without [DONE]"),
+        (httpx.Response(503, text="later"), "status 503"),
+        ('data: {"error": {"code": "cancelled"}}\n\n', "error event"),
+        (httpx.ReadError("reset"), "ReadError"),
+    ],
+)
+def test_anything_else_has_failed(reply, why):
+    clients, ask = answers(reply)
+    ask()
+    assert clients.tally.ended == {"stream failed": 1}
+    assert why in clients.tally.failed[0]["why"]
+
+
+def test_what_breaks_while_the_gateway_is_down_is_sent_again_and_its_last_sending_decides():
+    clients, ask = answers(httpx.ReadError("reset"), httpx.ConnectError("refused"), stream("a", "b", "c"))
+    clients.outages.append(Outage(killed_at=0.0))
+    ask()
+    assert (clients.tally.never_accepted, clients.tally.ended) == ({"stream": 2}, {"stream": 1})
+    clients, ask = answers(httpx.ConnectError("refused"))
+    clients.outages.append(Outage(killed_at=0.0, back_at=1.0))
+    ask()
+    assert clients.tally.ended == {"stream failed": 1}, "the gateway was back long before"
+
+
+def test_a_wrong_answer_is_not_excused_by_an_outage():
+    clients, ask = answers(stream("a", "x"))
+    clients.outages.append(Outage(killed_at=0.0))
+    ask()
+    assert clients.tally.ended == {"stream failed": 1}
+
+
+def test_what_was_cut_has_to_be_the_beginning_of_the_right_text():
+    for text, found in (("a", {"stream": 1}), ("x", {"stream failed": 1})):
+        outages: list[Outage] = []
+
+        def break_off(_request, text=text, outages=outages):
+            async def body():
+                yield f"{stream(text, end=False)}".encode()
+                outages.append(Outage(killed_at=time.monotonic()))
+                raise httpx.ReadError("reset")
+
+            return httpx.Response(200, content=body())
+
+        clients, ask = answers(break_off, stream("a", "b", "c"))
+        clients.outages = outages
+        ask()
+        assert clients.tally.ended == found
+        assert clients.tally.cut == ({"stream": 1} if text == "a" else {})
