@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 
-def write_tiny_model(folder: Path) -> None:
-    """A Llama of random weights whose tokens are letters, written without PyTorch, whose import takes seconds."""
+def write_tiny_model(folder: Path, *, seed: int = 0) -> None:
+    """A Llama of random weights, by the seed, whose tokens are letters; without PyTorch, whose import takes seconds."""
     tokenizers = pytest.importorskip("tokenizers")
     save_file = pytest.importorskip("safetensors.numpy").save_file
     folder.mkdir()
@@ -38,6 +38,6 @@ def write_tiny_model(folder: Path) -> None:
         shapes |= {f"model.layers.{layer}.{name}.weight": (width, width) for name in names}
         norms = ("input_layernorm", "post_attention_layernorm")
         shapes |= {f"model.layers.{layer}.{name}.weight": (width,) for name in norms}
-    chance = np.random.default_rng(0)
+    chance = np.random.default_rng(seed)
     weights = {name: chance.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})

@@ -1,0 +1,240 @@
+"""A side of `benchmarks.live_models`: one session, whose step times are measured, and its simulation.
+
+    python -m benchmarks.live_models_side --seed 1 --for 40 [--weighed]
+
+The models are loaded and rehearse: two clients of each ask without a pause, and the engines tell what their steps
+take. The objectives follow from that, and the rate from what the simulator then predicts. The trace is run, and
+simulated with all that the engines have told by its end. Prints what was chosen, predicted, and found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import string
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+import stoker
+from benchmarks.live_models_world import (
+    A_DEVICE,
+    DEVICES,
+    MODELS,
+    OUTPUT_MEAN,
+    TPOT_STEPS,
+    WITHIN,
+    Machine,
+    Request,
+    choose_rate,
+    objective_of,
+    requests_at,
+    simulate,
+)
+from benchmarks.paired import ROOT
+from stoker.contexts import state_folder
+from stoker.contexts.performance import PerformanceStore
+from stoker.contexts.recipe import Recipe
+from stoker.contexts.step_times import StepTimes
+from stoker.errors import StokerError
+from stoker.manager.executor.apps import AppWants, StokerApp
+from stoker.manager.executor.wants import read_wants
+from stoker.manager.protocol.calls import Objective
+from stoker.manager.sim.token_times import TokenTimes
+from stoker.pilot.devices import cpu
+
+sys.path.insert(0, str(ROOT / "tests"))
+from tiny_model import write_tiny_model
+
+TOKEN_BYTES = 2 * 6 * 64 * 4
+"""Of the tiny model: keys and values of 6 layers, 64 wide, of 4 bytes."""
+FIXED_BYTES = 510_000_000
+"""What a library takes beside its cache: the process, by `contexts.inference.choosing`, and the weights."""
+WATERMARK = 0.25
+"""So much more cache than a recipe declares the policy reserves at a load."""
+REHEARSAL_S, TOLD_EVERY_S = 25.0, 13.0
+"""Libraries tell of their steps every 10 s, and once more later."""
+SITE = """
+name = "here"
+[provider]
+kind = "local"
+[pilot]
+devices = "cpu:{devices}"
+init_blocks = 1
+max_blocks = 1
+[policy]
+name = "{policy}:patient"
+"""
+
+
+def write(model: Any, prompt: str, tokens: int) -> Iterator[str]:
+    """A text, a token at a time."""
+    for token in model.stream_completion(prompt, max_new_tokens=tokens):
+        yield token.text
+
+
+def text_of(request: Request, chance: random.Random) -> str:
+    """A prompt of the length that is wanted: a token of these models is a letter."""
+    return "".join(chance.choices(string.ascii_lowercase, k=request.prompt))
+
+
+class Live:
+    """The session and its models."""
+
+    def __init__(self, folder: Path) -> None:
+        self.device_bytes = cpu.find(DEVICES)[0].facts.memory_bytes
+        share = int(self.device_bytes * 0.99) // A_DEVICE
+        self.library_bytes = int((share + WATERMARK * FIXED_BYTES) / (1 + WATERMARK))
+        self.recipes: list[Recipe] = []
+        for number in range(MODELS):
+            write_tiny_model(folder / f"model-{number}", seed=number)
+            made = stoker.causal_lm(folder / f"model-{number}", memory=self.library_bytes)
+            cache_tokens = (self.library_bytes - FIXED_BYTES) // TOKEN_BYTES
+            needs = replace(made.needs, token_bytes=TOKEN_BYTES, cache_tokens=cache_tokens)
+            self.recipes.append(replace(made, needs=needs))
+
+    def machine(self, times: StepTimes) -> Machine:
+        """What the simulator is told of it."""
+        return Machine(times, self.device_bytes, self.library_bytes, TOKEN_BYTES, FIXED_BYTES)
+
+    def warm(self) -> None:
+        """Load every model, by a call to each at once."""
+        streams = [stoker.stream(self._app(number, Objective(), prompt=8), "a warm-up", 4) for number in range(MODELS)]
+        for stream in streams:
+            list(stream)
+
+    async def rehearse(self) -> None:
+        """Two clients of each model ask, one request after the other, so that steps of all sizes are measured."""
+        over = time.monotonic() + REHEARSAL_S
+
+        async def client(model: int, chance: random.Random) -> None:
+            while time.monotonic() < over:
+                [request] = requests_at(1.0, seed=chance.randrange(10**6), for_s=1e9, most=1)
+                app = self._app(model, Objective(), prompt=request.prompt)
+                with stoker.stream(app, text_of(request, chance), request.output) as stream:
+                    async for _piece in stream:
+                        pass
+
+        await asyncio.gather(*(client(each % MODELS, random.Random(each)) for each in range(2 * MODELS)))
+
+    def step_times(self) -> StepTimes:
+        """What the engines have told of their steps so far: all models have one architecture."""
+        time.sleep(TOLD_EVERY_S)
+        store = PerformanceStore(state_folder() / "performance.sqlite")
+        times = StepTimes()
+        for recipe in self.recipes:
+            for each in store.step_times(recipe.key).values():
+                times = times.joined(each)
+        return times
+
+    def _app(self, model: int, objective: Objective, *, prompt: int) -> StokerApp:
+        wants = read_wants(
+            {
+                "context": self.recipes[model], "stream": True,
+                "features": {"input_length": prompt, "expected_output": OUTPUT_MEAN},
+                **({"ttft_s": objective.ttft_s, "tpot_s": objective.tpot_s} if objective.ttft_s else {}),
+            },
+            takes_context=True,
+        )  # fmt: skip
+        return StokerApp(
+            write, specification=AppWants(wants), batch_size=None, cache=False, ignore_for_cache=None, executors=None
+        )
+
+    async def run(self, requests: list[Request], objective: Objective, *, seed: int) -> list[TokenTimes]:
+        """Send the requests when they are due; when their tokens came, on the clock of the trace."""
+        chance = random.Random(f"prompts/{seed}")
+        prompts = [text_of(each, chance) for each in requests]
+        self.failed: Counter[str] = Counter()
+        begun = time.monotonic() + 1.0
+
+        async def one(request: Request, prompt: str) -> TokenTimes:
+            times = TokenTimes(
+                request.at_s, request.prompt, request.output, request.at_s + objective.ttft_s, objective.tpot_s
+            )
+            app = self._app(request.model, objective, prompt=request.prompt)
+            await asyncio.sleep(max(0.0, begun + request.at_s - time.monotonic()))
+            try:
+                with stoker.stream(app, prompt, request.output) as stream:
+                    async for _piece in stream:
+                        here = [time.monotonic() - begun] * (1 + len(stream.take_arrived()))
+                        times.add(here, made=times.seen)
+                times.output = times.seen or times.output  # an engine may end a text before
+            except StokerError as error:
+                self.failed[type(error).__name__] += 1
+                times.late_s = math.inf
+            return times
+
+        return list(await asyncio.gather(*(one(*each) for each in zip(requests, prompts, strict=True))))
+
+
+def main() -> None:
+    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asking.add_argument("--seed", type=int, default=1)
+    asking.add_argument("--for", dest="for_s", type=float, default=30.0)
+    asking.add_argument("--weighed", action="store_true", help="pilots refuse what would be late")
+    asked = asking.parse_args()
+    with tempfile.TemporaryDirectory(prefix="live-") as place:
+        os.environ |= {"STOKER_HOME": f"{place}/home", "STOKER_SCRATCH": f"{place}/scratch"}
+        site = Path(place) / "site.toml"
+        site.write_text(SITE.format(devices=DEVICES, policy=ROOT / "benchmarks" / "live_models_policy.py"))
+        live = Live(Path(place))
+        with stoker.load(str(site), run_dir=place, progress=False) as session:
+            live.warm()
+            found = _compare(live, asked)
+            found["loads"] = sum(context.loads for context in session.status().contexts)
+    found["load"] = os.getloadavg()
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _compare(live: Live, asked: argparse.Namespace) -> dict[str, Any]:
+    asyncio.run(live.rehearse())
+    before = live.step_times()
+    objective = objective_of(before)
+    rate, predicted = choose_rate(
+        live.machine(before), objective, seed=asked.seed, for_s=asked.for_s, weighed=asked.weighed
+    )
+    found: dict[str, Any] = {
+        "seed": asked.seed, "ttft_s": objective.ttft_s, "tpot_s": objective.tpot_s, "rate": rate,
+        "predicted": predicted, "chosen_well": WITHIN[0] <= predicted <= WITHIN[1],
+    }  # fmt: skip
+    requests = requests_at(rate, seed=asked.seed, for_s=asked.for_s)
+    load = os.getloadavg()[0]
+    times = asyncio.run(live.run(requests, objective, seed=asked.seed))
+    after = live.step_times()
+    outputs = [each.output for each in times]
+    machine = live.machine(after)
+    for name, weighed in (("simulated", asked.weighed), ("simulated_other", not asked.weighed)):
+        met = simulate(requests, outputs, machine, objective, weighed=weighed)
+        found[name] = sum(met) / len(met)
+    found |= {
+        "live": sum(each.is_met for each in times) / len(times), "requests": len(requests),
+        "failed": dict(live.failed), "load_in_run": [load, os.getloadavg()[0]],
+        "first_s": _middle([each.ttft_s for each in times if each.seen]),
+        "tpot_mean_s": _middle([each.mean_tpot_s for each in times if each.seen > 1]),
+        "step_s": [_step(before), _step(after)],
+    }  # fmt: skip
+    return found
+
+
+def _middle(numbers: list[float]) -> float:
+    return sorted(numbers)[len(numbers) // 2] if numbers else 0.0
+
+
+def _step(times: StepTimes) -> float:
+    return objective_of(times).tpot_s / TPOT_STEPS
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,62 @@
+"""The requests of `benchmarks.live_models`, its simulation, and what its table says; no session is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import live_models, live_models_world
+from benchmarks.live_models_world import MODELS, Machine, choose_rate, objective_of, requests_at, simulate
+from benchmarks.table import Verdict
+from stoker.contexts.step_times import StepCell, StepTimes
+
+DECODE = tuple(StepCell(rows, 128, 0.01 + 0.001 * rows) for rows in (1, 4, 16, 64))
+PREFILL = tuple(StepCell(tokens, length, 0.01 + 0.0001 * tokens) for tokens in (16, 128, 512) for length in (32, 256))
+MACHINE = Machine(StepTimes(PREFILL, DECODE), 10_000_000_000, 2_100_000_000, 3072, 510_000_000)
+OBJECTIVE = objective_of(MACHINE.times)
+
+
+def met(requests, *, weighed=False):
+    return simulate(requests, [each.output for each in requests], MACHINE, OBJECTIVE, weighed=weighed)
+
+
+def test_objectives_follow_from_the_steps():
+    assert (OBJECTIVE.ttft_s, OBJECTIVE.tpot_s) == (pytest.approx(40 * 0.014), pytest.approx(8 * 0.014))
+
+
+def test_the_rate_changes_when_requests_come_and_nothing_else():
+    slow, fast = requests_at(2.0, seed=1, for_s=20.0), requests_at(8.0, seed=1, for_s=20.0)
+    assert 20 < len(slow) < 60 < len(fast)
+    for one, other in zip(slow, fast, strict=False):
+        assert (one.model, one.prompt, one.output, round(one.at_s, 6)) == (
+            other.model, other.prompt, other.output, round(4 * other.at_s, 6),
+        )  # fmt: skip
+    assert len({each.model for each in fast}) == MODELS
+    assert requests_at(2.0, seed=2, for_s=20.0) != slow
+
+
+def test_few_requests_are_all_in_time_and_far_too_many_are_not():
+    assert all(met(requests_at(0.5, seed=1, for_s=10.0)))
+    many = met(requests_at(120.0, seed=1, for_s=3.0))
+    assert sum(many) < 0.5 * len(many)
+
+
+def test_the_rate_that_is_chosen_says_something(monkeypatch):
+    for name, value in (("HALVINGS", 2), ("LEAST_RATE", 40.0), ("MOST_RATE", 122.5)):
+        monkeypatch.setattr(live_models_world, name, value)
+    rate, predicted = choose_rate(MACHINE, OBJECTIVE, seed=1, for_s=3.0, weighed=False)
+    assert live_models_world.WITHIN[0] <= predicted <= live_models_world.WITHIN[1]
+    found = met(requests_at(rate, seed=1, for_s=3.0))
+    assert sum(found) / len(found) == predicted
+
+
+def test_a_run_that_is_six_points_off_misses_the_bar():
+    run = {
+        "seed": 1, "requests": 100, "rate": 3.0, "ttft_s": 0.5, "tpot_s": 0.1, "predicted": 0.75, "live": 0.70,
+        "simulated": 0.76, "simulated_other": 0.76, "loads": 8, "failed": {}, "step_s": [0.01, 0.01],
+        "load_in_run": [1.0, 1.0], "chosen_well": True,
+    }  # fmt: skip
+    bad = live_models.table_of([run] * 3)
+    assert bad.lines[0].verdict() is Verdict.MISSED
+    good = live_models.table_of([{**run, "live": 0.72}] * 3)
+    assert good.lines[0].verdict() is Verdict.MET
+    assert "no rate was found" in live_models.table_of([{**run, "chosen_well": False}] * 3).notes[-1]
