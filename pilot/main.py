@@ -34,9 +34,10 @@ from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, snapshot_names
 from stoker.pilot.cache.store import KEPT_S
 from stoker.pilot.core.state import PilotFacts
-from stoker.pilot.devices import GrantedDevices, find_devices, monitor
+from stoker.pilot.devices import GrantedDevices, find_devices, monitor, spare
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.zygote import processes
+from stoker.site import GPU_CORES
 from stoker.units import parse_bytes, show_bytes
 
 log = logging.getLogger("stoker.pilot")
@@ -71,7 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker-pilot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
     parser.add_argument("--block", default="", help="the batch job (block) that it is part of [started by hand]")
-    parser.add_argument("--devices", default="auto", help="auto, gpu, cpu, or cpu:N (default: %(default)s)")
+    parser.add_argument("--devices", default="auto", help="auto, gpu, cpu[:N], or gpu+cpu[:N] (default: %(default)s)")
+    parser.add_argument(
+        "--gpu-cores",
+        type=int,
+        default=GPU_CORES,
+        metavar="N",
+        help="gpu+cpu: kept for each GPU (default: %(default)s)",
+    )
     parser.add_argument("--cache-size", default="50 GB", help="bound of the object cache (default: %(default)s)")
     parser.add_argument(
         "--cache-age", type=float, default=KEPT_S, metavar="S", help="unused for so long, it is removed"
@@ -98,7 +106,11 @@ def _make(given: argparse.Namespace) -> Agent:
     pilot = _take_name(session)
     logs = session.pilot(pilot)
     keep_log(logs / "pilot.log")
-    found = find_devices(given.devices, gpus_asked=given.asked_gpus, limit_s=given.driver_limit)
+    found = find_devices(
+        given.devices, gpus_asked=given.asked_gpus, gpu_cores=given.gpu_cores, limit_s=given.driver_limit
+    )
+    if kept := spare.kept_cores(found.offered):
+        os.sched_setaffinity(0, kept)  # the agent's threads and its zygotes; each library sets its own
     if not there.is_for_this_python:
         found = found.useless(
             f"it runs Python {PYTHON} ({sys.executable}), and its session is one of Python {there.python}, whose"

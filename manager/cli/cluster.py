@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.cli import down
+from stoker.manager.cli import down, machine
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.site_draft import describe
@@ -79,7 +79,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
         yield _taskvine(topic)
         site = msgspec.structs.replace(site, engine=Engine.STOKER)  # its workers run where other sites have pilots
     if site.is_local:
-        yield Finding(topic, Level.OK, f"{topic}: pilots on this machine")
+        yield from machine.devices_of(site)
     if site.session.interface or not site.is_local:
         try:
             address = interfaces.resolve(site.session.interface or interfaces.AUTO)

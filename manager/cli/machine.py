@@ -9,7 +9,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import zmq
@@ -17,7 +17,9 @@ import zmq
 from stoker.contexts.state import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli.finding import Finding, Level
-from stoker.pilot.devices import find_devices, gpu
+from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.pilot.devices import PilotDevice, find_devices, gpu
+from stoker.site import Site
 from stoker.units import show_bytes
 
 _FILES = 4096
@@ -34,17 +36,39 @@ def devices() -> Iterator[Finding]:
     except StokerError as error:
         yield Finding("devices", Level.NEED, f"no device for a pilot: {error}")
         return
-    found = devices.offered
     for trouble in devices.troubles:
         yield Finding("devices", Level.WARN, trouble, "ask your admin: the node's GPU or its driver is at fault")
-    kinds: dict[str, list[int]] = {}
-    for device in found:
-        kinds.setdefault(device.facts.kind, []).append(device.facts.memory_bytes)
-    each = ", ".join(f"{len(sizes)} x {kind} with {show_bytes(min(sizes))}" for kind, sizes in kinds.items())
-    cores = sum(device.facts.cores for device in found)
-    yield Finding(
-        "devices", Level.OK, f"a pilot here would offer {each}, and {cores} cores (this machine has {os.cpu_count()})"
+    cores = sum(device.facts.cores for device in devices.offered)
+    text = (
+        f"a pilot here would offer {_in_words(devices.offered)}, and {cores} cores (this machine has {os.cpu_count()})"
     )
+    yield Finding("devices", Level.OK, text)
+
+
+def devices_of(site: Site) -> Iterator[Finding]:
+    """What a pilot of a site of this machine would offer."""
+    topic, wanted = f"site {site.name}", f'[pilot] devices = "{site.pilot.devices}"'
+    try:
+        found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
+    except StokerError as error:
+        yield Finding(topic, Level.NEED, f"{topic}: {wanted}: {error}", f"mend {wanted}")
+        return
+    for trouble in found.troubles:
+        yield Finding(topic, Level.WARN, f"{topic}: {wanted}: {trouble}")
+    yield Finding(topic, Level.OK, f"{topic}: pilots on this machine, each with {_in_words(found.offered)}")
+
+
+def _in_words(devices: Sequence[PilotDevice]) -> str:
+    """`1 x NVIDIA A10 with 24.0 GB, 1 x cpu with 30.0 GB (14 spare cores)`."""
+    kinds: dict[str, list[DeviceFacts]] = {}
+    for device in devices:
+        kinds.setdefault(device.facts.kind, []).append(device.facts)
+    said = []
+    for kind, facts in kinds.items():
+        spare = sum(each.cores for each in facts if each.spare)
+        beside = f" ({spare} spare core{'s' * (spare != 1)})" if spare else ""
+        said.append(f"{len(facts)} x {kind} with {show_bytes(min(each.memory_bytes for each in facts))}{beside}")
+    return ", ".join(said)
 
 
 def torch_and_driver() -> Iterator[Finding]:

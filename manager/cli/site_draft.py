@@ -165,7 +165,8 @@ def _local(around: HostFacts) -> Draft:
     lines += [
         "",
         "[pilot]",
-        'devices = "auto"'.ljust(_COMMENT_AT) + "# every GPU that is here, else one CPU device a core",
+        'devices = "auto"'.ljust(_COMMENT_AT) + '# every GPU that is here, else one CPU device a core; "gpu+cpu:1"',
+        " " * _COMMENT_AT + '# offers the cores that GPUs leave as well, to contexts with kinds="cpu"',
     ]
     return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
 

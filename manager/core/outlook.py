@@ -134,13 +134,14 @@ def _ready_in_s(state: State, context: Context) -> float:
 
 def _devices_here(state: State) -> int:
     """Of pilots that are connected, or may be again in a moment: after a restart of the manager all of them are."""
-    return sum(len(pilot.devices) for pilot in state.pilots.values() if pilot.state in _HERE)
+    here = (pilot for pilot in state.pilots.values() if pilot.state in _HERE)
+    return sum(not device.facts.spare for pilot in here for device in pilot.devices.values())
 
 
 def _devices_expected(state: State) -> int:
     """Devices that the first pilot should bring: as many as the last one of its source had."""
     sources = [block.source for block in state.blocks.values() if block.coming]
-    known = [len(source.devices) or source.source.slots for source in sources]
+    known = [sum(not facts.spare for facts in source.devices) or source.source.slots for source in sources]
     return max(1, min((count for count in known if count), default=1))
 
 

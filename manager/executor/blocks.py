@@ -182,10 +182,10 @@ def show(job: JobStatus) -> str:
 
 def workers_per_node(site: Site) -> int:
     """Calls that a pilot runs at once. A GPU site's number is not known before a pilot has come: one."""
-    devices = site.pilot.devices
-    if devices.startswith("cpu:"):
-        return int(devices[4:])
-    return 1 if devices == "gpu" else len(os.sched_getaffinity(0))
+    pilot = site.pilot
+    if pilot.cpu_count:
+        return pilot.cpu_count
+    return 1 if pilot.devices == "gpu" or pilot.mixed else len(os.sched_getaffinity(0))
 
 
 def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:

@@ -48,6 +48,8 @@ def walltime_s(site: Site) -> int:
 def pilot_options(pilot: Pilot) -> list[str]:
     """What a site says of its pilots, as options of the pilot's command."""
     options = ["--devices", pilot.devices, "--cache-size", f"{int(pilot.cache_bytes)} B"]
+    if pilot.mixed:
+        options += ["--gpu-cores", str(pilot.gpu_cores)]
     if pilot.cache_age_s != Pilot().cache_age_s:
         options += ["--cache-age", f"{pilot.cache_age_s:g}"]
     if pilot.probe != AUTO_PROBE:

@@ -184,8 +184,7 @@ def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
 def source_of(site: Site, *, kept: bool) -> Source:
     """What the manager needs to know of a site. `kept`: the session outlives programs."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
-    cpus = int(pilot.devices[4:]) if pilot.devices.startswith("cpu:") else 0
-    slots = cpus or provider.gpu_count
+    slots = pilot.cpu_count or provider.gpu_count
     if site.engine is Engine.TASKVINE:  # its pool is one pilot that stays; how many workers that has is its own affair
         return Source(name=site.name, rule=Rule.FIXED, first=1, least=1, most=1, slots=slots * pilot.max_blocks)
     rules = {

@@ -59,7 +59,8 @@ def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning:
     seen: dict[str, int] = {}
     for pilot in pilots:
         for device in pilot.devices.values():
-            what = f"{device.facts.kind} {show_bytes(device.facts.memory_bytes)}"
+            spare = " (spare cores, for kinds that name them)" if device.facts.spare else ""
+            what = f"{device.facts.kind} {show_bytes(device.facts.memory_bytes)}{spare}"
             seen[what] = seen.get(what, 0) + 1
     wants = [f"{needs.devices} devices on one pilot"] if needs.devices > 1 else []
     if needs.kinds:

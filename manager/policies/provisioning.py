@@ -312,7 +312,8 @@ def _for_deadline(source: SourceState, useful: dict[Context, int]) -> int:
 
 def _slots(source: SourceState) -> int:
     """Calls that a block of this source will run at once, at least one."""
-    return max(1, source.source.nodes * (len(source.devices) or source.source.slots or 1))
+    devices = sum(not facts.spare for facts in source.devices)  # spare cores take few contexts
+    return max(1, source.source.nodes * (devices or source.source.slots or 1))
 
 
 def _held(view: View, block: Block) -> int:

@@ -33,7 +33,14 @@ from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.making_room import IdleKeeper, anyone, holds, idle_to_end, room_by_turns
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.policies.sizes import bare_bytes, declared_bytes, known_bytes, suits, takes_one_process
+from stoker.manager.policies.sizes import (
+    bare_bytes,
+    declared_bytes,
+    known_bytes,
+    spare_rank,
+    suits,
+    takes_one_process,
+)
 from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.ids import RecipeKey
@@ -150,9 +157,10 @@ class LoadWhereWanted(Quiet):
             if len(together) == needs.devices:
                 yield tuple(by_pilot.pop(device.pilot.id))
 
-    def preference(self, context: Context, device: Device) -> tuple[float, ...]:  # noqa: ARG002
-        """Which of the devices with room is taken: the one with the least of this. Here the least busy."""
-        return _busy(device), -device.free_bytes
+    def preference(self, context: Context, device: Device) -> tuple[float, ...]:
+        """Which of the devices with room is taken: the one with the least of this. Here the least busy; spare cores
+        of a pilot with GPUs first or last, as `kinds` names them."""
+        return spare_rank(context, device.facts), _busy(device), -device.free_bytes
 
     def fits(self, context: Context, device: Device) -> bool:
         """Whether the context has room on a device that suits it."""

@@ -56,12 +56,30 @@ def bare_bytes(facts: DeviceFacts) -> int:
     return min(BARE_BYTES, facts.memory_bytes // 8)
 
 
-def is_of_kind(context: Context, facts: DeviceFacts) -> bool:
-    """Whether a device is of a kind that the context may be loaded on: by its whole name, or the first word of it."""
+def is_of_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
+    """Whether a device is of a kind that the context may be loaded on: by its whole name, or the first word of it.
+
+    The spare cores of a pilot with GPUs are for contexts alone that name them, so that none that is better off on a
+    GPU, and says nothing, is loaded there; one over several devices must name nothing else, or it might be split
+    between GPUs and cores. `unnamed_spares`: for policies that know how fast a model is there and do without a name.
+    """
+    needs = context.recipe.needs
+    kinds = needs.kinds
+    if not kinds:
+        return not facts.spare or unnamed_spares
+    if facts.kind not in kinds and facts.kind.partition(" ")[0] not in kinds:
+        return False
+    return not facts.spare or needs.devices == 1 or all(kind.partition(" ")[0] == "cpu" for kind in kinds)
+
+
+def spare_rank(context: Context, facts: DeviceFacts) -> int:
+    """Whether a context takes spare cores before other devices (-1) or after them (1): `kinds` has the best first."""
+    if not facts.spare:
+        return 0
     kinds = context.recipe.needs.kinds
-    return not kinds or facts.kind in kinds or facts.kind.partition(" ")[0] in kinds
+    return -1 if kinds and kinds[0].partition(" ")[0] == facts.kind.partition(" ")[0] else 1
 
 
-def suits(context: Context, device: Device) -> bool:
-    """True if a device is well, and of a kind that the context may be loaded on."""
-    return not device.fault and is_of_kind(context, device.facts)
+def suits(context: Context, device: Device, *, unnamed_spares: bool = False) -> bool:
+    """True if a device is well, and of a kind that the context may be loaded on (`is_of_kind`)."""
+    return not device.fault and is_of_kind(context, device.facts, unnamed_spares=unnamed_spares)

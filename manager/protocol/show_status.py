@@ -110,8 +110,9 @@ def _pilots(status: SessionFacts, *, over: bool) -> str:
 
 
 def _kinds(pilots: Sequence[PilotStatus]) -> str:
-    """` (11 a10, 6 titanx)`: what the pilots compute on, where it is not their cores."""
-    kinds = Counter(device.kind for pilot in pilots for device in pilot.devices if device.kind != "cpu")
+    """` (11 a10, 6 titanx)`: what the pilots compute on, where it is not their cores alone."""
+    mixed = (pilot for pilot in pilots if any(device.kind != "cpu" for device in pilot.devices))
+    kinds = Counter(device.kind for pilot in mixed for device in pilot.devices)
     return f" ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})" if kinds else ""
 
 

@@ -183,6 +183,7 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
     `processes`: how many processes may use it at once (0 = any number). `process_bytes`: memory that the device takes
     for each process, beside what the process asks for. `fault`: why nothing may be loaded on it; empty: it works.
+    `spare`: cores beside the pilot's GPUs, for contexts alone whose `kinds` name them.
     """
 
     device: DeviceId
@@ -193,6 +194,7 @@ class DeviceFacts(msgspec.Struct, frozen=True):
     processes: int = 0
     process_bytes: int = 0
     fault: str = ""
+    spare: bool = False
 
     @property
     def on_host(self) -> bool:

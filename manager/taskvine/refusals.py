@@ -57,6 +57,8 @@ def _of_site(site: Site) -> Iterator[str]:
         yield "[provider] shared_files = false: its libraries read this environment and write their logs here"
     if site.environment.kind is EnvironmentKind.PACKED:
         yield '[environment] kind = "packed": its libraries run in this environment'
+    if site.pilot.mixed:
+        yield f'[pilot] devices = "{site.pilot.devices}": a worker of its holds libraries on GPUs or on cores'
     if site.pilot.probe != AUTO_PROBE:
         yield f'[pilot] probe = "{site.pilot.probe}": nobody probes the devices of its workers'
     for setting in ("name", "dispatch", "residency"):

@@ -6,8 +6,9 @@ import msgspec
 
 from stoker.errors import ConfigError
 from stoker.manager.protocol.ids import DeviceId
-from stoker.pilot.devices import cpu, gpu
+from stoker.pilot.devices import cpu, gpu, spare
 from stoker.pilot.devices.device import PilotDevice
+from stoker.site import GPU_CORES
 
 __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
 
@@ -25,28 +26,42 @@ class GrantedDevices(msgspec.Struct, frozen=True):
         return GrantedDevices(tuple(device.with_fault(why) for device in self.offered), self.troubles, lacks=why)
 
 
-def find_devices(wanted: str = "auto", *, gpus_asked: int = 0, limit_s: float = gpu.DRIVER_LIMIT_S) -> GrantedDevices:
+def find_devices(
+    wanted: str = "auto", *, gpus_asked: int = 0, gpu_cores: int = GPU_CORES, limit_s: float = gpu.DRIVER_LIMIT_S
+) -> GrantedDevices:
     """The devices to offer. `auto`: the GPUs that were granted, or one CPU device a core where there is none.
 
-    `cpu` and `cpu:N` ask for CPU devices (one a core, or N of them), `gpu` for GPUs and nothing else. `gpus_asked`: the
-    GPUs that the job asked the batch system for. An `auto` pilot of such a job that finds none offers its CPU devices
-    with that as their fault, so that nothing is loaded there and the reason is shown.
+    `cpu` and `cpu:N` ask for CPU devices (one a core, or N of them), `gpu` for GPUs and nothing else, `gpu+cpu` and
+    `gpu+cpu:N` for GPUs, each with `gpu_cores` cores, and CPU devices of the cores that are left (`spare.share`).
+    `gpus_asked`: the GPUs that the job asked the batch system for. An `auto` pilot of such a job that finds none offers
+    its CPU devices with that as their fault, so that nothing is loaded there and the reason is shown.
 
     Raises ConfigError when what was asked for is not here. `limit_s`: how long the NVIDIA driver may take.
     """
     kind, _, count = wanted.strip().partition(":")
-    if kind == "cpu" and (not count or (count.isdecimal() and int(count) > 0)):
+    if count and not (kind.endswith("cpu") and count.isdecimal() and int(count) > 0):
+        kind = ""
+    if gpu_cores < 1:
+        raise ConfigError(f"--gpu-cores {gpu_cores}: keep at least 1 core for each GPU", key="gpu_cores")
+    if kind == "cpu":
         return GrantedDevices(cpu.find(int(count or 0)))
-    if count or kind not in ("auto", "gpu"):
-        raise ConfigError(f"--devices {wanted!r}: write auto, gpu, cpu, or cpu:N with N at least 1", key="devices")
+    if kind not in ("auto", "gpu", "gpu+cpu"):
+        raise ConfigError(
+            f"--devices {wanted!r}: write auto, gpu, cpu, cpu:N with N at least 1, gpu+cpu, or gpu+cpu:N",
+            key="devices",
+        )
     found = gpu.find(limit_s=limit_s)
     asked = f"asked for {gpus_asked} GPU{'s' * (gpus_asked != 1)}, the pilot found"
     if found.devices:
         fewer = len(found.devices) < gpus_asked
         short = (f"{asked} {len(found.devices)}",) if fewer and not found.left_out else ()
-        return GrantedDevices(share_cores(found.devices), (*short, *found.left_out))
-    if kind == "gpu":
-        raise ConfigError(f"--devices gpu: no GPU was granted to this pilot: {found.why}", key="devices")
+        troubles = (*short, *found.left_out)
+        if kind == "gpu+cpu":
+            offered, lack = spare.share(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
+            return GrantedDevices(offered, (*troubles, *((lack,) if lack else ())))
+        return GrantedDevices(share_cores(found.devices), troubles)
+    if kind != "auto":
+        raise ConfigError(f"--devices {wanted}: no GPU was granted to this pilot: {found.why}", key="devices")
     if gpus_asked:
         lacks = f'{asked} none ({found.why}); [pilot] devices = "cpu" would use its cores'
         return GrantedDevices(cpu.find()).useless(lacks)

@@ -16,19 +16,26 @@ from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.devices.device import PilotDevice
 
-_USED = 0.9
+USED_SHARE = 0.9
 """Of the memory; the rest is for the agent, the system and its caches."""
 
 
 def find(count: int = 0) -> tuple[PilotDevice, ...]:
     """`count` CPU devices that share cores and memory evenly; one a core when `count` is 0."""
-    mine = cores()
+    return share(cores(), count, memory_bytes=int(USED_SHARE * memory_bytes()))
+
+
+def share(mine: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bool = False) -> tuple[PilotDevice, ...]:
+    """`count` CPU devices that share these cores and these bytes evenly; one a core when `count` is 0."""
     count = count or len(mine)
-    memory = int(_USED * memory_bytes() / count)
     return tuple(
         PilotDevice(
             facts=DeviceFacts(
-                device=DeviceId(f"cpu:{index}"), kind="cpu", memory_bytes=memory, cores=max(1, len(part))
+                device=DeviceId(f"cpu:{index}"),
+                kind="cpu",
+                memory_bytes=memory_bytes // count,
+                cores=max(1, len(part)),
+                spare=spare,
             ),
             cores=part,
         )

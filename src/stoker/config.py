@@ -21,7 +21,10 @@
     price = 0.0                   what a device costs an hour, in your money: `stoker plan` tells what a run would cost
 
     [pilot]
-    devices = "auto"              "auto": every GPU that is granted, else one CPU device a core; "gpu", "cpu", "cpu:4"
+    devices = "auto"              "auto": every GPU that is granted, else one CPU device a core; "gpu", "cpu", "cpu:4";
+                                  "gpu+cpu:1": GPUs, and one CPU device of the cores that they leave ("gpu+cpu": one a
+                                  core), for contexts that name the kind "cpu"
+    gpu_cores = 2                 with "gpu+cpu": the cores that are kept for each GPU
     cache_size = "20 GB"          bound of the object cache on the pilot's disk
     cache_age = "14 d"            what nobody has used for so long leaves it when a pilot starts
     scratch = ""                  local disk for that cache and for calls ("$TMPDIR" is read there); empty: the
@@ -209,7 +212,7 @@ def _with_absolute_paths(site: Site, folder: Path) -> Site:
 
 
 _SHAPES = {
-    "devices": 'write "auto", "gpu", "cpu", or "cpu:N" with N from 1 to 9999',
+    "devices": 'write "auto", "gpu", "cpu", "cpu:N" with N from 1 to 9999, or GPUs and spare cores as "gpu+cpu:N"',
     "gpus": 'write a number of GPUs per node, 2, or with their type, "a10:2"',
     "ports": 'write a range, "21000-21999"',
     "name": "up to 40 letters, digits, dots, dashes and underscores",

@@ -101,7 +101,7 @@ class EnvironmentKind(enum.Enum):
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
-Devices = Annotated[str, msgspec.Meta(pattern=r"^(auto|gpu|cpu|cpu:[1-9][0-9]{0,3})$")]
+Devices = Annotated[str, msgspec.Meta(pattern=r"^(auto|gpu|(gpu\+)?cpu(:[1-9][0-9]{0,3})?)$")]
 Gpus = Annotated[str, msgspec.Meta(pattern=r"^(([A-Za-z0-9_.-]+:)?[1-9][0-9]{0,2})?$")]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$")]
 Ports = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4,5}-[0-9]{4,5}$")]
@@ -205,6 +205,8 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 AUTO_PROBE, NO_PROBE = "auto", "never"
+GPU_CORES = 2
+"""Cores that a pilot keeps for each GPU: for its library's own thread, for one that reads files, and for the agent."""
 
 
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -212,7 +214,7 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `probe`: what tells whether a device computes: "auto" (our own, on GPUs), "never", or a program of the site, which
     gets the device's name. `probe_every_s`: how often a device without a context is probed again; 0 = at the pilot's
-    start alone.
+    start alone. `gpu_cores`: cores that are kept for each GPU where the others are devices (`mixed`).
     """
 
     devices: Devices = "auto"
@@ -224,6 +226,17 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     probe: str = AUTO_PROBE
     probe_every_s: Duration = msgspec.field(default=Duration(300.0), name="probe_every")
     cache_age_s: Duration = msgspec.field(default=Duration(14 * 86400.0), name="cache_age")
+    gpu_cores: Annotated[int, msgspec.Meta(ge=1, le=1000)] = GPU_CORES
+
+    @property
+    def mixed(self) -> bool:
+        """True if a pilot offers its GPUs and its spare cores."""
+        return self.devices.startswith("gpu+")
+
+    @property
+    def cpu_count(self) -> int:
+        """CPU devices of a pilot that has no others; 0 = not known before it has come."""
+        return int(self.devices[4:]) if self.devices.startswith("cpu:") else 0
 
     def __post_init__(self) -> None:
         refuse_control_characters(self)
@@ -370,6 +383,12 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 "environment: with shared_files = false pilots cannot see this environment; write [environment] "
                 'kind = "packed"'
+            )
+        provider, kept = self.provider, self.provider.gpu_count * self.pilot.gpu_cores
+        if self.pilot.mixed and 0 < provider.cores <= kept:
+            raise ValueError(
+                f'provider: cores = {provider.cores} leave none for the CPU devices of "{self.pilot.devices}": [pilot]'
+                f" gpu_cores = {self.pilot.gpu_cores} of them are kept for each GPU; ask for at least {kept + 1}"
             )
 
     @staticmethod

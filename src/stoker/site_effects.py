@@ -40,6 +40,11 @@ def without_effect(site: Site) -> dict[Setting, str]:
                 f'it belongs to provisioning = "opportunistic", and here it is "{rule.value}"; write that below'
                 " [policy], or leave it out"
             )
+    if not site.pilot.mixed:
+        found["pilot", "gpu_cores"] = (
+            f'it goes with devices = "gpu+cpu", and here it is "{site.pilot.devices}", whose GPUs share all cores;'
+            " leave it out"
+        )
     if site.pilot.probe == NO_PROBE:
         found["pilot", "probe_every"] = f'nothing is probed with probe = "{NO_PROBE}"; leave one of the two out'
     return found

@@ -107,8 +107,16 @@ FAULTS = {
     " low-high",
     'engine = "stokr"': "line 1: engine = 'stokr' is not available; did you mean 'stoker'?",
     "[provider]\nkind = 3": "line 2: [provider] kind must be text in quotes, not a whole number",
-    '[pilot]\ndevices = "cpu:0"': 'line 2: [pilot] devices: write "auto", "gpu", "cpu", or "cpu:N" with N from 1 to'
-    " 9999",
+    '[pilot]\ndevices = "cpu:0"': 'line 2: [pilot] devices: write "auto", "gpu", "cpu", "cpu:N" with N from 1 to'
+    ' 9999, or GPUs and spare cores as "gpu+cpu:N"',
+    '[pilot]\nmax_blocks = 2\ndevices = "cpu+gpu"': 'line 3: [pilot] devices: write "auto", "gpu", "cpu", "cpu:N"'
+    ' with N from 1 to 9999, or GPUs and spare cores as "gpu+cpu:N"',
+    '[pilot]\ndevices = "gpu"\ngpu_cores = 4': "line 3: [pilot] gpu_cores has no effect: it goes with devices ="
+    ' "gpu+cpu", and here it is "gpu", whose GPUs share all cores; leave it out',
+    '[pilot]\ndevices = "gpu+cpu"\ngpu_cores = 0': "line 3: [pilot] gpu_cores must be a whole number of at least 1",
+    '[pilot]\ndevices = "gpu+cpu:1"\n[provider]\nkind = "slurm"\ngpus = 2\ncores = 4': "line 3: provider: cores = 4"
+    ' leave none for the CPU devices of "gpu+cpu:1": [pilot] gpu_cores = 2 of them are kept for each GPU; ask for at'
+    " least 5",
     '[session]\nsync = "yes"': "line 2: [session] sync must be true or false, not text in quotes",
     '[pilot]\ndevices = ["cpu"]': "line 2: [pilot] devices must be text in quotes, not a list",
     "[pilot]\nmax_blocks = 0": "line 2: [pilot] max_blocks must be a whole number of at least 1",

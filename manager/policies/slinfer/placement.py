@@ -82,7 +82,7 @@ class InstancePlaces:
         nothing, the one that was used longest ago first. `leaving`: libraries that end anyway."""
         context = call.group.context
         for device in view.devices():
-            if not suits(context, device) or (device.facts.on_host and not self._uses_cpus):
+            if not suits(context, device, unnamed_spares=True) or (device.facts.on_host and not self._uses_cpus):
                 continue
             here = [library for library in staying(device) if library.id not in leaving]
             if any(library.context is context for library in here) or not may_load(view, context, device):

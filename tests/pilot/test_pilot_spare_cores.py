@@ -1,0 +1,147 @@
+"""A pilot that offers its GPUs and the cores that they leave (`devices = "gpu+cpu"`), over a driver that a test
+describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from driver.machine import Machine
+from fake_manager import FakeManager, recipe
+
+from stoker.config import parse_site
+from stoker.contexts.recipe import Needs
+from stoker.errors import ConfigError
+from stoker.manager.factory.pilot_command import pilot_options
+from stoker.pilot.devices import GrantedDevices, cpu, find_devices, gpu, spare, visible
+
+GB = 10**9
+Find = Callable[..., GrantedDevices]
+
+
+@pytest.fixture
+def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
+    """What a pilot finds on a machine with so many GPUs, cores and bytes of memory."""
+
+    def ask(
+        wanted: str, *, gpus: int = 1, cores: int = 16, memory: int = 100 * GB, gpu_cores: int = 2
+    ) -> GrantedDevices:
+        machine = Machine(tmp_path, *[{}] * gpus)
+        monkeypatch.setenv("STANDIN_NVML", str(machine.file))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
+        from driver import machine as standin
+
+        nvml = standin.load()
+        monkeypatch.setattr(gpu.names, "load", lambda: nvml)
+        monkeypatch.setattr(cpu, "cores", lambda: tuple(range(cores)))
+        monkeypatch.setattr(cpu, "memory_bytes", lambda: memory)
+        return find_devices(wanted, gpu_cores=gpu_cores)
+
+    return ask
+
+
+def _cores(found: GrantedDevices) -> dict[str, tuple[int, ...]]:
+    return {device.facts.device: device.cores for device in found.offered}
+
+
+def test_each_gpu_keeps_the_first_cores_of_its_part_and_the_others_are_shared(find: Find) -> None:
+    found = find("gpu+cpu:2", gpus=2, cores=12)
+    assert _cores(found) == {"cuda:0": (0, 1), "cuda:1": (6, 7), "cpu:0": (2, 3, 4, 5), "cpu:1": (8, 9, 10, 11)}
+    assert [device.facts.spare for device in found.offered] == [False, False, True, True]
+    assert [device.facts.on_host for device in found.offered] == [False, False, True, True]
+    assert [device.facts.cores for device in found.offered] == [2, 2, 4, 4]
+    assert found.troubles == ()
+    assert spare.kept_cores(found.offered) == {0, 1, 6, 7}
+    assert visible(found.offered[:1]) == {"CUDA_VISIBLE_DEVICES": "GPU-0"}
+    assert visible(found.offered[2:]) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_without_a_number_there_is_a_device_a_spare_core(find: Find) -> None:
+    assert _cores(find("gpu+cpu", cores=5, gpu_cores=3)) == {"cuda:0": (0, 1, 2), "cpu:0": (3,), "cpu:1": (4,)}
+
+
+@pytest.mark.parametrize(("memory", "left"), [(100 * GB, 90 * GB - 24 * GB), (40 * GB, 18 * GB)])
+def test_host_memory_is_kept_for_what_the_gpus_hold_but_at_most_half(find: Find, memory: int, left: int) -> None:
+    sizes = [device.facts.memory_bytes for device in find("gpu+cpu:2", memory=memory).offered if device.facts.spare]
+    assert sizes == [left // 2, left // 2]
+
+
+def test_gpus_alone_share_all_cores_as_before(find: Find) -> None:
+    found = find("gpu", gpus=2, cores=6)
+    assert _cores(found) == {"cuda:0": (0, 1, 2), "cuda:1": (3, 4, 5)}
+    assert spare.kept_cores(found.offered) == frozenset()
+
+
+def test_where_no_core_is_left_the_gpus_are_offered_and_it_is_said(find: Find) -> None:
+    found = find("gpu+cpu:1", gpus=2, cores=4)
+    assert _cores(found) == {"cuda:0": (0, 1), "cuda:1": (2, 3)}
+    assert found.troubles == (
+        "no core is left for CPU devices: the pilot has 4 and keeps 2 for each of 2 GPUs; ask for more"
+        " ([provider] cores), or lower [pilot] gpu_cores",
+    )
+
+
+def test_a_pilot_without_the_gpu_that_it_is_to_have_does_not_start_on_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match=r"--devices gpu\+cpu:1: no GPU was granted"):
+        find_devices("gpu+cpu:1")
+
+
+@pytest.mark.parametrize("odd", ["gpu+cpu:0", "gpu+cpu:x", "gpu+gpu", "auto+cpu", "cpu+gpu"])
+def test_odd_requests_are_refused(odd: str) -> None:
+    with pytest.raises(ConfigError, match=r"gpu\+cpu:N"):
+        find_devices(odd)
+
+
+def test_a_gpu_keeps_one_core_at_least() -> None:
+    with pytest.raises(ConfigError, match="keep at least 1 core"):
+        find_devices("gpu+cpu:1", gpu_cores=0)
+
+
+def _seen() -> tuple[str, list[int], str]:
+    """What a library sees of its place."""
+    return os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves none beside a GPU")
+def test_gpus_and_spare_cores_are_devices_of_one_pilot(manager: FakeManager, tmp_path: Path) -> None:
+    site = parse_site('[pilot]\ndevices = "gpu+cpu:1"\ngpu_cores = 1\nprobe = "never"', file="site.toml")
+    environment = Machine(tmp_path, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
+    pilot = manager.start_pilot(*pilot_options(site.pilot), **environment)
+    facts = {device.device: device for device in manager.hello().devices}
+    assert [(name, each.kind, each.spare) for name, each in facts.items()] == [
+        ("cuda:0", "NVIDIA A10", False), ("cpu:0", "cpu", True),
+    ]  # fmt: skip
+    kept = psutil.Process(pilot.pid).cpu_affinity()
+    assert len(kept) == facts["cuda:0"].cores == 1
+    others = sorted(os.sched_getaffinity(0) - set(kept))
+    assert facts["cpu:0"].cores <= len(others)
+
+    manager.ready(recipe(_seen, needs=Needs(device_memory_bytes=GB)), devices=("cuda:0",), device_memory_bytes=2 * GB)
+    manager.ready(recipe(_seen, needs=Needs(memory_bytes=GB)), library=2, devices=("cpu:0",), device_memory_bytes=GB)
+    [on_gpu] = manager.results(manager.run(_seen, [()]))
+    [on_cores] = manager.results(manager.run(_seen, [()], library=2))
+    assert on_gpu == ("GPU-0", kept, "1")
+    assert (on_cores[0], on_cores[2]) == ("", str(facts["cpu:0"].cores))
+    assert on_cores[1] == others[: facts["cpu:0"].cores]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves none beside a GPU")
+def test_a_library_on_spare_cores_is_held_to_its_host_memory_and_one_on_the_gpu_is_not(
+    manager: FakeManager, tmp_path: Path
+) -> None:
+    environment = Machine(tmp_path, {}).environment | {"CUDA_VISIBLE_DEVICES": "0"}
+    manager.start_pilot("--devices", "gpu+cpu:1", "--gpu-cores", "1", "--probe", "never", **environment)
+    manager.hello()
+    on_cores = manager.ready(recipe(_filled), library=2, devices=("cpu:0",), device_memory_bytes=GB)
+    on_gpu = manager.ready(recipe(_filled, 0), devices=("cuda:0",), device_memory_bytes=2 * GB)
+    assert on_cores.resident_bytes > 60_000_000
+    assert on_cores.device_bytes == 0
+    assert on_gpu.device_bytes < 60_000_000  # host memory says nothing of a GPU
+
+
+def _filled(extra: int = 0) -> bytes:
+    return b"x" * (64_000_000 + extra)
