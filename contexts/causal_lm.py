@@ -82,6 +82,9 @@ def causal_lm(
     load_limit: str | float = "30 min",
     awareness: str | Awareness = "full",
     calls_per_library: int = 0,
+    min_libraries: int = 0,
+    max_libraries: int | None = None,
+    keep_alive: str | float | None = None,
 ) -> Recipe:
     """The recipe of a causal language model; the context is a `stoker.contexts.language_model.CausalLM`.
 
@@ -103,7 +106,8 @@ def causal_lm(
     return model_recipe(
         language_model, path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, slots=slots,
         memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit, awareness=awareness,
-        calls_per_library=calls_per_library,
+        calls_per_library=calls_per_library, min_libraries=min_libraries, max_libraries=max_libraries,
+        keep_alive=keep_alive,
     )  # fmt: skip
 
 

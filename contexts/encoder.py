@@ -56,6 +56,9 @@ def encoder(
     load_limit: str | float = "30 min",
     awareness: str | Awareness = "full",
     calls_per_library: int = 0,
+    min_libraries: int = 0,
+    max_libraries: int | None = None,
+    keep_alive: str | float | None = None,
 ) -> Recipe:
     """The recipe of an encoder; the context is a `stoker.contexts.encoding.EncoderModel`, with `embed` and `classify`.
 
@@ -81,7 +84,8 @@ def encoder(
     factory = encoder_model.with_options(
         files=("path",) if is_local else (), preload=(*_PRELOAD, *(f"transformers:{name}" for name in classes)),
         slots=slots, memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit,
-        awareness=awareness, calls_per_library=calls_per_library,
+        awareness=awareness, calls_per_library=calls_per_library, min_libraries=min_libraries,
+        max_libraries=max_libraries, keep_alive=keep_alive,
     )  # fmt: skip
     return factory.named(shown_name(named))(source, dtype=dtype, threads=threads)
 

@@ -98,6 +98,9 @@ def context(
     preload: Iterable[str] | None = None,
     awareness: str | Awareness = "full",
     calls_per_library: int = 0,
+    min_libraries: int = 0,
+    max_libraries: int | None = None,
+    keep_alive: str | float | None = None,
 ) -> Callable[[Loader], RecipeFactory]: ...
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
     """Make a loader into a factory of recipes; used bare (`@context`) or with what the context needs.
@@ -112,6 +115,9 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
     - `preload`: modules that a pilot imports before it forks libraries; by default those that the loader imports.
     - `awareness`: how much outlives a call: `full`, `disk` or `none`. `calls_per_library`: end a library after
       this many calls (after one, where less than all outlives it).
+    - `max_libraries`: no more of its libraries are loaded at once. `keep_alive`: one that has been idle for so long is
+      unloaded, which frees its device; `min_libraries` stay. They are wishes of this program, and no part of what the
+      context is: other programs may have others (docs/contexts.md). A policy that does not honour them refuses calls.
 
     Raises RecipeError (or UnitError) for an option that can't be read.
     """
@@ -196,6 +202,7 @@ def make_recipe(
         awareness=options.awareness,
         calls_per_library=options.calls_per_library,
         arguments=arguments,
+        limits=options.limits,
     )
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from stoker.contexts.recipe import Awareness, Needs
+from stoker.contexts.recipe import Awareness, LibraryLimits, Needs
 from stoker.errors import RecipeError
 from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER
 from stoker.units import parse_bytes, parse_seconds
@@ -33,6 +33,9 @@ class ContextOptions:
         preload: Iterable[str] | None = None,
         awareness: str | Awareness = "full",
         calls_per_library: int = 0,
+        min_libraries: int = 0,
+        max_libraries: int | None = None,
+        keep_alive: str | float | None = None,
     ) -> None:
         self.needs = Needs(
             devices=_count("devices", devices, least=1),
@@ -49,6 +52,7 @@ class ContextOptions:
         self.awareness = _awareness(awareness)
         if self.awareness is not Awareness.FULL:  # what does not outlive a call has no second one
             self.calls_per_library = self.calls_per_library or 1
+        self.limits = _limits(min_libraries, max_libraries, keep_alive)
 
 
 _OPTIONS = tuple(inspect.signature(ContextOptions).parameters)
@@ -76,16 +80,27 @@ def _size(option: str, value: Size) -> int:
     return size
 
 
-def _seconds(option: str, value: str | float) -> float:
+def _seconds(option: str, value: str | float, *, none_left: str = "it leaves no time to load") -> float:
+    """A time; one of no length is refused with `none_left`, unless that is empty."""
     try:
         seconds = parse_seconds(value)
     except (ValueError, OverflowError) as error:
         raise _wrong(option, value, str(error)) from None
-    if seconds <= 0:
-        raise _wrong(option, value, "it leaves no time to load")
+    if none_left and seconds <= 0:
+        raise _wrong(option, value, none_left)
     if seconds > LONGEST_S:
         raise _wrong(option, value, 'write a time that is over one day, as in "30 min"')
     return seconds
+
+
+def _limits(least: Any, most: Any, keep_alive: Any) -> LibraryLimits:
+    _count("min_libraries", least, least=0)
+    if most is not None:
+        _count("max_libraries", most, least=1)
+        if least > most:
+            raise _wrong("min_libraries", least, f"max_libraries = {most} allows no more than that")
+    kept_s = None if keep_alive is None else _seconds("keep_alive", keep_alive, none_left="")
+    return LibraryLimits(least, most or 0, kept_s)
 
 
 def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE) -> int:

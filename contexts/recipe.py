@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from stoker.units import show_bytes
+from stoker.units import show_bytes, show_seconds
 
 
 class Awareness(enum.Enum):
@@ -60,6 +60,23 @@ class Needs(msgspec.Struct, frozen=True):
     cache_tokens: int = 0
 
 
+class LibraryLimits(msgspec.Struct, frozen=True):
+    """How many libraries of a context a program wishes for: `least` stay loaded, `most` are loaded at once (0 = any
+    number), and one that has been idle for `keep_alive_s` is unloaded, as long as `least` remain (None: it stays until
+    its room is wanted).
+
+    They are no part of what a context is: recipes of one key may have different ones, and several programs name each
+    their own (`stoker.manager.core.limits`).
+    """
+
+    least: int = 0
+    most: int = 0
+    keep_alive_s: float | None = None
+
+
+NO_LIMITS = LibraryLimits()
+
+
 class Recipe(msgspec.Struct, frozen=True):
     """A context recipe.
 
@@ -81,6 +98,7 @@ class Recipe(msgspec.Struct, frozen=True):
     awareness: Awareness = Awareness.FULL
     calls_per_library: int = 0
     arguments: str = ""
+    limits: LibraryLimits = NO_LIMITS
 
     @property
     def title(self) -> str:
@@ -103,6 +121,10 @@ class Recipe(msgspec.Struct, frozen=True):
             parts.append(f"{len(self.objects)} object{'s' * (len(self.objects) != 1)} of {show_bytes(size)}")
         if self.awareness is not Awareness.FULL:
             parts.append(f"awareness {self.awareness.value}")
+        if self.limits.least or self.limits.most:
+            parts.append(f"{self.limits.least} to {self.limits.most or 'any number of'} libraries")
+        if self.limits.keep_alive_s is not None:
+            parts.append(f"kept {show_seconds(self.limits.keep_alive_s)} when idle")
         return f"<{', '.join(parts)}>"
 
 

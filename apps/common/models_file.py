@@ -10,6 +10,9 @@ device_memory = "8 GB"
 ttft = "1 s"                objectives: the time to the first token, and for each further one
 tpot = "100 ms"
 min = 1                     the least number of libraries that stay loaded
+max = 4                     the largest number of libraries that are loaded at once; left out: any number
+keep_alive = "10 min"       a library that has been idle for so long is unloaded, as long as `min` stay; left out: it
+                            stays until its room is wanted
 cold = "wait"               a request that finds it not loaded waits, also beyond `ttft`; "refuse": it is told when to
                             come again. Left out: it waits, if no `ttft` says otherwise
 """
@@ -27,13 +30,8 @@ import stoker
 from stoker.config import Duration, Size
 from stoker.contexts import Recipe
 from stoker.errors import ConfigError
-from stoker.toml_files import read_struct, refuse_setting
+from stoker.toml_files import read_struct
 
-_NOT_YET = {
-    "max": "no policy reads it; the site's devices and max_blocks bound the libraries of all models",
-    "keep_alive": "no policy reads it; [policy] idle in the site file lets idle pilots go, and models with them",
-}
-"""Settings that need a residency policy which honours them, and what there is instead."""
 _ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 
 
@@ -79,6 +77,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"engine = {self.engine!r} is not available; there are {', '.join(_ENGINES)}")
         if self.kind is ModelKind.EMBEDDING and self.engine != "auto":
             raise ValueError("engine is for models that write; an embedding model has none")
+        if self.max is not None and self.min > self.max:
+            raise ValueError(f"min = {self.min} is more than max = {self.max}")
 
 
 class _ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,22 +101,22 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
     found = read_struct(text, _ModelsFile, file=file).models
     if not found:
         raise ConfigError(f"{file}: names no model; write [models.NAME] and its path", file=file)
-    for name, settings in found.items():
-        for setting, instead in _NOT_YET.items():
-            if getattr(settings, setting) is not None:
-                problem = f"{setting} has no effect: {instead}; leave it out"
-                raise refuse_setting(problem, "models", name, setting, text=text, file=file)
     return {name: _placed(settings, folder) for name, settings in found.items()}
 
 
 def recipe_of(settings: ModelSettings) -> Recipe:
     """The context of a model: the same for all that read the same settings. Raises RecipeError for what is no model."""
     memory, device_memory = settings.memory or None, settings.device_memory or None
+    least, most, keep_alive = settings.min, settings.max, settings.keep_alive
     if settings.kind is ModelKind.EMBEDDING:
-        return stoker.encoder(settings.path, dtype=settings.dtype, memory=memory, device_memory=device_memory)
+        return stoker.encoder(
+            settings.path, dtype=settings.dtype, memory=memory, device_memory=device_memory, min_libraries=least,
+            max_libraries=most, keep_alive=keep_alive,
+        )  # fmt: skip
     return stoker.causal_lm(
-        settings.path, engine=settings.engine, dtype=settings.dtype, memory=memory, device_memory=device_memory
-    )
+        settings.path, engine=settings.engine, dtype=settings.dtype, memory=memory, device_memory=device_memory,
+        min_libraries=least, max_libraries=most, keep_alive=keep_alive,
+    )  # fmt: skip
 
 
 def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:

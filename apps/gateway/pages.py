@@ -76,6 +76,8 @@ def _model(model: ServedModel, status: Status | None) -> dict[str, Any]:
         "tpot_objective_s": float(settings.tpot) or None,
         "met": meter.met,
         "min": settings.min,
+        "max": settings.max,
+        "keep_alive_s": None if settings.keep_alive is None else float(settings.keep_alive),
     }
 
 

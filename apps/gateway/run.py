@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import uvicorn
 
 import stoker
 from stoker.apps.common.calls import session_line
 from stoker.apps.common.hints import count
-from stoker.apps.common.models_file import read_models
+from stoker.apps.common.models_file import ModelSettings, read_models
 from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.guard import Guard
@@ -25,7 +26,7 @@ from stoker.apps.gateway.uploads import FileStore
 from stoker.apps.gateway.watch import SessionWatch
 from stoker.console import Screen, note
 from stoker.errors import ConfigError, SessionError
-from stoker.sessions import joined_session, kept_session
+from stoker.sessions import Session, honoured_by, joined_session, kept_session, policy_of
 
 _GRACE_S = 5
 """Open streams have so long to end when the gateway is told to."""
@@ -49,6 +50,7 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
         session, how = _session(options, before=state.session)
         with stoker.load(session=session) as loaded:
             place.keep(GatewayState(port=port or state.port, session=loaded.id, pid=os.getpid()))
+            _refuse_unhonoured(options.models, settings, loaded)
             models = ServedModels(settings)
             screen.line(session_line(loaded))
             screen.line(f"  {how}")
@@ -103,6 +105,25 @@ def _refuse_open(options: GatewayOptions, keys: KeyFile) -> None:
             " stoker serve keys add NAME",
             key="host",
         )
+
+
+def _refuse_unhonoured(file: Path, settings: Mapping[str, ModelSettings], session: Session) -> None:
+    """Raise ConfigError for a setting that the policy of the session does not take into account."""
+    honoured = honoured_by(session)
+    for name, each in settings.items():
+        asked = {
+            "min": ("min_libraries", each.min > 0),
+            "max": ("max_libraries", each.max is not None),
+            "keep_alive": ("keep_alive", each.keep_alive is not None),
+        }
+        for setting, (wish, is_set) in asked.items():
+            if is_set and honoured is not None and wish not in honoured:
+                raise ConfigError(
+                    f"{file}: [models.{name}] {setting}: the policy {policy_of(session)} of session {session.id} does"
+                    " not honour it; leave it out, or serve from one with another ([policy] name in the site file)",
+                    file=str(file),
+                    key=setting,
+                )
 
 
 def _check_tls(options: GatewayOptions) -> None:

@@ -68,6 +68,9 @@ class InRounds(Quiet):
 class ByOrder(WholeDevice):
     """Residency that loads nothing by itself, but says of a context that can be nowhere why."""
 
+    honours = frozenset()
+    """No limits: dispatch orders its loads."""
+
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Nothing, or a word that it, or a gang, can never be."""
         hopeless = self.hopeless_gangs(view, context)

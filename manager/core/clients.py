@@ -7,13 +7,16 @@ from typing import assert_never
 
 import msgspec
 
+from stoker.contexts.recipe import NO_LIMITS
 from stoker.manager.core import (
     block_orders,
     block_updates,
     call_list,
     departures,
     ending,
+    feeding,
     holes,
+    limits,
     objects,
     pilot_states,
     placing,
@@ -99,8 +102,10 @@ def _message(manager: Manager, client: Client, message: to_manager.FromClient) -
         case DefineFunction(key=key):
             registry.define_function(state, client, FunctionBlob(key, message.name, message.blob))
         case DefineRecipe():
-            registry.define_context(manager, message.recipe)
+            context = registry.define_context(manager, message.recipe)
             client.defined.add(message.recipe.key)
+            if limits.said(manager, client, context, message.recipe.limits):
+                feeding.limits_changed(manager, context)
         case Cancel(calls=ids):
             for id in ids:
                 call = state.calls.get(id)
@@ -273,7 +278,10 @@ def _submit(manager: Manager, client: Client, message: Submit) -> None:
         fresh = [spec for spec in message.calls if spec.call not in told]
         message = msgspec.structs.replace(message, calls=fresh)
     key = (client.number, message.function, message.recipe, options)
-    unhonoured = "" if wrong or key in state.groups else wishes.refusal(options, manager.policies.dispatch.honours)
+    said = context.said_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
+    unhonoured = ""
+    if not wrong and (key not in state.groups or said != NO_LIMITS):
+        unhonoured = wishes.refusal(options, manager.policies.honours, limits=said)
     if unhonoured:
         state.refuse("wish that the policy does not honour")
         failure = Failure(FailureKind.DROPPED, unhonoured)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import accounting, ending, loads, pilot_states, registry, session_end
+from stoker.manager.core import accounting, ending, feeding, limits, loads, pilot_states, registry, session_end
 from stoker.manager.core.client import Client
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.manager import Manager
@@ -39,6 +39,8 @@ def gone(manager: Manager, id: ClientId) -> None:
     if client.observer:
         registry.forget_observer(state, client)
         return
+    for context in limits.left(manager, client):
+        feeding.limits_changed(manager, context)
     if state.kept:
         manager.set_timer(f"gone/{id}", state.now + SETTLE_S)
     if client.open_calls:

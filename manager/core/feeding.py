@@ -8,6 +8,7 @@ holds such a suspect is given nothing else. One that may have killed its pilot h
 
 from __future__ import annotations
 
+from stoker.contexts.recipe import NO_LIMITS
 from stoker.manager.core import actions, deadlines, holding, indexing, libraries, queues, suspects
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library
@@ -54,6 +55,8 @@ def pull(manager: Manager, library: Library) -> None:
         return
     libraries.is_idle(manager, library)
     actions.carry_out(manager, dispatch.dry(state, library), seam="dispatch")
+    if context.limits != NO_LIMITS:
+        actions.carry_out(manager, manager.policies.residency.idle(state, library), seam="residency")
     for hungry in state.hungry.values():
         if hungry.starved_since is not None and state.now - hungry.asked_at >= ASK_PAUSE_S:
             manager.dirty[hungry] = None
@@ -76,6 +79,17 @@ def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
     if taken:
         holding.give_all(manager, library, taken)
     return bool(taken)
+
+
+def limits_changed(manager: Manager, context: Context) -> None:
+    """Other limits hold for a context: its idle libraries may have to go, and its waiting calls may have others."""
+    residency, state = manager.policies.residency, manager.state
+    if context.limits != NO_LIMITS:
+        for library in list(context.libraries.values()):
+            if library.usable and library.state is LibraryState.READY and not library.load:
+                actions.carry_out(manager, residency.idle(state, library), seam="residency")
+    if context.queue.count:
+        manager.dirty[context] = None
 
 
 def serve(manager: Manager, context: Context) -> None:

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 import msgspec
 
 from stoker.contexts.inference.adapter import EngineLoad
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
 from stoker.manager.core.client import Client
 from stoker.manager.core.cost import Cost
 from stoker.manager.core.events import ContextAdvice
@@ -22,7 +22,7 @@ from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.queue import Queue
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
-from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId
+from stoker.manager.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.manager.protocol.recent import Counts
 from stoker.manager.protocol.reliable import Inbox
 from stoker.manager.protocol.to_manager import DeviceFacts, LibraryPhase
@@ -130,9 +130,9 @@ class Context:
 
     __slots__ = (
         "advice", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
-        "index", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads",
+        "index", "last_failure", "libraries", "limits", "load_failures", "load_s", "load_total_s", "loads",
         "lost_loads", "paces", "queue", "rate", "recipe", "resident_bytes", "run_s", "run_total_s", "runs",
-        "served", "slots", "starved_since",
+        "said_limits", "served", "slots", "starved_since",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, *, by_deadline: bool = False) -> None:
@@ -179,6 +179,10 @@ class Context:
         self.runs = 0
         self.run_s = 0.0
         self.run_total_s = 0.0
+        self.limits = NO_LIMITS
+        """How many libraries there may be, and how long an idle one stays: what holds of all that was wished for."""
+        self.said_limits: dict[ClientId, LibraryLimits] = {}
+        """What each program wished for last."""
 
     @property
     def idle(self) -> OrderedDict[LibraryId, Library]:

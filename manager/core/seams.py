@@ -284,12 +284,20 @@ class Dispatch(Rounds, Protocol):
 class Residency(Rounds, Protocol):
     """Which contexts live on which device?"""
 
+    @property
+    def honours(self) -> frozenset[str]:
+        """The wishes of contexts that it takes into account: `max_libraries`, `min_libraries`, `keep_alive`
+        (`Context.limits`). Calls whose program wishes for another one are refused."""
+
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """A context has waiting calls, and its demand or the devices have changed."""
 
     def measured(self, view: View, library: Library) -> int:
         """What to promise a library that has just loaded, in bytes on each device: what it declares, or not less than
         was measured (of which the pilot holds the exact sum); more than before is not given."""
+
+    def idle(self, view: View, library: Library) -> Iterable[Action]:
+        """A library of a context with limits has nothing to do. Asked of policies that honour limits alone."""
 
 
 class Provisioning(Rounds, Protocol):
@@ -314,6 +322,11 @@ class Policies(msgspec.Struct, frozen=True):
     residency: Residency
     provisioning: Provisioning
     awareness: Awareness | None = None
+
+    @property
+    def honours(self) -> frozenset[str]:
+        """The wishes that they take into account together."""
+        return self.dispatch.honours | self.residency.honours
 
 
 __all__ = [

@@ -232,7 +232,7 @@ def waits_for(state: State, context: Context) -> str:
         free = sum(library.id in context.idle for library in ready)
         if gang > 1 and free:
             return f"the next call wants {gang} devices at once; {free} of its {len(ready)} hot libraries free{more}"
-        return f"its {len(ready)} hot {plural} busy{more}"
+        return f"its {len(ready)} hot {plural} busy{more}{_limited(context)}"
     if loading:
         first = loading[0]
         usual = f", usually {show_seconds(context.load_s)}" if context.load_s else ""
@@ -240,7 +240,7 @@ def waits_for(state: State, context: Context) -> str:
         since = show_seconds(state.now - first.started_at)
         return f"{name} is on its way ({object_report.phase(state, first)}) on {devices} for {since}{usual}"
     if stopping:
-        return f"a library of {name} is stopping"
+        return f"a library of {name} is stopping{_limited(context)}"
     lacking = [why for pilot in here if (why := fitness.unfit(pilot, context.recipe.key, state.now))]
     if lacking:
         return f"{len(lacking)} of {len(here)} pilots that are here cannot hold {name}: {lacking[0]}"
@@ -255,6 +255,12 @@ def waits_for(state: State, context: Context) -> str:
         return f"{wanted}; {_blocks(state)}" if state.blocks or state.sources else wanted
     free = max((d.free_bytes for d in state.devices()), default=0)
     return f"no device has room for {name} beside what is busy there (most free: {show_bytes(free)})"
+
+
+def _limited(context: Context) -> str:
+    """That a context may have no more libraries, in words; empty if it may."""
+    most = context.limits.most
+    return f"; max_libraries = {most} allows no more" if 0 < most <= len(context.libraries) else ""
 
 
 def _blocks(state: State) -> str:

@@ -66,8 +66,9 @@ def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> 
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
         refused = wishes.refusal(
-            wants.options, honours, policy=name, deadline=wants.deadline_s > 0, features=wants.features
-        )
+            wants.options, honours, policy=name, deadline=wants.deadline_s > 0, features=wants.features,
+            limits=wants.recipe.limits,
+        )  # fmt: skip
         if refused:
             raise ConfigError(refused)
     if site.engine is Engine.TASKVINE:

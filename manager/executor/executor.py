@@ -114,7 +114,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
-        self._honours = None if session is not None else policies_for(self.sites).dispatch.honours
+        self._honours = None if session is not None else policies_for(self.sites).honours
         """The options of calls that the session's policies honour; None until a session that exists is joined."""
         self._joins = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec
 from stoker.manager.protocol.ids import CallId, FunctionKey, RecipeKey
@@ -108,6 +108,8 @@ class Outgoing:
         """When the seconds to deadlines were counted, by number of each unacknowledged frame with deadlines."""
         self._defined: set[str] = set()
         """Keys of the functions and recipes that this manager was sent."""
+        self._limits: dict[str, LibraryLimits] = {}
+        """The limits that it was told last of contexts, by recipe key."""
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget; the next `Received` names them."""
         self._replaced: dict[FunctionKey, None] = {}
@@ -182,6 +184,7 @@ class Outgoing:
         frames = self._outbox.begin_again()
         self._counted_at.clear()
         self._defined.clear()
+        self._limits.clear()
         self._unused.clear()
         self._acknowledged_results = 0
         again: list[tuple[Submission, CallSpec] | Any] = []
@@ -272,9 +275,13 @@ class Outgoing:
         """The definitions that the manager lacks for calls of this submission. They count as sent."""
         messages: list[Any] = []
         for recipe in (submission.recipe, *submission.variants):
-            if recipe.key not in self._defined:
-                self._defined.add(recipe.key)
-                messages += self._describe(recipe)
+            has_new_limits = recipe.limits not in (NO_LIMITS, self._limits.get(recipe.key))
+            if recipe.key not in self._defined or has_new_limits:
+                if recipe.key not in self._defined:
+                    self._defined.add(recipe.key)
+                    messages += self._describe(recipe)
+                if has_new_limits:
+                    self._limits[recipe.key] = recipe.limits
                 messages.append(to_manager.DefineRecipe(recipe))
         function = submission.function
         if function.key not in self._defined:

@@ -99,7 +99,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
             for setting in SETTINGS
         }
         made = _made_here(chosen)
-        honours = None if made is None else tuple(sorted(made.dispatch.honours))
+        honours = None if made is None else tuple(sorted(made.honours))
         kept = ChosenPolicies(**copies, search_path=search_path, honours=honours)
         (folder.path / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
     except OSError as error:
@@ -115,7 +115,7 @@ def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
     """
     kept = chosen_in(folder)
     if kept == ChosenPolicies():
-        return default_policies().dispatch.honours
+        return default_policies().honours
     return None if kept.honours is None else frozenset(kept.honours)
 
 

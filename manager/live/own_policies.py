@@ -36,7 +36,7 @@ SEAMS = {
         "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "honours", "serve_order",
         "places_one_by_one_up_to",
     ),
-    "residency": ("wanted", "measured"),
+    "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),
 }  # fmt: skip
 """What is asked at each seam. Whoever has the first of a seam must have them all."""

@@ -30,6 +30,10 @@ class Quiet:
         """No: it may think of something by itself."""
         return False
 
+    def idle(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
+        """Nothing: an idle library stays until its room is wanted."""
+        return ()
+
     def timer(self, view: View, key: str) -> Iterable[Action]:  # noqa: ARG002
         """Nothing."""
         return ()

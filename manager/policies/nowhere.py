@@ -29,17 +29,23 @@ def why_nowhere(
 
 def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
     """An end for waiting gangs that want more libraries than this site could ever hold at once."""
-    if not context.queue.gangs or not view.pilots:
+    if not context.queue.gangs:
         return []
-    most = _most_libraries(view, context)
+    limit = context.limits.most or math.inf
+    most = min(limit, _most_libraries(view, context) if view.pilots else math.inf)
     hopeless = [call for call in context.queue.waiting_gangs() if call.group.options.gang[0] > most]
     plan = []
     for call in sorted(hopeless, key=lambda call: call.id):
         wants = call.group.options.gang[0]
+        where, instead = (
+            ("fit on the devices that there are and that may come", "for more devices in the site file ([pilot] "
+             "max_blocks, [provider] nodes)")
+            if most < limit
+            else ("may be loaded at once", "for a larger max_libraries")
+        )  # fmt: skip
         text = (
-            f"a gang of {wants} can run nowhere: at most {most:g} libraries of context {context.recipe.name} fit on"
-            " the devices that there are and that may come; ask for fewer (@app(gang=...), or the count of "
-            "session.warm), or for more devices in the site file ([pilot] max_blocks, [provider] nodes)"
+            f"a gang of {wants} can run nowhere: at most {most:g} libraries of context {context.recipe.name} {where};"
+            f" ask for fewer (@app(gang=...), or the count of session.warm), or {instead}"
         )
         plan.append(FailCall(call.id, Failure(FailureKind.NO_DEVICE, text)))
     return plan

@@ -33,6 +33,7 @@ from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, 
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.walltime import load_fits_source
 from stoker.manager.policies.base import Quiet
+from stoker.manager.policies.library_limits import is_spared
 from stoker.manager.policies.sizes import is_of_kind, known_bytes
 from stoker.manager.protocol.blocks import BlockPhase, Rule
 from stoker.manager.protocol.calls import Failure, FailureKind
@@ -89,7 +90,7 @@ class KeepBlocks(Quiet):
         if not view.sources:
             return ()
         plan: list[Action] = []
-        waiting = {context: _unserved(context) for context in view.hungry.values()}
+        waiting = {context: _unserved(context) for context in view.hungry.values() if not _is_full(context)}
         for source in view.sources.values():
             useful = {context: calls for context, calls in waiting.items() if self._could(source, context)}
             wanted = self._more(view, source, useful)
@@ -243,13 +244,13 @@ class KeepBlocks(Quiet):
 
     def _idle_since(self, view: View, block: Block) -> float | None:
         """Since when a block has had nothing to do: since it was asked for, came, or its last call ended; None while it
-        works or loads."""
+        works or loads, or has a library that is to stay loaded."""
         since = block.since
         for id in block.pilots:
             pilot = view.pilots[id]
             since = max(since, pilot.used_at)
             for library in pilot.libraries.values():
-                if library.held or library.zombies or library.state is LibraryState.LOADING:
+                if library.held or library.zombies or library.state is LibraryState.LOADING or is_spared(library):
                     return None
                 since = max(since, library.used_at)
         return since
@@ -293,7 +294,14 @@ def _unserved(context: Context) -> int:
     members = options.gang[1] if options.objective.deadline_at else options.gang[0]
     coming = context.slots * sum(x.state is LibraryState.LOADING for x in context.libraries.values())
     free = len(context.idle) if members > 1 else 0
-    return max(0, context.queue.count * members - coming - free)
+    lacking = max(0, context.queue.count * members - coming - free)
+    most = context.limits.most
+    return min(lacking, (most - len(context.libraries)) * context.slots) if most else lacking
+
+
+def _is_full(context: Context) -> bool:
+    """True if a context has as many libraries as programs allow: pilots that come are of no use to it."""
+    return 0 < context.limits.most <= len(context.libraries)
 
 
 def _cover(waiting: dict[Context, int], useful: dict[Context, int], *, slots: int) -> None:

@@ -14,6 +14,8 @@ idle either, a context that has no library at all and has waited for `patience_s
 holds most of them: without this a long queue of one context would starve all others, a case on which the paper is
 silent.
 
+A program may limit the libraries of a context, and how long an idle one stays (`library_limits`).
+
 Loads that fail are probed, one at a time, on pilots where they have not failed twice (`where_to_load`); the core gives
 up when two in a row have failed and nothing holds the context. Libraries of a pilot that is cut off count for `cut_s`
 more: it may be a blip.
@@ -29,7 +31,9 @@ from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
 from stoker.manager.core.stuck import lingers
+from stoker.manager.policies import library_limits
 from stoker.manager.policies.base import Quiet
+from stoker.manager.policies.library_limits import KeepAlive, room_for_more
 from stoker.manager.policies.making_room import IdleKeeper, anyone, holds, idle_to_end, room_by_turns
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
@@ -52,6 +56,8 @@ UNKNOWN_LOAD_S = 10.0
 class LoadWhereWanted(Quiet):
     """The default residency policy."""
 
+    honours = library_limits.HONOURS
+
     def __init__(
         self,
         *,
@@ -66,6 +72,7 @@ class LoadWhereWanted(Quiet):
         self.cut_s = cut_s
         self.provisioning: Provisioning = provisioning or TakeWhatComes()
         self.keeper = keeper
+        self._keep_alive = KeepAlive()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Loads that pay, evictions that make room for one, or a word that it can never be."""
@@ -77,7 +84,9 @@ class LoadWhereWanted(Quiet):
         load_s = context.load_s or UNKNOWN_LOAD_S
         more = self.worth_loading(context, [x for x in alive if not lingers(view.now, x, load_s=load_s)])
         if context.apart_lacks and context.queue.apart and not any(x.state is LibraryState.LOADING for x in alive):
-            more = max(more, 1)
+            more = max(more, 1)  # also beyond the limit: the call can run in none of those that there are
+        elif (room := room_for_more(view, context, cut_s=self.cut_s)) is not None:
+            more = min(more, room)
         if more <= 0:
             return plan
         loads = [
@@ -92,8 +101,14 @@ class LoadWhereWanted(Quiet):
                 return (FailWaiting(key, nowhere),)
         return plan + self.make_room(view, context)
 
+    def idle(self, view: View, library: Library) -> Sequence[Action]:
+        """It goes when the keep-alive of its context is over, or now if there are more than its context may have."""
+        return self._keep_alive.idle(view, library)
+
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        """Look again at a context whose calls still wait."""
+        """Look again at a context whose calls still wait, or whose libraries may have been idle for long enough."""
+        if ends := self._keep_alive.fired(view, key):
+            return ends
         context = view.contexts.get(key)
         return self.wanted(view, context) if context is not None and context.queue.count else ()
 

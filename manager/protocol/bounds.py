@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.contexts.recipe import LibraryLimits, ObjectRef, Recipe
 from stoker.largest import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import PIECE_BYTES, WINDOW_PIECES, CallEnd, CallOptions, CallSpec, Features
@@ -63,9 +63,17 @@ def wrong_with_recipe(recipe: Recipe) -> str:
         _size("needs.device_memory_bytes", needs.device_memory_bytes),
         _size("needs.disk_bytes", needs.disk_bytes),
         _time("needs.load_limit_s", needs.load_limit_s),
+        _limits(recipe.limits),
         _refs(recipe.objects),
     ))  # fmt: skip
     return f"recipe {recipe.name}: {wrong}" if wrong else ""
+
+
+def _limits(limits: LibraryLimits) -> str:
+    return _first((
+        _count("limits.least", limits.least, most=MOST_AT_ONCE), _count("limits.most", limits.most, most=MOST_AT_ONCE),
+        _time("limits.keep_alive_s", limits.keep_alive_s or 0.0),
+    ))  # fmt: skip
 
 
 def _submit(m: say.Submit) -> str:

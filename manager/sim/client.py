@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from stoker.contexts.recipe import Awareness, Needs, Recipe
+from stoker.contexts.recipe import Awareness, LibraryLimits, Needs, Recipe
 from stoker.manager.core.events import FromClient
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallOptions, CallSpec, Features, Objective
@@ -218,4 +218,5 @@ def recipe_of(name: str, model: ContextModel) -> Recipe:
         slots=model.slots,
         awareness=model.awareness,
         calls_per_library=0 if model.awareness is Awareness.FULL else 1,
+        limits=LibraryLimits(model.min_libraries, model.max_libraries, model.keep_alive_s),
     )

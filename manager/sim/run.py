@@ -100,7 +100,7 @@ class Simulation:
         """How many items a call turns out to have, where they are fewer than it says. No policy knows."""
         self.tokens: dict[CallId, TokenTimes] = {}
         """Calls to engines that have not ended: how many tokens they write, and when those came. No policy knows."""
-        self.honours = policies.dispatch.honours
+        self.honours = policies.honours
         self.engine_steps = StepCounts()
         """Of libraries that are over."""
         self._step_seconds: dict[tuple[int, float], StepSeconds] = {}

@@ -96,6 +96,9 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     With an `engine` for each kind of device that it may be on, a context is a language model's: a call is a request of
     `input_length` tokens, all calls of a library join one batch, and its steps say how long a call takes
     (`stoker.manager.sim.virtual_engine`). With `slots = 0` a library runs as many calls as its engine's `rows`.
+
+    `max_libraries` are loaded at once (0 = any number), and one that has been idle for `keep_alive` is unloaded as long
+    as `min_libraries` remain. A policy that does not honour that has the calls refused.
     """
 
     files: tuple[Files, ...] = ()
@@ -117,6 +120,9 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     gang_s: Duration = msgspec.field(default=NO_TIME, name="gang")
     gang_efficiency: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     engine: dict[str, EngineModel] = msgspec.field(default_factory=dict)
+    min_libraries: Count = 0
+    max_libraries: Count = 0
+    keep_alive_s: Duration | None = msgspec.field(default=None, name="keep_alive")
 
     def __post_init__(self) -> None:
         for setting, is_there in (("call", self.call_s), ("item", self.item_s), ("warm_items", self.warm_items)):

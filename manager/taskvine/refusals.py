@@ -81,6 +81,13 @@ def _of_recipe(recipe: Recipe) -> Iterator[str]:
         yield f'awareness = "{recipe.awareness.value}": a context stays loaded as long as TaskVine leaves it there'
     if recipe.calls_per_library:
         yield "calls_per_library: it decides when a library ends; leave it out"
+    for option, is_set in (
+        ("min_libraries", recipe.limits.least),
+        ("max_libraries", recipe.limits.most),
+        ("keep_alive", recipe.limits.keep_alive_s is not None),
+    ):
+        if is_set:
+            yield f"{option}: it decides how many libraries there are, and when one ends; leave it out"
     if strange := [kind for kind in needs.kinds if kind not in ("cpu", "gpu")]:
         yield f'kinds = "{strange[0]}": it knows GPUs by their number alone; ask for them in the site file (gpus)'
 

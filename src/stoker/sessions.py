@@ -23,7 +23,7 @@ from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
 from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.kept_sessions import KeptSession, kept_session
-from stoker.manager.live.chosen import policy_in_words
+from stoker.manager.live.chosen import honoured_in, policy_in_words
 from stoker.manager.live.clock import Clock
 from stoker.manager.protocol.calls import CallForecast, CallProgress, Features
 from stoker.manager.protocol.listed import ListedCall, ListedState
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus", "Features",
     "KeptSession", "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp", "checkpoint_of",
-    "context_facts", "facts_of", "joined_session", "kept_session", "observe", "policy_of", "sent_call",
+    "context_facts", "facts_of", "honoured_by", "joined_session", "kept_session", "observe", "policy_of", "sent_call",
 ]  # fmt: skip
 
 _HOME = {
@@ -135,6 +135,12 @@ def observe(session: Session) -> Observer:
 def policy_of(session: Session) -> str:
     """The policies that decide in the session, by name; empty where the default ones do."""
     return policy_in_words(SessionFolder(session.folder))
+
+
+def honoured_by(session: Session) -> frozenset[str] | None:
+    """The wishes of calls and contexts that the session's policies take into account (docs/options.md); None where only
+    its manager can tell. Raises SessionError."""
+    return honoured_in(SessionFolder(session.folder))
 
 
 def joined_session() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stoker.contexts.recipe import BARE
+from msgspec.structs import replace
+
+from stoker.contexts.recipe import BARE, NO_LIMITS, LibraryLimits
 from stoker.manager.executor.outgoing import Outgoing, Replaced, Submission
 from stoker.manager.live.doors import FRAME_LIMIT_BYTES
 from stoker.manager.protocol import to_manager, wire
@@ -155,3 +157,19 @@ def test_a_manager_that_has_lost_its_journal_hears_the_seconds_that_are_left_by_
     out.resubmit_everything()
     [frame] = out.frames(150.0)
     assert seconds_left(frame) == [10.0]
+
+
+def test_a_manager_hears_of_the_limits_of_a_context_when_they_change() -> None:
+    out = Outgoing(range(100), describe=lambda _: [])  # type: ignore[arg-type]
+    few, more = LibraryLimits(most=1), LibraryLimits(most=2)
+
+    def defines(limits: LibraryLimits, number: int) -> list[LibraryLimits]:
+        submission = Submission(SUBMISSION.function, replace(BARE, limits=limits), CallOptions())
+        out.queue.append((submission, CallSpec(CallId(number), b"")))
+        messages = [message for frame in out.frames(0.0) for message in wire.from_client()(frame).messages]
+        return [each.recipe.limits for each in messages if isinstance(each, to_manager.DefineRecipe)]
+
+    said = [defines(each, number) for number, each in enumerate((NO_LIMITS, few, few, NO_LIMITS, few, more))]
+    assert said == [[NO_LIMITS], [few], [], [], [], [more]]
+    out.resubmit_everything()
+    assert defines(more, 7) == [NO_LIMITS, few, more], "a manager that has lost it is told again"

@@ -35,12 +35,15 @@ WISHED = {
     "tpot_s": {"tpot_s": 1},
     "variants": {"variants": [stoker.context(load_model)()]},
     "expected_output": {"features": {"expected_output": 10}},
+    "min_libraries": {"context": stoker.context(min_libraries=1)(load_model)()},
+    "max_libraries": {"context": stoker.context(max_libraries=2)(load_model)()},
+    "keep_alive": {"context": stoker.context(keep_alive="1 s")(load_model)()},
 }
 
 
 @pytest.mark.parametrize("policy", SHIPPED)
 def test_what_the_policy_does_not_honour_is_refused_where_it_is_made(policy: str) -> None:
-    honours = SHIPPED[policy].make().dispatch.honours
+    honours = SHIPPED[policy].make().honours
     site = Site(policy=Policy(name=policy))
     assert set(WISHED) == set(WISHES) >= honours
     for wish, specification in WISHED.items():
@@ -55,8 +58,14 @@ def test_what_the_policy_does_not_honour_is_refused_where_it_is_made(policy: str
 
 def test_the_shipped_policies_honour_what_the_page_says() -> None:
     both, alone = frozenset({"priority", "deadline"}), frozenset({"deadline"})
-    special = {"infless": alone, "elastic-flow": alone, "slinfer": both | {"ttft_s", "tpot_s", "expected_output"}}
-    honoured = {name: policy(name).make().dispatch.honours for name in (*SHIPPED, *BASELINES)}
+    limits = frozenset({"min_libraries", "max_libraries", "keep_alive"})
+    special = {
+        "infless": alone,
+        "elastic-flow": alone,
+        "slinfer": both | {"ttft_s", "tpot_s", "expected_output"},
+        **dict.fromkeys(("default", "exclusive", "disk-only", "no-awareness", "random"), both | limits),
+    }
+    honoured = {name: policy(name).make().honours for name in (*SHIPPED, *BASELINES)}
     assert honoured == {name: special.get(name, both) for name in honoured}
 
 

@@ -58,6 +58,9 @@ CONTEXT: dict[str, list[Any]] = {
     "preload": [3, [3], [""]],
     "awareness": ["half", 3, [], None],
     "calls_per_library": [-1, "1", True, 10**30],
+    "min_libraries": [-1, "1", True, 10**30],
+    "max_libraries": [0, -1, "1", True, 10**30],
+    "keep_alive": [-1, "soon", math.nan, 10**30],
 }
 MAP: dict[str, list[Any]] = {
     "function": [3, "echo", None],

@@ -14,6 +14,7 @@ import pytest
 
 from stoker.contexts import Awareness, Recipe, as_recipe, context, payloads, recipe_of
 from stoker.contexts.loading import load_context
+from stoker.contexts.recipe import LibraryLimits
 from stoker.errors import RecipeError
 from stoker.units import parse_bytes
 
@@ -280,3 +281,12 @@ def test_an_empty_path_among_files_is_refused_and_is_not_the_folder_of_the_progr
 
     with pytest.raises(RecipeError, match="must be a path"):
         model("")
+
+
+def test_limits_travel_with_a_recipe_and_are_no_part_of_its_key() -> None:
+    limited = context(max_libraries=3, min_libraries=1, keep_alive="2 min")(plain.loader)("x")
+    assert limited.limits == LibraryLimits(1, 3, 120.0)
+    assert limited.key == plain("x").key
+    assert "1 to 3 libraries, kept 2 min when idle" in repr(limited)
+    with pytest.raises(RecipeError, match=r"min_libraries=4\): max_libraries = 3 allows no more"):
+        context(max_libraries=3, min_libraries=4)(plain.loader)

@@ -54,6 +54,12 @@ cold = "refuse"
 path = "models/tiny"
 memory = "1500 MB"
 ttft = "1 ms"
+
+[models.fleeting]
+path = "models/tiny"
+memory = "1400 MB"
+max = 1
+keep_alive = "1 s"
 """
 
 

@@ -52,7 +52,15 @@ def text_of(stream):
 
 
 def test_models(client):
-    assert [model.id for model in client.models.list()] == ["small", "vectors", "gone", "huge", "shy", "swift"]
+    assert [model.id for model in client.models.list()] == [
+        "small",
+        "vectors",
+        "gone",
+        "huge",
+        "shy",
+        "swift",
+        "fleeting",
+    ]
     assert strict(Model, client.models.retrieve("small")).owned_by == "stoker"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")

@@ -168,8 +168,8 @@ def test_it_decides(mine: Path) -> None:
 FAULTS = {
     "mine.py:Nevr": r"there is no class or function Nevr in it; it has Never, .*, Nobody, .*, patient, everything$",
     "mine.py:value": r"there is no class or function value in it",
-    "mine.py:Half": r"it answers at residency, but has no measured, period_s, round, rests, timer, advised; derive it "
-    r"from stoker\.manager\.policies\.LoadWhereWanted",
+    "mine.py:Half": r"it answers at residency, but has no measured, idle, honours, period_s, round, rests, timer, "
+    r"advised; derive it from stoker\.manager\.policies\.LoadWhereWanted",
     "mine.py:Broken": r"it cannot be made: ValueError: no way",
     "mine.py:Nobody": r"it answers at no seam; a policy has one of place \(dispatch\), wanted \(residency\), "
     r"demand \(provisioning\)",

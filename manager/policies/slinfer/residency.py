@@ -23,6 +23,8 @@ class ShrinkLate(LoadWhereWanted):
     by default."""
 
     period_s = _ROUND_S
+    honours = frozenset()
+    """No limits: dispatch loads and unloads instances by a rule of its own."""
 
     def __init__(self, sizes: CacheSizes, *, resizes: bool, provisioning: Provisioning | None = None) -> None:
         super().__init__(provisioning=provisioning)

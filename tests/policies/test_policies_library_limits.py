@@ -1,0 +1,255 @@
+"""Limits of a context's libraries: no more are loaded than programs allow, idle ones go after their keep-alive, the
+least number stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from core.builders import Cluster, recipe
+from core.desk import restored
+
+from stoker.contexts.recipe import LibraryLimits, Recipe
+from stoker.manager.core.limits import together
+from stoker.manager.core.phases import LibraryState
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
+from stoker.manager.protocol.calls import FailureKind
+
+Make = Callable[..., Cluster]
+
+
+def limited(name: str = "a", *, least: int = 0, most: int = 0, keep_alive_s: float | None = None) -> Recipe:
+    return msgspec.structs.replace(recipe(name), limits=LibraryLimits(least, most, keep_alive_s))
+
+
+def states(c: Cluster, context: str = "a") -> list[LibraryState]:
+    return [x.state for x in c.context(context).libraries.values()]
+
+
+def keep_alive_timers(c: Cluster) -> list[str]:
+    return [key for key in c.core.state.timers if "keep-alive" in key]
+
+
+def unloaded(c: Cluster, context: str = "a") -> Cluster:
+    """Libraries that were told to stop are gone."""
+    for library in list(c.context(context).libraries.values()):
+        if library.state is LibraryState.STOPPING:
+            c.die(library, failure=None)
+    return c
+
+
+# ---- the largest number
+
+
+def test_no_more_libraries_than_allowed_are_loaded_however_many_calls_wait(cluster: Make) -> None:
+    c = cluster(pilots=3).define(limited(most=1)).calls(50, context="a").wait(5)
+    assert c.lives_on("a") == ["p1"]
+    c.hot(context="a", load_s=0.1, run_s=0.0).wait(60)
+    assert c.lives_on("a") == ["p1"]
+    c.join("p4", "p5").calls(50, context="a").wait(60)
+    assert c.lives_on("a") == ["p1"]
+    assert "max_libraries = 1 allows no more" in c.story(f"c-{c.context('a').queue.head().id}")
+
+
+def test_one_that_is_stopping_counts_until_it_is_gone(cluster: Make) -> None:
+    c = cluster(pilots=2).define(limited(most=1, keep_alive_s=1.0)).call("x", context="a").ready().end("x").wait(1)
+    assert states(c) == [LibraryState.STOPPING]
+    c.call("y", context="a").wait(30)
+    assert c.lives_on("a") == ["p1"]
+    assert "a library of a is stopping; max_libraries = 1 allows no more" in c.story(f"c-{c.the_call('y').id}")
+    unloaded(c)
+    assert states(c) == [LibraryState.LOADING]
+
+
+def test_a_pilot_that_is_cut_off_for_longer_than_a_blip_keeps_no_place(cluster: Make) -> None:
+    c = cluster(pilots=2).define(limited(most=1)).call("x", context="a").ready()
+    c.cut("p1").call("y", context="a").wait(1)
+    assert c.lives_on("a") == ["p1"], "it may be a blip"
+    c.wait(10)
+    assert c.lives_on("a") == ["p1", "p2"]
+    c.ready(only="p2").end("y").come_back("p1", lib1=("x",)).end("x")
+    assert sorted(state.value for state in states(c)) == ["ready", "stopping"], "the one too many goes"
+
+
+def test_a_gang_that_wants_more_than_are_allowed_is_told(cluster: Make) -> None:
+    c = cluster(pilots=3).define(limited(most=2)).call("g", context="a", gang=(3, 3)).call("h", context="a")
+    failure = c.ended["g"].failure
+    assert failure.kind is FailureKind.NO_DEVICE
+    assert "at most 2 libraries of context a may be loaded at once; ask for fewer" in failure.message
+    assert "for a larger max_libraries" in failure.message
+    assert "h" not in c.ended
+
+
+def test_a_lowered_limit_unloads_what_is_idle(cluster: Make) -> None:
+    c = cluster(pilots=3).define(limited(most=3)).calls(3, context="a").ready().end("1", "2")
+    assert len(c.lives_on("a")) == 3
+    c.define(limited(most=1))
+    assert sorted(state.value for state in states(c)) == ["ready", "stopping", "stopping"]
+    assert c.holders("3")[0].state is LibraryState.READY, "what runs goes on"
+
+
+# ---- keep-alive
+
+
+def test_an_idle_library_is_unloaded_after_its_keep_alive_and_a_call_loads_it_again(cluster: Make) -> None:
+    c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
+    assert states(c.wait(1.9)) == [LibraryState.READY]
+    assert states(c.wait(0.2)) == [LibraryState.STOPPING]
+    assert "it has served nothing for 2 s" in c.library(context="a").notes[-1][1]
+    unloaded(c).forget()
+    assert c.pilot().devices["cpu:0"].free_bytes == c.pilot().devices["cpu:0"].facts.memory_bytes
+    c.call("y", context="a")
+    assert c.hears("p1", to_pilot.StartLibrary).recipe.key == "a"
+
+
+def test_without_a_wish_a_library_stays_and_no_timer_is_set(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("x", context="a").ready().end("x")
+    assert states(c.wait(100_000)) == [LibraryState.READY]
+    assert not keep_alive_timers(c)
+
+
+def test_calls_give_it_all_of_its_time_again_at_the_price_of_one_timer(cluster: Make) -> None:
+    c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
+    for number in range(20):
+        c.wait(0.05).call(f"more-{number}", context="a").end(f"more-{number}")
+        assert len(keep_alive_timers(c)) == 1
+    assert states(c.wait(1.9)) == [LibraryState.READY]
+    assert states(c.wait(0.2)) == [LibraryState.STOPPING]
+
+
+def test_a_library_that_runs_when_its_time_is_over_stays(cluster: Make) -> None:
+    c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
+    c.wait(1.0).call("long", context="a").wait(50.0)
+    assert states(c) == [LibraryState.READY]
+    assert not keep_alive_timers(c)
+    assert states(c.end("long").wait(1.9)) == [LibraryState.READY]
+    assert states(c.wait(0.2)) == [LibraryState.STOPPING]
+
+
+def test_the_least_number_stays_and_an_idle_session_does_nothing(cluster: Make) -> None:
+    c = cluster(pilots=3).define(limited(least=1, keep_alive_s=2.0)).calls(3, context="a").ready().end("1", "2", "3")
+    c.wait(10)
+    assert sorted(state.value for state in states(c)) == ["ready", "stopping", "stopping"]
+    unloaded(c)
+    assert not keep_alive_timers(c), "no timer fires for what is to stay"
+    assert states(c.wait(1000)) == [LibraryState.READY]
+
+
+def test_no_time_at_all_unloads_at_once(cluster: Make) -> None:
+    c = cluster(pilots=1).define(limited(keep_alive_s=0.0)).call("x", context="a").ready().end("x")
+    assert states(c) == [LibraryState.STOPPING]
+
+
+def test_many_libraries_that_fall_idle_one_after_the_other_cost_few_looks(cluster: Make) -> None:
+    c = cluster(pilots=40).define(limited(keep_alive_s=10.0)).calls(40, context="a").ready()
+    for number in range(40):
+        c.wait(0.01).end(str(number + 1))
+    fired = 0
+    while any(state is LibraryState.READY for state in states(c)):
+        before = set(keep_alive_timers(c))
+        c.wait(0.25)
+        fired += bool(before)
+    assert c.now < 12.0
+    assert fired < 60
+
+
+def test_a_timer_of_a_context_that_is_gone_or_has_no_limits_any_more_is_no_trouble(cluster: Make) -> None:
+    c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
+    c.lose("p1").wait(10)
+    assert not keep_alive_timers(c)
+
+
+# ---- several programs, and what survives
+
+
+@pytest.mark.parametrize(
+    ("said", "holds"),
+    [
+        ([LibraryLimits(1, 4, 10.0), LibraryLimits(2, 3, 60.0)], LibraryLimits(2, 3, 60.0)),
+        ([LibraryLimits(5, 0, None), LibraryLimits(0, 2, None)], LibraryLimits(2, 2, None)),
+        ([LibraryLimits(0, 0, 0.0)], LibraryLimits(0, 0, 0.0)),
+        ([], LibraryLimits()),
+    ],
+)
+def test_of_several_the_most_careful_holds(said: list[LibraryLimits], holds: LibraryLimits) -> None:
+    assert together(said) == holds == together(said[::-1])
+
+
+def test_the_wishes_of_programs_that_are_here_hold_and_the_last_ones_go_on_to(cluster: Make) -> None:
+    c = cluster(pilots=3).client("bob").define(limited(least=1, most=2, keep_alive_s=5.0))
+    c.tell("bob", say.DefineRecipe(limited(most=1, keep_alive_s=50.0)))
+    assert c.context("a").limits == LibraryLimits(1, 1, 50.0)
+    leave(c, "bob")
+    assert c.context("a").limits == LibraryLimits(1, 2, 5.0)
+    c.client("eve").tell("eve", say.DefineRecipe(recipe("a")))
+    assert c.context("a").limits == LibraryLimits(1, 2, 5.0), "who names none says nothing"
+    leave(c, "ana")
+    assert c.context("a").limits == LibraryLimits(0, 2, 5.0), "only who is here has devices kept"
+    c.tell("eve", say.DefineRecipe(limited(most=7)))
+    assert c.context("a").limits == LibraryLimits(0, 7, None), "until another one names limits"
+
+
+def leave(c: Cluster, client: str) -> None:
+    from stoker.manager.core.events import ClientGone
+
+    c.event(ClientGone(client))
+
+
+def test_what_a_program_kept_loaded_goes_when_it_has_left(cluster: Make) -> None:
+    c = cluster(pilots=1).client("eve").define(limited(least=1, keep_alive_s=5.0)).call("x", context="a")
+    c.ready().end("x").wait(60)
+    assert states(c) == [LibraryState.READY]
+    leave(c, "ana")
+    assert states(c) == [LibraryState.STOPPING], "it had been idle for longer than that already"
+
+
+def test_a_manager_that_comes_back_from_a_snapshot_unloads_in_time(cluster: Make) -> None:
+    c = cluster(pilots=1).define(limited(most=1, keep_alive_s=5.0)).call("x", context="a").ready().end("x").wait(3)
+    c.core = restored(c.core)
+    assert c.context("a").limits == LibraryLimits(0, 1, 5.0)
+    assert states(c.wait(1.9)) == [LibraryState.READY]
+    assert states(c.wait(0.2)) == [LibraryState.STOPPING]
+
+
+def test_calls_with_limits_are_refused_where_no_policy_honours_them(cluster: Make) -> None:
+    from stoker.manager.policies.prompt_tuner import prompt_tuner
+    from stoker.manager.policies.slinfer import slinfer
+
+    for policies in (prompt_tuner, slinfer):
+        c = cluster(pilots=1, policies=policies).define(recipe("a")).call("fine", context="a")
+        c.define(limited(most=1, keep_alive_s=1.0)).call("not", context="a")
+        assert c.ended["not"].failure.kind is FailureKind.DROPPED
+        assert "leave max_libraries, keep_alive away" in c.ended["not"].failure.message
+        assert c.context("a").limits == LibraryLimits()
+        c.ready().end("fine")
+
+
+# ---- pilots
+
+
+def source(**how: object) -> Source:
+    return Source("here", rule=Rule.DEMAND, most=4, first=0, least=0, idle_s=60.0, finish_within_s=1.0, **how)  # type: ignore[arg-type]
+
+
+def came(c: Cluster, block: str, pilot: str) -> Cluster:
+    return c.block(block, phase=BlockPhase.RUNNING).join(pilot, block=block)
+
+
+def test_pilots_are_not_asked_for_beyond_what_a_context_may_use(cluster: Make) -> None:
+    c = cluster().sources(source()).define(limited(most=2)).calls(100, context="a").wait(1)
+    assert len(c.asked()) == 2
+    without = cluster().sources(source()).define(recipe("a")).calls(100, context="a").wait(1)
+    assert len(without.asked()) > 2
+
+
+def test_a_pilot_goes_after_its_model_and_one_whose_library_is_to_stay_does_not(cluster: Make) -> None:
+    for least, goes in ((0, True), (1, False)):
+        c = cluster().sources(source()).define(limited(least=least, keep_alive_s=10.0)).call("x", context="a").wait(1)
+        [block] = c.asked()
+        came(c, block, "p1").ready().end("x").wait(11)
+        unloaded(c).forget().wait(200)
+        released = [x for x in c.mail.get("factory", ()) if isinstance(x, to_client.CancelBlocks)]
+        assert bool(released) is goes or c.pilot().released is goes
