@@ -3,6 +3,7 @@
 Pure:
     limits.py       what one key may ask in a minute
     wishes.py       what of a body is the gateway's own business: how many choices, and whether in pieces
+    batch_bodies.py what the body of a request for a batch asks
     chunks.py       the events of an answer that is streamed
     failures.py     errors of calls as OpenAI words them
     first_tokens.py when a request may have its first token

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from stoker.apps.common.openai.request import RequestRefused
+from stoker.apps.gateway.batch_bodies import read_batch
 from stoker.apps.gateway.batches import Batches, GatewayBatch
 from stoker.apps.gateway.guard import Caller
 from stoker.apps.gateway.uploads import StoredFile, read_upload
@@ -20,6 +21,7 @@ from stoker.apps.gateway.wire import JSONAnswer, read_body
 MOST_FILE_BYTES = 200_000_000
 _PAGE = 20
 _MOST_PAGE = 10_000
+_NUMBER = re.compile(r"[0-9]{1,5}")
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
@@ -70,12 +72,8 @@ class BatchRoutes:
         return FileResponse(self._files.data(found.id), media_type="application/octet-stream")
 
     async def _begin(self, request: Request, caller: Caller) -> Response:
-        data = await read_body(request, most=self._most_bytes)
-        try:
-            body = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RequestRefused(f"the body is not JSON: {error}", code="invalid_json") from None
-        return JSONAnswer((await self._batches.add(body, owner=caller.name)).body)
+        asked = read_batch(await read_body(request, most=self._most_bytes))
+        return JSONAnswer((await self._batches.add(asked, owner=caller.name)).body)
 
     async def _list_batches(self, request: Request, caller: Caller) -> Response:
         return JSONAnswer(_page(request, self._batches.all(owner=caller.name)))
@@ -90,7 +88,7 @@ class BatchRoutes:
 def _page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> dict[str, Any]:
     """A part of a list: `limit` of them behind the one named `after`. Raises RequestRefused."""
     limit, after = request.query_params.get("limit", str(_PAGE)), request.query_params.get("after", "")
-    if not limit.isdigit() or not 1 <= int(limit) <= _MOST_PAGE:
+    if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= _MOST_PAGE:
         raise RequestRefused(f"limit must be a number from 1 to {_MOST_PAGE}", param="limit", code="invalid_value")
     ids = [one.id for one in found]
     start = ids.index(after) + 1 if after in ids else 0

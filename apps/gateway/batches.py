@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from stoker.apps.common.openai.request import Endpoint, RequestRefused
+from stoker.apps.common.openai.request import RequestRefused
+from stoker.apps.gateway.batch_bodies import AskedBatch
 from stoker.apps.gateway.uploads import KEPT_S, FileStore
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
@@ -90,20 +91,11 @@ class Batches:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def add(self, body: Any, *, owner: str) -> GatewayBatch:
-        """Begin a batch. Raises RequestRefused for a body that asks for none."""
-        if not isinstance(body, dict):
-            raise RequestRefused("the body must be a JSON object", code="invalid_json")
-        endpoint, file, metadata = body.get("endpoint"), body.get("input_file_id"), body.get("metadata")
-        if endpoint not in {each.value for each in Endpoint}:
-            there = ", ".join(each.value for each in Endpoint)
-            raise RequestRefused(f"endpoint must be one of {there}", param="endpoint", code="invalid_value")
-        if body.get("completion_window") != "24h":
-            raise RequestRefused("completion_window must be 24h", param="completion_window", code="invalid_value")
-        if not isinstance(file, str):
-            raise RequestRefused("input_file_id is missing", param="input_file_id", code="missing_required_parameter")
+    async def add(self, asked: AskedBatch, *, owner: str) -> GatewayBatch:
+        """Begin a batch. Raises RequestRefused (404) for a file that is not there."""
+        endpoint, file = asked.endpoint, asked.input_file_id
         self.files.get(file, owner=owner)
-        batch = GatewayBatch(f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), metadata)
+        batch = GatewayBatch(f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), asked.metadata)
         batch.total, batch.problem = await asyncio.to_thread(_checked, self.files.data(file), endpoint)
         if batch.problem:
             batch.status, batch.ended_at = "failed", int(time.time())

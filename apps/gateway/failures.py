@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import msgspec
 
 from stoker.apps.common.openai.request import ApiError, RequestRefused
@@ -58,6 +60,8 @@ def refusal_of(error: BaseException) -> Refusal:
             return Refusal(_error(error, "result_unreadable", 500))
         case SessionError():
             return Refusal(_error(error, "session_unavailable", 503), _BUSY_S)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return Refusal(_error(error, "disk_full", 507), _BUSY_S)
         case _:
             return Refusal(_error(error, "call_failed", 500))
 

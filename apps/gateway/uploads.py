@@ -52,17 +52,21 @@ class FileStore:
         self._folder = folder
 
     def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
-        """Keep bytes, or a copy of a file."""
+        """Keep bytes, or a copy of a file. Raises OSError, and keeps nothing then."""
         id = f"file-{secrets.token_hex(12)}"
         place = self._folder / id
         place.mkdir(mode=0o700, parents=True)
-        if isinstance(data, Path):
-            shutil.copyfile(data, place / "data")
-        else:
-            (place / "data").write_bytes(data)
-        size = (place / "data").stat().st_size
-        made = StoredFile(id, owner, filename, purpose, int(time.time()), size)
-        (place / "file.json").write_bytes(msgspec.json.encode(made))  # last: a file without it is none
+        try:
+            if isinstance(data, Path):
+                shutil.copyfile(data, place / "data")
+            else:
+                (place / "data").write_bytes(data)
+            size = (place / "data").stat().st_size
+            made = StoredFile(id, owner, filename, purpose, int(time.time()), size)
+            (place / "file.json").write_bytes(msgspec.json.encode(made))  # last: a file without it is none
+        except OSError:  # a full disk, most of the time: what has been written makes it no better
+            shutil.rmtree(place, ignore_errors=True)
+            raise
         return made
 
     def get(self, id: str, *, owner: str) -> StoredFile:
@@ -118,6 +122,11 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
             raise RequestRefused(f"{name} is missing", param=name, code="missing_required_parameter")
     purpose = fields["purpose"][1].decode(errors="replace")
     if purpose != "batch":
-        raise RequestRefused(f"purpose is {purpose!r:.60}; only batch can be had here", param="purpose")
+        raise RequestRefused(
+            f"purpose is {purpose!r:.60}; only batch can be had here", param="purpose", code="invalid_value"
+        )
+    for name in fields.keys() - {"file", "purpose"}:
+        text = f"{name:.80} is not supported here: files are removed after 30 days"
+        raise RequestRefused(text, param=name, code="unsupported_parameter")
     filename, data = fields["file"]
     return filename or "file", purpose, data

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.apps.common.models_file import Cold, ModelKind, parse_models
 from stoker.apps.common.openai.request import Endpoint, RequestRefused
 from stoker.apps.common.openai.writing import TextBegun, TextEnded, TokenPiece
+from stoker.apps.gateway.batch_bodies import read_batch
 from stoker.apps.gateway.chunks import DONE, Chunks
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.guard import Guard
@@ -20,6 +23,7 @@ from stoker.apps.gateway.key_file import KeyFile
 from stoker.apps.gateway.limits import KeyLimits, KeyUse
 from stoker.apps.gateway.meters import ModelMeter
 from stoker.apps.gateway.place import GatewayPlace, GatewayState, listen, listen_on_path
+from stoker.apps.gateway.uploads import FileStore
 from stoker.apps.gateway.wishes import read_asked
 from stoker.errors import ConfigError, ContextError, NoDeviceError, SessionError, StreamDiffersError
 
@@ -310,3 +314,50 @@ def test_a_unix_socket_is_its_owners_alone_and_a_dead_one_is_replaced(tmp_path):
     with pytest.raises(ConfigError):
         listen_on_path(str(tmp_path / "file"))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+# ---- batches
+
+
+def asked_batch(**fields):
+    return msgspec.json.encode(
+        {"endpoint": "/v1/embeddings", "input_file_id": "file-1", "completion_window": "24h", **fields}
+    )
+
+
+def test_a_batch_has_what_its_body_says():
+    assert read_batch(asked_batch(metadata={"a": "b"}, output_expires_after=None)).metadata == {"a": "b"}
+    assert read_batch(asked_batch(metadata=None)).input_file_id == "file-1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"endpoint": {"a": 1}}, "endpoint", "invalid_value"),
+        ({"completion_window": "1h"}, "completion_window", "invalid_value"),
+        ({"input_file_id": None}, "input_file_id", "missing_required_parameter"),
+        ({"input_file_id": ["file-1"]}, "input_file_id", "invalid_type"),
+        ({"metadata": "x"}, "metadata", "invalid_type"),
+        ({"metadata": {"a": 5}}, "metadata", "invalid_type"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "invalid_value"),
+        ({"metadata": {"a": "x" * 513}}, "metadata", "invalid_value"),
+        ({"output_expires_after": {"seconds": 5}}, "output_expires_after", "unsupported_parameter"),
+        ({"priority": 1}, "priority", "unknown_parameter"),
+    ],
+)  # fmt: skip
+def test_a_body_that_asks_for_no_batch_names_the_field(fields, param, code):
+    with pytest.raises(RequestRefused) as refused:
+        read_batch(asked_batch(**fields))
+    assert (refused.value.error.param, refused.value.error.code, refused.value.error.status) == (param, code, 400)
+
+
+def test_a_full_disk_is_told_as_that_and_leaves_no_half_file(tmp_path):
+    error = OSError(errno.ENOSPC, "No space left on device", "/x")
+    refusal = refusal_of(error)
+    assert (refusal.error.status, refusal.error.code, refusal.retry_after_s > 0) == (507, "disk_full", True)
+    assert "No space left on device" in refusal.error.message
+    assert refusal_of(OSError(errno.EIO, "Input/output error")).error.code == "call_failed"
+    store = FileStore(tmp_path / "files")
+    with pytest.raises(OSError, match="No such file"):
+        store.add(tmp_path / "absent", filename="x", purpose="batch", owner="")
+    assert list((tmp_path / "files").iterdir()) == []

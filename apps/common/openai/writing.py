@@ -108,6 +108,10 @@ class TextEnded(msgspec.Struct, frozen=True):
 TextPiece = TextBegun | str | TokenPiece | TextEnded
 
 
+_LENGTH_IS = "this model's maximum context length is"
+"""Clients by others (LiteLLM) tell this error from others by OpenAI's words."""
+
+
 class ContextTooShort(ValueError):
     """A prompt and what may follow it are longer than what the model reads."""
 
@@ -182,7 +186,7 @@ def embed_texts(model: Embedder, texts: tuple[str, ...]) -> tuple[list[list[floa
     for text in texts:
         length = model.count_tokens(text)
         if 0 < model.longest < length:
-            raise ContextTooShort(f"the model reads {model.longest} tokens, and a text has {length}")
+            raise ContextTooShort(f"{_LENGTH_IS} {model.longest} tokens, and a text has {length}")
         tokens += length
     return model.embed(list(texts)), tokens
 
@@ -199,9 +203,7 @@ def _room(model: TextModel, prompt: str, sampling: SamplingOptions) -> tuple[int
     longest = model.longest or _UNKNOWN_LENGTH
     most = sampling.max_new_tokens or max(1, longest - length)
     if length + most > longest:
-        raise ContextTooShort(
-            f"the model reads {longest} tokens, and the prompt has {length}; {most} more were asked for"
-        )
+        raise ContextTooShort(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
     return length, most
 
 
