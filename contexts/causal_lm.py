@@ -19,7 +19,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stoker.contexts import ambient
+from stoker.contexts.cache_needs import with_cache
 from stoker.contexts.factory import RecipeFactory, context
 from stoker.contexts.model_source import CallableModule, architectures, model_source, shown_name
 from stoker.contexts.recipe import Awareness, Recipe
@@ -137,7 +140,9 @@ def model_recipe(
     source, is_local = model_source(os.fspath(path) or default_model())
     needs = {"files": ("path",) if is_local else (), "preload": tuple(dict.fromkeys([*_preload(source), *preload]))}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
-    return factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
+    recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
+    # The key says it already: of the folder, the dtype and the declared memory.
+    return msgspec.structs.replace(recipe, needs=with_cache(recipe.needs, source, dtype=dtype))
 
 
 def default_model() -> str:

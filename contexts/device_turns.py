@@ -7,10 +7,69 @@ its context loads. Without one, as outside of a library, an engine computes when
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import NamedTuple, Protocol
 
 log = logging.getLogger(__name__)
+
+
+class OpenRequest(Protocol):
+    """A request that an engine has. `made`: tokens that it has written; `first_due_at`: when the first is due, each
+    further one `tpot_s` later (0: nobody waits for those)."""
+
+    made: int
+    prompt_tokens: int
+    first_due_at: float
+    tpot_s: float
+
+
+class EngineWork(NamedTuple):
+    """What an engine has to do, as it begins a step. Others weigh by it whether one more request would be in time.
+
+    `rows` requests write, of the mean length `length` in tokens. Of their tokens that are not late yet the most urgent
+    is due at `due_at`; the requests' shortest time per output token is `tpot_s` (infinity and 0: nobody waits).
+    `late_at`: when the most urgent of the late ones was due (infinity: none is). `prompts` are unread: tokens, when the
+    first token is due, and the time per output token; the most urgent first. `taken_up`: requests that it has had in
+    all. `peak_tokens`: what its cache holds if all requests peak at once (SLINFER eq. 2).
+    """
+
+    rows: int = 0
+    length: float = 0.0
+    due_at: float = inf
+    tpot_s: float = 0.0
+    late_at: float = inf
+    prompts: Sequence[tuple[int, float, float]] = ()
+    taken_up: int = 0
+    peak_tokens: int = 0
+
+
+def work_of(requests: Iterable[OpenRequest], *, now: float, taken_up: int, mean_output: float) -> EngineWork:
+    """The work of an engine that has these requests. `mean_output`: tokens that its requests have written in the
+    mean, of those that have ended."""
+    rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
+    prompts: list[tuple[int, float, float]] = []
+    for request in requests:
+        made, prompt, each_s = request.made, request.prompt_tokens, request.tpot_s
+        peak += prompt + (made if made > mean_output else mean_output)
+        if not made:
+            prompts.append((prompt, request.first_due_at, each_s))
+            continue
+        rows += 1
+        total += prompt + made
+        if each_s:
+            at = request.first_due_at + made * each_s
+            if at < now:
+                if at < late_at:
+                    late_at = at
+            elif at < due_at:
+                due_at = at
+            if each_s < tpot_s or not tpot_s:
+                tpot_s = each_s
+    if len(prompts) > 1:
+        prompts.sort(key=lambda prompt: prompt[1])
+    length = total / rows if rows else 0.0
+    return EngineWork(rows, length, due_at, tpot_s, late_at, prompts, taken_up, int(peak))
 
 
 class EngineTurns(Protocol):
@@ -26,6 +85,9 @@ class EngineTurns(Protocol):
 
     def end(self) -> None:
         """No iteration is wanted for now."""
+
+    def publish(self, work: EngineWork) -> None:
+        """Let others see what the engine has to do. Costs no system call."""
 
 
 _make: Callable[[], EngineTurns] | None = None

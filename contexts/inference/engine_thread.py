@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from stoker.contexts.device_turns import EngineTurns, new_turns
+from stoker.contexts.device_turns import EngineTurns, new_turns, work_of
 from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
 from stoker.contexts.inference.compute_threads import release_helper_threads
 from stoker.errors import StokerError
@@ -50,7 +50,10 @@ class Generation:
         """True once its reader has seen its end."""
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
         self._tokens: list[NewToken] = []
-        self._made = 0
+        # As `device_turns.OpenRequest` says; plain fields, because they are read at each step.
+        self.made = 0
+        self.prompt_tokens = len(request.prompt)
+        self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
 
     def tokens(self) -> Iterator[NewToken]:
         """The tokens as they come; the last has a `finish`. Raises ValueError for a request that never runs."""
@@ -69,14 +72,14 @@ class Generation:
     @property
     def due_at(self) -> float:
         """When its next token is due (SLINFER eq. 1); infinity if nobody waits for it."""
-        if self._made and not self.request.tpot_s:
+        if self.made and not self.request.tpot_s:
             return inf
-        return self.request.due_at + self._made * self.request.tpot_s
+        return self.request.due_at + self.made * self.request.tpot_s
 
     def give(self, token: NewToken) -> None:
         """Hand on a token: at once if pieces are wanted, else all of them at the end."""
         self._tokens.append(token)
-        self._made += 1
+        self.made += 1
         if self.request.pieces or token.finish is not None:
             self._come.put(self._tokens)
             self._tokens = []
@@ -129,6 +132,7 @@ class EngineThread:
         self._holder = 0
         self._device_turns: EngineTurns | None = None
         self._step_s = 0.0  # how long a step takes of late
+        self._taken_up, self._ended, self._mean_output = 0, 0, 0.0  # requests so far, and what they have written
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._over = False
@@ -297,13 +301,19 @@ class EngineThread:
         """Wait until this library may use its devices, where it shares them; returns the time from then on."""
         turns = self._device_turns
         if turns is not None:
+            self._publish(turns)
             due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
             turns.begin(due_at=due_at, step_s=self._step_s)
         return time.monotonic()
 
     def _end_turn(self) -> None:
         if self._device_turns is not None:
+            self._publish(self._device_turns)
             self._device_turns.end()
+
+    def _publish(self, turns: EngineTurns) -> None:
+        now, open_ones = time.monotonic(), self._open.values()
+        turns.publish(work_of(open_ones, now=now, taken_up=self._taken_up, mean_output=self._mean_output))
 
     def _take_up(self) -> None:
         while self._inbox:
@@ -312,6 +322,7 @@ class EngineThread:
                 if self._open.pop(each, None) is not None:
                     self.engine.abort(each)
                 continue
+            self._taken_up += 1
             try:
                 self.engine.add(each.request)
             except Exception as error:
@@ -336,6 +347,8 @@ class EngineThread:
                 continue
             if token.finish is not None:
                 del self._open[token.request]
+                self._ended += 1
+                self._mean_output += (asked.made + 1 - self._mean_output) / self._ended
             if token.error:
                 asked.fail(RuntimeError(token.error))
             else:

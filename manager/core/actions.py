@@ -175,8 +175,18 @@ def _send(manager: Manager, action: Send) -> None:
                 blob,
                 offer=True,
                 reserve_bytes=action.reserve_bytes,
+                waited_s=_waited_s(manager, library, call),
             ),
         )
+
+
+def _waited_s(manager: Manager, library: Library, call: Call) -> float:
+    """How long a call has waited for an offer. The load that it has waited for does not count (SLINFER §IX-A), and
+    neither does the past of one that was evicted: its first token may have come then."""
+    if call.id in manager.state.reports:
+        return 0.0
+    load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
+    return max(0.0, manager.state.now - call.submitted_at - load_s)
 
 
 def _send_gang(manager: Manager, action: SendGang) -> None:

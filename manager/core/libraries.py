@@ -138,7 +138,9 @@ def load(manager: Manager, context: Context, pilot: Pilot, devices: tuple[Device
     state.next_library += 1
     attach(manager, library)
     queues.starving(manager, context)
-    forms = snapshots.offered(manager, context, devices[0].facts.kind)
+    kind = devices[0].facts.kind
+    forms = snapshots.offered(manager, context, kind)
+    advice = context.advice.get(kind)
     manager.say(
         pilot,
         StartLibrary(
@@ -146,6 +148,7 @@ def load(manager: Manager, context: Context, pilot: Pilot, devices: tuple[Device
             snapshots={form: snapshot.object for form, snapshot in forms.items()},
             snapshot_wait_s=max((snapshot.made_s for snapshot in forms.values()), default=0.0),
             planned=objects.plan_for(manager, pilot, context.recipe),
+            steps=advice.steps if advice is not None else None,
         ),
     )  # fmt: skip
     manager.changed("libraries", library.id)

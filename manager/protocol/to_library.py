@@ -25,7 +25,7 @@ class Load(_Message, frozen=True, tag="load"):
 
 
 class Run(_Message, frozen=True, tag="run"):
-    """Run these calls in order."""
+    """Run these calls in order. `waited_s`: their tokens are due so much earlier than from their beginning here."""
 
     function: FunctionKey
     calls: list[CallSpec]
@@ -33,6 +33,7 @@ class Run(_Message, frozen=True, tag="run"):
     function_blob: FunctionBlob | None = None
     gang: GangPlace | None = None
     objects: dict[str, str] = {}
+    waited_s: float = 0.0
 
 
 class GiveBack(_Message, frozen=True, tag="give-back"):

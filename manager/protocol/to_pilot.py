@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.contexts.step_times import StepTimes
 from stoker.manager.protocol.calls import CallOptions, CallSpec, GangPlace
 from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId
 
@@ -44,7 +45,8 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
     `memory_bytes` is the limit to enforce on its host memory, `device_memory_bytes` the reservation on each device
     (0 = not limited). `snapshots`: forms of its loaded context that can be had as objects, by their name; it is
     not worth to wait for them longer than `snapshot_wait_s`. `planned`: objects of the recipe that the manager believes
-    to be lacking; where each may be had follows in `FetchObject`, unasked.
+    to be lacking; where each may be had follows in `FetchObject`, unasked. `steps`: what steps of its engine take on
+    such devices, where that is known.
     """
 
     library: LibraryId
@@ -55,6 +57,7 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
     snapshots: dict[str, ObjectRef] = msgspec.field(default_factory=dict)
     snapshot_wait_s: float = 0.0
     planned: tuple[str, ...] = ()
+    steps: StepTimes | None = None
 
 
 class StopLibrary(_Message, frozen=True, tag="stop-library"):
@@ -78,7 +81,8 @@ class RunCalls(_Message, frozen=True, tag="run", gc=False):
 
     `function_blob` goes along when the library has not been sent the function. An `offer` may be refused. With
     `reserve_bytes` the library is resized to that for it, as by ResizeLibrary, and stays as it is if the offer is
-    refused.
+    refused. `waited_s`: how long an offered call has waited beyond the load of its library: its tokens are due so much
+    earlier.
     """
 
     library: LibraryId
@@ -89,6 +93,7 @@ class RunCalls(_Message, frozen=True, tag="run", gc=False):
     gang: GangPlace | None = None
     offer: bool = False
     reserve_bytes: int = 0
+    waited_s: float = 0.0
 
 
 class TakeBack(_Message, frozen=True, tag="take-back"):

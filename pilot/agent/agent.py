@@ -17,6 +17,7 @@ from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.agent.fetches import Fetches
 from stoker.pilot.agent.link import ManagerLink
+from stoker.pilot.agent.offers import BOARD, OfferScales
 from stoker.pilot.agent.parent import Parent
 from stoker.pilot.agent.peers import Peers
 from stoker.pilot.agent.process import LibraryProcess, Wires
@@ -94,6 +95,7 @@ class Agent:
         """Where libraries look for modules last: beside the user's program, where the pilot was started there."""
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches = Fetches(self)
+        self.offers = OfferScales(self.core.state, board=scratch.path / BOARD)
         self.is_over = False
         """Whether the core has said that everything is done."""
         self.carry_out: Callable[[Command], None] = lambda _command: None

@@ -55,7 +55,6 @@ from stoker.pilot.core.events import (
     Farewell,
     FromManager,
     HelloDue,
-    OfferWeighed,
     Signalled,
     Tick,
     TimerFired,
@@ -240,7 +239,7 @@ def carry_out(agent: Agent, command: Command) -> None:
         case Observe(library=number):
             observing.observe(agent, number)
         case WeighOffer(order=order):
-            agent.handle(OfferWeighed(order))  # what its libraries' engines have to do is not seen from here yet
+            agent.handle(agent.offers.weigh(order))
         case Expect(name=name):
             agent.peers.served.expect(name)
         case StartFetch(order=order):

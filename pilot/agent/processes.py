@@ -14,6 +14,7 @@ from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.agent import probing, snapshots, standing
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.errors import is_pilots_fault, lacks_processes, no_process
+from stoker.pilot.agent.offers import BOARD
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.agent.usage import tail
 from stoker.pilot.cache import disk
@@ -70,7 +71,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
         search_path=agent.search_path,
         host=agent.peers.host,
         gang_key=agent.peers.gang_key,
-        turns=str(agent.scratch.path / "turns"),
+        turns=str(agent.scratch.path / BOARD),
         probe=probing.command_beside(agent.options, devices),
     )
     fork = Fork(

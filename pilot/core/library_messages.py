@@ -33,7 +33,7 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     LibraryUpdate,
 )
-from stoker.pilot.core import holding, lifecycle, pieces, resizing, running, station
+from stoker.pilot.core import holding, lifecycle, pieces, resizing, running, station, step_knowledge
 from stoker.pilot.core.commands import OfferSnapshot, Severity
 from stoker.pilot.core.events import FromLibrary
 from stoker.pilot.core.failures import failure_of
@@ -98,6 +98,7 @@ def _message(state: CoreState, library: PilotLibrary, message: ToAgent) -> None:
                 state.snapshots.add(form)
                 state.out.append(OfferSnapshot(RecipeKey(library.recipe.key), message))
         case BatchReport(load=load, times=times):
+            step_knowledge.learn(state, library, times)
             state.tell(LibraryBatch(number, load, times))
         case Resized():
             resizing.answered(state, library, message)

@@ -36,6 +36,7 @@ def pass_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
                 function_blob=order.function_blob,
                 gang=order.gang,
                 objects=paths,
+                waited_s=order.waited_s,
             ),
         )
     )

@@ -6,7 +6,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_manager import LibraryGone, LibraryPhase, LibraryUpdate
 from stoker.manager.protocol.to_pilot import StartLibrary
-from stoker.pilot.core import lifecycle, station, wants
+from stoker.pilot.core import lifecycle, station, step_knowledge, wants
 from stoker.pilot.core.commands import PinObjects, Prepare, SetTimer, Severity, StartProcess
 from stoker.pilot.core.events import FetchFailure, LibraryPrepared, ObjectArrived, Pinned, ProcessEnded
 from stoker.pilot.core.failures import load_failure
@@ -29,6 +29,7 @@ def order(state: CoreState, message: StartLibrary) -> None:
         state.tell(LibraryGone(library=number, failure=None if state.leaving else failure, loading=True))
         return
     library = state.libraries[number] = PilotLibrary(message, state.now)
+    step_knowledge.told(state, library)
     wants.plan(state, library)
     state.out.append(Prepare(message))
 

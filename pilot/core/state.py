@@ -10,6 +10,7 @@ claims on device memory                                   station
 reserved device memory                                    ledger, called by station, resizing, library_messages and
                                                           device_memory
 that the pilot leaves                                     leaving
+what steps of engines take                                step_knowledge
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.contexts.step_times import StepTimes
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
@@ -237,6 +239,9 @@ class CoreState:
         self.snapshots: set[str] = set()
         """Forms of contexts that were offered."""
         self.told_snapshots: list[SnapshotHere] = []
+
+        self.step_times: dict[tuple[str, str], StepTimes] = {}
+        """What steps of a context's engine take on a kind of device, by the recipe's key and the kind."""
 
         self.turns = {device: DeviceTurn() for device in facts.probed}
         self.faults: dict[DeviceId, str] = {device.device: device.fault for device in facts.devices if device.fault}

@@ -22,8 +22,10 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from stoker.contexts.device_turns import EngineWork
 from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.core.device_turns import TurnRequest, next_turns
+from stoker.pilot.library.engine_rows import packed
 from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState
 
 log = logging.getLogger(__name__)
@@ -105,6 +107,12 @@ class LibraryTurns:
             self._board.write(row)
             next_ones = self._hand_on(time.monotonic())
         self._wake(next_ones)
+
+    def publish(self, work: EngineWork) -> None:
+        """Let others see what the engine has to do: the pilot's agent weighs offers by it."""
+        row = self._row if self._joined else self._join()
+        if row is not None:
+            self._board.write_work(row.number, packed(self._library, work))
 
     def close(self) -> None:
         """Leave the board; the devices go to the next."""

@@ -135,7 +135,7 @@ class Runner:
             function, takes_context = packer.open_function(work.function)
             args, kwargs = packer.open_arguments(work.function, spec.payload, work.run.objects)
             seat = self._seat(call, work.run.gang) if work.run.gang is not None else None
-            dues = _token_dues(work.run.options.objective)
+            dues = _token_dues(work.run.options.objective, waited_s=work.run.waited_s)
             ambient.enter_call(hook=self._hook, folder=self._sandbox.path, state=spec.progress, seat=seat, dues=dues)
             started = _now()
             run = contextvars.copy_context().run  # a call's context variables (decimal, numpy, the user's) are its own
@@ -323,14 +323,14 @@ def _in_an_event_loop(coroutine: CoroutineType[Any, Any, Any]) -> Any:
     return asyncio.run(coroutine)
 
 
-def _token_dues(objective: Objective) -> ambient.TokenDues | None:
-    """When the tokens of a call are due that begins now; None if nobody waits for them."""
+def _token_dues(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
+    """When the tokens of a call are due that begins now and has waited before; None if nobody waits for them."""
     if not (objective.ttft_s or objective.ttft_per_token_s):
         return None
-    now = time.monotonic()
+    since = time.monotonic() - waited_s
 
     def dues(prompt_tokens: int) -> tuple[float, float]:
         first_s = objective.first_token_s(prompt_tokens)
-        return now + first_s if first_s else math.inf, objective.tpot_s
+        return since + first_s if first_s else math.inf, objective.tpot_s
 
     return dues

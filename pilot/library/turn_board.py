@@ -5,8 +5,8 @@ under the board's lock also by a library that hands a turn over. The lock is hel
 process that holds it. It protects an order of work and no memory: if its holder is stopped meanwhile, others go on
 without it, and at the worst two libraries compute side by side for one step.
 
-What a row says who it is (its library, process and devices) is written once, when it joins. Others read it without the
-lock, and must never find half of it.
+Of a row its library, process and devices are written once, when it joins: others read them without the lock, and must
+never find half of them. Beside each row stands what its engine has to do (`engine_rows`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.protocol.ids import DeviceId, LibraryId
+from stoker.pilot.library.engine_rows import WORK_BYTES
 
 ROWS = 64
 """More libraries than a pilot holds. One that finds no row computes without turns."""
@@ -32,7 +33,8 @@ _ROW = struct.Struct("<QIIdddd64s")
 _WANTS = struct.Struct("<Idddd")
 """Of a row what changes from turn to turn."""
 _WANTS_AT = 12
-_SIZE = _HEADER.size + ROWS * _ROW.size
+_ROWS_END = _HEADER.size + ROWS * _ROW.size
+_SIZE = _ROWS_END + ROWS * WORK_BYTES
 _LOCK_S = 0.05
 _LOCK_TRY_S = 0.0001
 
@@ -92,7 +94,7 @@ class TurnBoard:
 
     def snapshot(self) -> bytes:
         """All rows, as they are now."""
-        return self._memory[_HEADER.size : _SIZE]
+        return self._memory[_HEADER.size : _ROWS_END]
 
     def rows(self, read: bytes = b"") -> list[TurnRow]:
         """The libraries on the board, or on it as in one of its snapshots. All rows are looked at when somebody has
@@ -114,7 +116,7 @@ class TurnBoard:
             return None
         devices = self._devices.get(names)
         if devices is None:
-            devices = tuple(DeviceId(name.decode(errors="replace")) for name in names.rstrip(b"\0").split(b"\0"))
+            devices = _devices_of(names)
             if len(self._devices) < ROWS:  # more are wrong bytes
                 self._devices[names] = devices
         return TurnRow(number, library, pid, _STATES[state], due_at, since, step_s, held_at, devices)
@@ -124,6 +126,11 @@ class TurnBoard:
         _WANTS.pack_into(
             self._memory, _place(row.number) + _WANTS_AT, row.state, row.due_at, row.since, row.step_s, row.held_at
         )
+
+    def write_work(self, number: int, data: bytes) -> None:
+        """Write beside a row what its engine has to do (`engine_rows`)."""
+        at = _ROWS_END + number * WORK_BYTES
+        self._memory[at : at + len(data)] = data
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
         """Take a free row for an engine of this process; None if there is none, or its devices have too long names."""
@@ -155,6 +162,27 @@ class TurnBoard:
 
     def _changed(self) -> None:
         _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
+
+
+def rows_in(data: bytes) -> list[tuple[TurnRow, bytes]]:
+    """The libraries on a board whose file has these bytes, and what stands beside each of their rows.
+
+    For a process that must not map the file: a process that has mapped one dies when somebody cuts it off.
+    """
+    found = list[tuple[TurnRow, bytes]]()
+    for number in range(ROWS if len(data) >= _SIZE else 0):
+        library, pid, state, due_at, since, step_s, held_at, names = _ROW.unpack_from(data, _place(number))
+        if library and state < len(_STATES):
+            row = TurnRow(
+                number, library, pid, _STATES[state], due_at, since, step_s, held_at, _devices_of(names)
+            )  # fmt: skip
+            at = _ROWS_END + number * WORK_BYTES
+            found.append((row, data[at : at + WORK_BYTES]))
+    return found
+
+
+def _devices_of(names: bytes) -> tuple[DeviceId, ...]:
+    return tuple(DeviceId(name.decode(errors="replace")) for name in names.rstrip(b"\0").split(b"\0"))
 
 
 class _BoardLock:

@@ -1,14 +1,21 @@
-"""Two language models on one device: their engines take turns, and each writes what it writes alone."""
+"""Two language models on one device: their engines take turns, and each writes what it writes alone.
+
+Under `slinfer` the pilot takes requests or refuses them by what the engines have to do."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
+from polling import PATIENCE_S, polls
 from tiny_model import write_tiny_model
 
 import stoker
+from stoker.errors import CallDroppedError
+from stoker.manager.executor.apps import AppWants, StokerApp
+from stoker.manager.executor.wants import read_wants
 from stoker.manager.protocol.ids import LibraryId
 
 pytestmark = pytest.mark.skipif(
@@ -45,3 +52,40 @@ def test_two_engines_on_one_device_stand_on_one_board_and_write_what_they_write_
         assert len({one[0] for one in each}) == len(prompts)
     boards: set[tuple[LibraryId, ...]] = {one[1] for each in found for one in each}
     assert max(map(len, boards)) == 2
+
+
+def reply(model, tokens):
+    """A text of so many tokens."""
+    return model.generate(["x" * 100], max_new_tokens=tokens)[0]
+
+
+def test_a_pilot_refuses_a_request_that_would_be_late_and_takes_one_that_fits(tmp_path: Path) -> None:
+    for name, longest in (("one", "2048"), ("two", "1024")):
+        write_tiny_model(tmp_path / name)
+        config = tmp_path / name / "config.json"
+        config.write_text(config.read_text().replace("2048", longest))
+    (tmp_path / "site.toml").write_text('[pilot]\ndevices = "cpu:1"\n[policy]\nname = "slinfer"\n')
+    models = {name: stoker.causal_lm(str(tmp_path / name), memory="700 MB", threads=1) for name in ("one", "two")}
+    assert all(model.needs.token_bytes for model in models.values())
+
+    def ask(name: str, tokens: int, **wishes: Any) -> Any:
+        wants = AppWants(read_wants({"context": models[name], **wishes}, takes_context=True))
+        app = StokerApp(reply, specification=wants, batch_size=None, cache=False, ignore_for_cache=None, executors=None)
+        return app(tokens)
+
+    with stoker.load(site=str(tmp_path / "site.toml"), run_dir=str(tmp_path / "runs")) as session:
+        beside = [ask(name, 60) for name in models]  # what steps take is known after these
+        assert [len(future.result()) for future in beside] == [60, 60]
+        long = [ask("one", 1500), ask("two", 700)]  # so that neither library goes
+        for more in polls(PATIENCE_S):  # until the libraries have reported their steps
+            dropped = ask("one", 3, ttft_s=2.0, features={"input_length": 200_000}).exception()
+            if dropped is not None or not more:
+                break
+        assert isinstance(dropped, CallDroppedError)
+        story = str(session.explain(str(dropped.facts["call"])))
+        assert "refused by lib-" in story
+        assert "its first token would come" in story
+        fits = ask("one", 3, ttft_s=120.0, features={"input_length": 100})
+        assert len(fits.result()) == 3
+        for future in long:
+            future.cancel()

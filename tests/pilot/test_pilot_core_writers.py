@@ -87,6 +87,7 @@ WRITERS: dict[str, dict[str, str]] = {
         "says_farewell": "orders",
         "serves_until": "leaving",
         "snapshots": "library_messages",
+        "step_times": "step_knowledge",
         "told": "core presence wants",
         "told_snapshots": "core",
         "turns": "probes",

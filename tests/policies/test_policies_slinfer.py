@@ -106,6 +106,25 @@ def test_a_refused_call_goes_to_the_next_instance_and_then_to_a_new_one(lab: Lab
     assert lab.offered("gpu") == ("y", 0.0)
 
 
+def test_a_pilot_is_told_what_steps_take_and_how_long_an_offered_call_has_waited(lab: Lab) -> None:
+    lab.ask("x", objective=Objective(ttft_s=60.0))
+    start = lab.hears("cpu", to_pilot.StartLibrary)
+    assert start.steps == STEPS
+    lab.wait(3.0)
+    lab.report("cpu", say.LibraryReady(start.library, 0.1, 2.9, GB, GB, slots=64))
+    assert lab.hears("cpu", to_pilot.RunCalls).waited_s == 0.0  # it has waited for the load
+    lab.wait(0.5)
+    lab.ask("y", objective=Objective(ttft_s=60.0))
+    assert lab.hears("cpu", to_pilot.RunCalls).waited_s == 0.0
+    lab.wait(0.25)
+    lab.refuse("cpu", "y")
+    lab.hears("gpu", to_pilot.StartLibrary)
+    lab.wait(2.0)
+    order = lab.hears("cpu", to_pilot.RunCalls)
+    assert order.offer
+    assert 0.25 < order.waited_s <= 2.5
+
+
 def test_an_instance_grows_to_the_watermark_for_what_it_is_offered(lab: Lab) -> None:
     lab.ask("1", "2", "3", "4", "5", prompt=100, output=100)
     lab.started("cpu")

@@ -1,0 +1,203 @@
+"""Looks at the engines on the devices of a library that is offered a call, and at what the call asks of them.
+
+Each engine writes beside its row of the board of turns what it has to do as it begins a step (`engine_rows`). What a
+step takes the pilot knows from the manager and from its libraries' reports (`step_knowledge`). The verdict is the
+core's (`shadow_validation`).
+
+A call that was taken a moment ago is on no board yet: its library reads its arguments first, and its engine takes it up
+between two steps. Until then it counts as an unread prompt. Which request is of which call nobody says, so the oldest
+such call is dropped for each request that an engine has taken up; one whose first token is late counts no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from stoker.contexts.device_turns import EngineWork
+from stoker.contexts.step_lines import StepSeconds
+from stoker.contexts.step_times import StepTimes
+from stoker.manager.protocol.ids import CallId, LibraryId
+from stoker.manager.protocol.to_pilot import RunCalls
+from stoker.pilot.core import step_knowledge
+from stoker.pilot.core.events import OfferWeighed
+from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.pilot.library.engine_rows import unpacked
+from stoker.pilot.library.turn_board import TurnRow, TurnState, rows_in
+
+log = logging.getLogger("stoker.pilot")
+
+BOARD = "turns"
+"""The board's file in the pilot's scratch folder."""
+_LONGEST_STEP_S = 60.0
+"""A row that says that its step ends later is wrong."""
+_READS = 3
+"""How often what is being written just now is read."""
+
+
+class OfferScales:
+    """Weighs offers by what the board of turns says. Used by the agent's thread."""
+
+    def __init__(self, state: CoreState, *, board: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._state = state
+        self._path = board
+        self._clock = clock
+        self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
+        """By the identity of a table, which is kept so that it stays its own."""
+        self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
+        """Calls that each library was given and that no engine seems to have."""
+        self._taken_up: dict[LibraryId, int] = {}
+        """Requests that each engine had taken up when it was last looked at."""
+
+    def weigh(self, order: RunCalls) -> OfferWeighed:
+        """What the engines have to do beside an offered call. Whatever the board says, this answers."""
+        try:
+            return self._weigh(order)
+        except Exception:  # an offer that cannot be weighed is taken, as where nothing is known
+            log.exception("an offer for lib-%d cannot be weighed; nothing is said against it", order.library)
+            return OfferWeighed(order)
+
+    def _weigh(self, order: RunCalls) -> OfferWeighed:
+        library, now = self._state.libraries.get(order.library), self._clock()
+        if library is None or not order.calls:
+            return OfferWeighed(order)
+        self._forget()
+        engines_here = self._read(library)
+        self._count_taken_up(engines_here)
+        new = _asks(order, now)
+        required = self._required_bytes(
+            order, library, [work for row, work in engines_here if row.library == library.number]
+        )
+        self._taken.setdefault(order.library, []).append((order.calls[0].call, new))
+        if self._cost(library) is None:
+            return OfferWeighed(order, required_bytes=required)
+        free_at, engines = now, list[EngineOutlook]()
+        seen = set[LibraryId]()
+        for row, work in engines_here:
+            if row.state is TurnState.HOLDS and now < row.held_at + row.step_s < now + _LONGEST_STEP_S:
+                free_at = max(free_at, row.held_at + row.step_s)
+            other = self._state.libraries[row.library]
+            outlook = self._outlook(other, work, now, is_first=row.library not in seen, but=order)
+            seen.add(row.library)
+            if outlook is not None:
+                engines.append(outlook)
+        for other in self._beside(library):
+            if other.number not in seen:
+                outlook = self._outlook(other, EngineWork(), now, is_first=True, but=order)
+                if outlook is not None:
+                    engines.append(outlook)
+        return OfferWeighed(order, new, engines, free_at, required)
+
+    def _outlook(
+        self, library: PilotLibrary, work: EngineWork, now: float, *, is_first: bool, but: RunCalls
+    ) -> EngineOutlook | None:
+        """What one engine has to do; None where nobody knows what its steps take. A second engine of a library gets no
+        call that is offered to it, so it stands for a library of its own."""
+        cost = self._cost(library)
+        if cost is None:
+            return None
+        prompts = [UnreadPrompt(*prompt) for prompt in work.prompts]
+        number = library.number
+        if is_first:
+            offered = {spec.call for spec in but.calls}
+            taken = self._taken.get(number, ())
+            prompts += [each for call, each in taken if call not in offered and each.due_at >= now]
+            prompts.sort(key=lambda prompt: prompt.due_at)
+        else:
+            number = LibraryId(-1 - number)
+        rows, length = work.rows, work.length
+        if library.stage is not Stage.READY and not prompts:  # it will have a request at least
+            rows, length = max(1, rows), max(1.0, length)
+        due_at, late_at = work.due_at, work.late_at
+        if due_at < now:  # it has become late since
+            due_at, late_at = math.inf, min(due_at, late_at)
+        return EngineOutlook(number, cost, rows, length, due_at, work.tpot_s, tuple(prompts), late_at)
+
+    # ---- the board
+
+    def _read(self, library: PilotLibrary) -> list[tuple[TurnRow, EngineWork]]:
+        """The engines on a library's devices, and what each has to do: nothing where that cannot be read."""
+        mine, libraries = set(library.devices), self._state.libraries
+        for again in reversed(range(_READS)):
+            data = self._path.read_bytes() if self._path.exists() else b""
+            found = list[tuple[TurnRow, EngineWork]]()
+            for row, beside in rows_in(data):
+                if row.library not in libraries or mine.isdisjoint(row.devices):
+                    continue
+                read = unpacked(beside)
+                if (read is None or read[0] != row.library) and again and any(beside):
+                    break  # it is being written
+                found.append((row, read[1] if read is not None and read[0] == row.library else EngineWork()))
+            else:
+                return found
+        return found
+
+    def _beside(self, library: PilotLibrary) -> list[PilotLibrary]:
+        """The libraries on a library's devices, itself among them."""
+        mine = set(library.devices)
+        return [each for each in self._state.libraries.values() if not mine.isdisjoint(each.devices)]
+
+    # ---- what is known
+
+    def _cost(self, library: PilotLibrary) -> StepSeconds | None:
+        times = step_knowledge.known(self._state, library)
+        if times is None:
+            return None
+        found = self._seconds.get(id(times))
+        if found is None:
+            kept = {id(each) for each in self._state.step_times.values()}
+            self._seconds = {key: each for key, each in self._seconds.items() if key in kept}
+            found = self._seconds[id(times)] = times, StepSeconds(times)
+        return found[1]
+
+    def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> int:
+        """What the library has to hold of each device, should all requests peak at once (SLINFER eq. 2); 0 = nobody
+        knows. The manager reckons the same with fewer tokens than some requests have written."""
+        needs, facts = library.recipe.needs, self._state.devices_of(library)[0]
+        declared = needs.device_memory_bytes + facts.process_bytes if needs.device_memory_bytes else 0
+        if facts.on_host:
+            declared = max(needs.memory_bytes, needs.device_memory_bytes)
+        if not needs.token_bytes or not declared or not work:
+            return 0
+        tokens = sum(each.peak_tokens for each in work) + _peak(order)
+        return declared + needs.token_bytes * max(0, tokens - needs.cache_tokens)
+
+    def _count_taken_up(self, engines: list[tuple[TurnRow, EngineWork]]) -> None:
+        """Calls whose requests the engines have by now stand on the board."""
+        counts: dict[LibraryId, int] = {}
+        for row, work in engines:
+            counts[row.library] = counts.get(row.library, 0) + work.taken_up
+        for library, count in counts.items():
+            more = count - self._taken_up.get(library, 0)
+            self._taken_up[library] = count
+            if more > 0 and library in self._taken:
+                del self._taken[library][:more]
+
+    def _forget(self) -> None:
+        """Calls that were refused, or have ended, and libraries that are gone count no more."""
+        libraries = self._state.libraries
+        for notes in (self._taken, self._taken_up):
+            for number in [number for number in notes if number not in libraries]:
+                del notes[number]
+        for number, taken in self._taken.items():
+            held = libraries[number].held
+            taken[:] = [(call, prompt) for call, prompt in taken if call in held]
+
+
+def _asks(order: RunCalls, now: float) -> UnreadPrompt:
+    """What an offered call asks of the engine, should it join now."""
+    features, objective = order.calls[0].features, order.options.objective
+    tokens = max(1, features.input_length) if features is not None else 1
+    first_s = objective.first_token_s(tokens)
+    return UnreadPrompt(tokens, now - order.waited_s + first_s if first_s else math.inf, objective.tpot_s)
+
+
+def _peak(order: RunCalls) -> int:
+    """Tokens that an offered call is expected to have at its end."""
+    features = order.calls[0].features
+    return features.input_length + features.expected_output if features is not None else 1

@@ -1,0 +1,54 @@
+"""What a model's cache takes is told by its config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_model import write_tiny_model
+
+from stoker.contexts.cache_needs import with_cache
+from stoker.contexts.causal_lm import causal_lm
+from stoker.contexts.recipe import Needs
+
+CONFIG = {
+    "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 64,
+    "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "needs", "dtype", "found"),
+    [
+        ({}, Needs(), "auto", (2 * 6 * 4 * 8 * 4, 2048)),
+        ({}, Needs(kinds=("NVIDIA A10",)), "auto", (2 * 6 * 4 * 8 * 2, 2048)),
+        ({}, Needs(), "float16", (2 * 6 * 4 * 8 * 2, 2048)),
+        ({"head_dim": 16}, Needs(), "float32", (2 * 6 * 4 * 16 * 4, 2048)),
+        ({"num_key_value_heads": None}, Needs(), "float32", (2 * 6 * 8 * 8 * 4, 2048)),
+        ({"max_position_embeddings": 1 << 20}, Needs(), "float32", (1536, 4096)),
+        ({}, Needs(device_memory_bytes=1_536_100), "float32", (1536, 1000)),
+        ({"num_hidden_layers": "six"}, Needs(), "auto", (0, 0)),
+        ({"max_position_embeddings": None}, Needs(), "auto", (0, 0)),
+    ],
+)
+def test_a_token_takes_its_keys_and_values_in_all_layers(
+    tmp_path: Path, more: dict[str, object], needs: Needs, dtype: str, found: tuple[int, int]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **more}))
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    made = with_cache(needs, str(tmp_path), dtype=dtype)
+    assert (made.token_bytes, made.cache_tokens) == found
+
+
+@pytest.mark.parametrize("config", [None, "[]", "{", "7"])
+def test_a_model_that_does_not_tell_keeps_its_needs(tmp_path: Path, config: str | None) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert with_cache(Needs(disk_bytes=3), str(tmp_path), dtype="auto") == Needs(disk_bytes=3)
+
+
+def test_the_recipe_of_a_language_model_says_it(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model")
+    needs = causal_lm(str(tmp_path / "model")).needs
+    assert (needs.token_bytes, needs.cache_tokens) == (2 * 6 * 64 * 4, 2048)

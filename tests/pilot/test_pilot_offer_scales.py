@@ -1,0 +1,175 @@
+"""An agent looks at the board of turns and tells the core what the engines on a device have to do."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from core.pilot_shell import GIB, CoreShell
+
+from stoker.contexts.device_turns import EngineWork
+from stoker.contexts.inference.adapter import EngineLoad
+from stoker.contexts.recipe import Needs, Recipe
+from stoker.contexts.step_times import StepSample, StepTimes, times_of
+from stoker.manager.protocol import to_agent, to_library
+from stoker.manager.protocol import to_manager as told
+from stoker.manager.protocol.calls import CallOptions, CallSpec, Features, Objective
+from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
+from stoker.manager.protocol.to_pilot import RunCalls
+from stoker.pilot.agent.offers import OfferScales
+from stoker.pilot.core import commands
+from stoker.pilot.core.events import OfferWeighed
+from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+from stoker.pilot.library.library_turns import LibraryTurns
+
+GPU = (DeviceId("gpu:0"),)
+NEEDS = Needs(device_memory_bytes=8 * GIB, token_bytes=1000, cache_tokens=1000)
+MODELS = [Recipe(name, name, needs=NEEDS) for name in ("one", "two")]
+SAMPLES = [StepSample(True, 100, 50, 0.1), StepSample(True, 1000, 500, 1.0), StepSample(False, 1, 100, 0.05)]
+TIMES = times_of(SAMPLES)
+
+
+class Pilot:
+    """A pilot's core with two libraries on one device, and the scales of its agent."""
+
+    def __init__(self, board: Path) -> None:
+        self.board = board
+        self.shell = CoreShell().join()
+        for number, model in enumerate(MODELS, start=1):
+            self.shell.ready(number, model, device_memory_bytes=8 * GIB)
+        self.shell.forget()
+        self.scales = OfferScales(self.shell.core.state, board=board, clock=lambda: self.shell.now)
+        self.engines = [LibraryTurns(board, LibraryId(number), GPU) for number in (1, 2)]
+
+    def measure(self, times: StepTimes = TIMES) -> None:
+        for number in (1, 2):
+            self.shell.say(number, to_agent.BatchReport(EngineLoad(), times))
+        self.shell.forget()
+
+    def offer(self, call: int = 1, *, ttft_s: float = 5.0, tokens: int = 100, waited_s: float = 0.0) -> OfferWeighed:
+        """The manager offers library 1 a call; what the agent says of it, which the core is told."""
+        spec = CallSpec(CallId(call), b"x", Features(input_length=tokens, expected_output=50))
+        options = CallOptions(objective=Objective(ttft_s=ttft_s, tpot_s=0.25))
+        order = RunCalls(LibraryId(1), FunctionKey("f"), [spec], options, offer=True, waited_s=waited_s)
+        self.shell.hear(order)
+        found = self.scales.weigh(self.shell.take(commands.WeighOffer).order)
+        self.shell.give(found)
+        return found
+
+    def outlook(self, weighed: OfferWeighed, library: int) -> EngineOutlook:
+        [found] = [each for each in weighed.engines if each.library == library]
+        return found
+
+
+@pytest.fixture
+def pilot(tmp_path: Path) -> Iterator[Pilot]:
+    made = Pilot(tmp_path / "turns")
+    yield made
+    for engine in made.engines:
+        engine.close()
+
+
+def test_nothing_is_said_against_a_call_while_steps_are_not_measured(pilot: Pilot) -> None:
+    found = pilot.offer(ttft_s=0.01, tokens=1000)
+    assert (found.new, found.engines) == (None, ())
+    assert pilot.shell.take(to_library.Run)
+
+
+def test_what_the_manager_knew_of_steps_counts_until_they_are_measured(tmp_path: Path) -> None:
+    shell = CoreShell().join().start(1, MODELS[0], steps=TIMES)
+    assert shell.core.state.step_times["one", "A10"] == TIMES
+    wrong = msgspec.structs.replace(TIMES, decode=(msgspec.structs.replace(TIMES.decode[0], seconds=math.nan),))
+    shell.start(2, MODELS[1], steps=wrong)
+    assert ("two", "A10") not in shell.core.state.step_times
+    shell.start(3, MODELS[0], steps=times_of(SAMPLES * 2))
+    assert shell.core.state.step_times["one", "A10"] == TIMES
+
+
+def test_engines_are_seen_with_what_they_have_to_do(pilot: Pilot) -> None:
+    pilot.measure()
+    prompts = [(300, 103.0, 0.25)]
+    pilot.engines[1].publish(EngineWork(2, 150.0, 100.4, 0.25, 99.0, prompts, 3, 500))
+    found = pilot.offer()
+    assert found.new == UnreadPrompt(100, 105.0, 0.25)
+    other = pilot.outlook(found, 2)
+    assert (other.rows, other.length, other.due_at, other.tpot_s, other.late_at) == (2, 150.0, 100.4, 0.25, 99.0)
+    assert other.prompts == (UnreadPrompt(300, 103.0, 0.25),)
+    assert other.cost.prefill_s(1000, 500) == pytest.approx(1.0)
+    assert (pilot.outlook(found, 1).rows, pilot.outlook(found, 1).prompts) == (0, ())
+
+
+def test_a_call_is_refused_for_the_tokens_of_another_engine(pilot: Pilot) -> None:
+    pilot.measure()
+    pilot.engines[1].publish(EngineWork(1, 150.0, 100.3, 0.06, math.inf, [], 1, 200))
+    pilot.offer(tokens=1000)
+    why = "a token of each request on the device would take 0.11 s, and 0.06 s are allowed"
+    assert pilot.shell.take(told.CallsReturned).refused == why
+    pilot.engines[1].publish(EngineWork(taken_up=1))
+    pilot.offer(2, tokens=1000)
+    assert pilot.shell.take(to_library.Run)
+
+
+def test_calls_that_were_taken_a_moment_ago_count_until_an_engine_has_them(pilot: Pilot) -> None:
+    pilot.measure()
+    assert pilot.outlook(pilot.offer(1, ttft_s=5.0, tokens=100), 1).prompts == ()
+    second = pilot.offer(2, ttft_s=1.5, tokens=1000)
+    assert pilot.outlook(second, 1).prompts == (UnreadPrompt(100, 105.0, 0.25),)
+    assert [spec.call for run in pilot.shell.all(to_library.Run) for spec in run.calls] == [1, 2]
+    assert len(pilot.outlook(pilot.offer(3, ttft_s=0.5, tokens=1000), 1).prompts) == 2  # refused, so not counted
+    pilot.engines[0].publish(EngineWork(prompts=[(1000, 101.5, 0.25), (100, 105.0, 0.25)], taken_up=2))
+    assert len(pilot.outlook(pilot.offer(4, ttft_s=0.5, tokens=1000), 1).prompts) == 2
+
+
+def test_a_call_that_has_waited_is_due_earlier(pilot: Pilot) -> None:
+    pilot.measure()
+    found = pilot.offer(ttft_s=5.0, waited_s=2.0)
+    assert found.new is not None
+    assert found.new.due_at == 103.0
+    assert pilot.shell.take(to_library.Run).waited_s == 2.0
+
+
+def test_a_token_that_became_late_since_the_step_began_forbids_nothing(pilot: Pilot) -> None:
+    pilot.measure()
+    pilot.engines[1].publish(EngineWork(1, 150.0, 99.5, 0.25, math.inf, [], 1, 200))
+    other = pilot.outlook(pilot.offer(), 2)
+    assert (other.due_at, other.late_at) == (math.inf, 99.5)
+
+
+def test_a_cache_that_was_underestimated_is_asked_for(pilot: Pilot) -> None:
+    pilot.engines[0].publish(EngineWork(4, 500.0, taken_up=4, peak_tokens=2000))
+    own = pilot.shell.core.state.devices[GPU[0]].process_bytes
+    assert pilot.offer(tokens=100).required_bytes == NEEDS.device_memory_bytes + own + 1000 * (2000 + 150 - 1000)
+    assert "of device memory for it" in pilot.shell.take(told.CallsReturned).refused
+
+
+def test_further_prompts_count_as_one(pilot: Pilot) -> None:
+    pilot.measure()
+    prompts = [(10, 110.0 + number, 0.25) for number in range(40)]
+    pilot.engines[1].publish(EngineWork(prompts=prompts, taken_up=40))
+    found = pilot.outlook(pilot.offer(), 2).prompts
+    assert len(found) == 32
+    assert found[-1] == UnreadPrompt(90, 149.0, 0.25)
+
+
+def test_wrong_bytes_on_the_board_never_break_the_agent(pilot: Pilot) -> None:
+    pilot.measure()
+    chance = random.Random(3)
+    for number in range(300):
+        for engine in pilot.engines:
+            engine.publish(EngineWork(1, 150.0, 100.3, 0.25, math.inf, [(7, 103.0, 0.25)], 1, 200))
+        with pilot.board.open("r+b") as file:
+            for _ in range(chance.randrange(1, 60)):
+                file.seek(chance.randrange(pilot.board.stat().st_size))
+                file.write(bytes([chance.randrange(256)]))
+        pilot.offer(number + 1)
+    while pilot.engines:
+        pilot.engines.pop().close()
+    for cut in (100, 0):
+        pilot.board.write_bytes(b"x" * cut)
+        pilot.offer(1000 + cut)
+    pilot.board.unlink()
+    assert pilot.offer(2000).new is not None
