@@ -19,6 +19,8 @@ _LEAST = 1.0
 _FAR = 65_536.0
 """So many tokens beyond the last cell a line is straight, too."""
 _ROUNDING = 1e-9
+_KEPT_PREFILLS = 32_768
+"""Prompts of so many lengths are remembered, more than a workload has."""
 
 
 class StepSeconds:
@@ -28,6 +30,8 @@ class StepSeconds:
         self._model = StepModel(times)
         self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
         self._factor = factor
+        self._prefills: dict[tuple[int, float], float] = {}
+        """The seconds of prompts that were asked for before: a policy asks for a waiting call again and again."""
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
         """By the requests of a batch: the seconds at each of the lengths, and for one more token from there on; None
         where they do not lie on a line."""
@@ -35,7 +39,13 @@ class StepSeconds:
     def prefill_s(self, tokens: int, length: float) -> float:
         """What a step takes that reads so many tokens of prompts, each of which attends to `length`. Raises LookupError
         if no such step has been measured."""
-        return self._factor * self._model.step_s(prefill=True, tokens=tokens, length=length)
+        known = self._prefills.get((tokens, length))
+        if known is None:
+            known = self._factor * self._model.step_s(prefill=True, tokens=tokens, length=length)
+            if len(self._prefills) >= _KEPT_PREFILLS:
+                self._prefills.clear()
+            self._prefills[tokens, length] = known
+        return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
         """What each of `count` decode steps of so many requests takes, one after the other: their mean length is

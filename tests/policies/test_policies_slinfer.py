@@ -14,7 +14,7 @@ from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.slinfer import slinfer
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot
-from stoker.manager.protocol.calls import Features, Objective
+from stoker.manager.protocol.calls import CallProgress, Features, Objective
 
 GB = 1_000_000_000
 SOON = Objective(ttft_s=1.0, tpot_s=0.25)
@@ -178,6 +178,18 @@ def test_a_neighbour_with_a_smaller_batch_makes_room_if_its_calls_fit_elsewhere(
     assert lab.hears("cpu", to_pilot.EvictCall).call == lab.ids["b0"]
     assert lab.hears("cpu", to_pilot.StopLibrary).reason == "a grows beside it"
     assert lab.offered("cpu") == ("3", pytest.approx(4 + 1.5 * 1.25))
+
+
+def test_an_evicted_call_finds_a_place_however_late_it_is() -> None:
+    """Nothing drops it, for it may have its first token; it waited for ever where every instance would be late."""
+    lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
+    victim = lab.hears("cpu", to_pilot.EvictCall)
+    evicted = say.CallEvicted(victim.library, CallProgress(victim.call))
+    lab.lose("cpu2").report("cpu", evicted).wait(5.0)
+    lab.forget()
+    lab.pilot_of("cpu3", "cpu", memory="6 GB").wait(0.2)
+    assert lab.started("cpu3")[0] == "b"
+    assert lab.offered("cpu3")[0] == "b0"
 
 
 @pytest.mark.parametrize(("others", "elsewhere"), [(1, False), (2, True)])

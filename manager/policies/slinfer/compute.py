@@ -14,6 +14,7 @@ from stoker.contexts.step_lines import StepSeconds
 from stoker.contexts.step_times import StepTimes
 from stoker.manager.core.nouns import Call, Context, Device, Library
 from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.seams import View
 from stoker.pilot.core.shadow_validation import OVERESTIMATE
 
 
@@ -64,22 +65,32 @@ class ComputeOutlook:
         cost = self.cost(library.context, library.devices[0]) if rows else None
         if cost is None:
             return 0.0
-        lengths = [prompt_tokens(call) + output_tokens(call) / 2 for call in library.held.values()]
-        length = sum(lengths) / len(lengths) if lengths else 1.0
-        return cost.decode_s(rows, length)[0]
+        tokens = sum(prompt_tokens(call) + output_tokens(call) / 2 for call in library.held.values())
+        return cost.decode_s(rows, tokens / rows if library.held else 1.0)[0]
 
-    def why_not_here(self, device: Device, call: Call, *, now: float, leaving: frozenset[int] = frozenset()) -> str:
-        """Why a new instance on a device would not serve a call in time; empty if it would, for all that is known.
-        `leaving`: libraries that end for it."""
-        context, objective = call.group.context, call.group.options.objective
+    def is_too_slow(self, device: Device, call: Call, *, left_s: float) -> bool:
+        """True if a device cannot read a call's prompt within `left_s`, even if it does nothing else."""
+        return _wants_soon(call) and self.prefill_s(call.group.context, device, call) > left_s
+
+    def is_too_full(self, device: Device, call: Call, *, left_s: float, leaving: frozenset[int]) -> bool:
+        """True if a new instance on a device would not serve a call in time beside the others there, for all that is
+        known. `left_s`: seconds until its first token is due; `leaving`: libraries that end for it."""
+        context, tpot_s = call.group.context, call.group.options.objective.tpot_s
         cost = self.cost(context, device)
         if cost is None:
-            return ""
-        prompt = prompt_tokens(call)
+            return False
         others_s = [self.decode_s(library) for library in staying(device) if library.id not in leaving]
-        ttft_s = objective.first_token_s(prompt)
-        left_s = call.submitted_at + ttft_s - now  # its load is granted on top (§IX-A)
-        if ttft_s and cost.prefill_s(prompt, prompt / 2) + max(others_s, default=0.0) > left_s:
-            return "its first token would be late"
-        cycle_s = sum(others_s) + cost.decode_s(1, prompt)[0]
-        return "its tokens would be late" if 0 < objective.tpot_s < cycle_s else ""
+        if _wants_soon(call) and self.prefill_s(context, device, call) + max(others_s, default=0.0) > left_s:
+            return True
+        return 0 < tpot_s < sum(others_s) + cost.decode_s(1, prompt_tokens(call))[0]
+
+
+def _wants_soon(call: Call) -> bool:
+    return call.group.options.objective.first_token_s(prompt_tokens(call)) > 0
+
+
+def first_token_left_s(view: View, call: Call) -> float:
+    """Seconds until the first token of a call is due; its load is granted on top (§IX-A). A call that was evicted has
+    its whole time again: it may have its first token, and must find a place, however late it is."""
+    wanted_s = call.group.options.objective.first_token_s(prompt_tokens(call))
+    return wanted_s if call.id in view.reports else call.submitted_at + wanted_s - view.now

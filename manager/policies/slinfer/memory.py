@@ -33,7 +33,10 @@ class CacheSizes:
 
     def recommended(self, context: Context, device: Device, required: int) -> int:
         """The same with the watermark: of the cache, not of the weights."""
-        return required + int(self.watermark * (required - _weights(context, device)))
+        return self._with_watermark(required, _weights(context, device))
+
+    def _with_watermark(self, required: int, weights: int) -> int:
+        return required + int(self.watermark * (required - weights))
 
     def admit(self, library: Library, call: Call) -> int | None:
         """What an instance has to reserve for one more call: 0 if what it has will do, None if its device has no
@@ -59,12 +62,15 @@ class CacheSizes:
 
     def shrink(self, library: Library) -> tuple[Resize, ...]:
         """What an instance gives back, if it has far more than it needs (§VII-B): not while a resize is under way."""
-        device = library.devices[0]
         if library.resizing or library.state is not LibraryState.READY:
             return ()
-        required = self.required(library.context, device, library.held.values())
-        recommended = self.recommended(library.context, device, required)
-        enough = self.recommended(library.context, device, recommended)
+        context, device = library.context, library.devices[0]
+        weights, needs = _weights(context, device), context.recipe.needs
+        least = self._with_watermark(weights + needs.token_bytes * needs.cache_tokens, weights)
+        if library.promised_bytes <= self._with_watermark(least, weights):
+            return ()  # it is as small as one without calls: most are, and each is looked at in each round
+        recommended = self._with_watermark(self.required(context, device, library.held.values()), weights)
+        enough = self._with_watermark(recommended, weights)
         return (Resize(library.id, recommended),) if enough < library.promised_bytes else ()
 
 

@@ -12,7 +12,7 @@ from stoker.manager.core.nouns import Call, Context, Device, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, Load, Unload, View
 from stoker.manager.policies.sizes import suits
-from stoker.manager.policies.slinfer.compute import ComputeOutlook, staying
+from stoker.manager.policies.slinfer.compute import ComputeOutlook, first_token_left_s, staying
 from stoker.manager.policies.slinfer.memory import CacheSizes
 from stoker.manager.policies.where_to_load import may_load
 from stoker.manager.protocol.ids import RecipeKey
@@ -51,16 +51,15 @@ class InstancePlaces:
         """Actions that load an instance for a call: instances that do nothing leave for it. Empty where there is no
         room."""
         best: tuple[tuple[bool, int, int, str], list[Action]] | None = None
-        for device, room, idle in self.places(view, call):
-            size = self.size(device, call)
-            gone: list[Library] = []
+        for device, size, idle in self.places(view, call):
+            room, gone = device.budget_bytes, list[Library]()
             for library in idle:
                 if room >= size:
                     break
                 gone.append(library)
                 room += library.promised_bytes
             rank = (not device.facts.on_host, len(gone), room - size, f"{device.pilot.id}/{device.id}")
-            if room < size or (best is not None and best[0] <= rank):
+            if best is not None and best[0] <= rank:
                 continue
             required = self._sizes.required(call.group.context, device, (call,))
             promised = min(room, self._sizes.recommended(call.group.context, device, required))
@@ -76,23 +75,31 @@ class InstancePlaces:
         return self._sizes.required(call.group.context, device, (call,))
 
     def places(
-        self, view: View, call: Call, *, leaving: frozenset[int] = frozenset()
+        self, view: View, call: Call, *, leaving: frozenset[int] = frozenset(), ends_idle: bool = True
     ) -> Iterator[tuple[Device, int, list[Library]]]:
-        """Devices where a new instance would serve a call in time, with the room there and the instances that do
-        nothing, the one that was used longest ago first. `leaving`: libraries that end anyway."""
-        context = call.group.context
-        for device in view.devices():
-            if not suits(context, device, unnamed_spares=True) or (device.facts.on_host and not self._uses_cpus):
+        """Devices where a new instance would serve a call in time, with the bytes that it needs there and the instances
+        that do nothing, the one that was used longest ago first. There is room for it, with `ends_idle` once those have
+        left. `leaving`: libraries that end anyway."""
+        context, left_s = call.group.context, first_token_left_s(view, call)
+        for device in view.devices():  # what is cheap to see comes first: a call that waits is looked at often
+            if (device.facts.on_host and not self._uses_cpus) or not suits(context, device, unnamed_spares=True):
+                continue
+            if self._compute.is_too_slow(device, call, left_s=left_s):
                 continue
             here = [library for library in staying(device) if library.id not in leaving]
-            if any(library.context is context for library in here) or not may_load(view, context, device):
+            if any(library.context is context for library in here):
                 continue
             idle = [x for x in here if x.state is LibraryState.READY and not x.load]
+            size, room = self.size(device, call), device.budget_bytes
+            if room + (sum(library.promised_bytes for library in idle) if ends_idle else 0) < size:
+                continue
             gone = leaving.union(library.id for library in idle)
-            if self._compute.why_not_here(device, call, now=view.now, leaving=gone):
+            if self._compute.is_too_full(device, call, left_s=left_s, leaving=gone):
+                continue
+            if not may_load(view, context, device):
                 continue
             idle.sort(key=lambda library: (library.used_at, library.id))
-            yield device, device.budget_bytes, idle
+            yield device, size, idle
 
     def fits_elsewhere(self, view: View, calls: Iterable[Call], *, but: Library) -> bool:
         """True if each of these calls of an instance would find room without it: in another instance, or a new one."""
@@ -100,10 +107,8 @@ class InstancePlaces:
             others = [x for x in instances(call.group.context) if x is not but]
             if any(self._sizes.admit(other, call) is not None for other in others):
                 continue
-            beside = (
-                place for place in self.places(view, call, leaving=frozenset((but.id,)))
-                if place[0] not in but.devices and place[1] >= self.size(place[0], call)
-            )  # fmt: skip
+            elsewhere = self.places(view, call, leaving=frozenset((but.id,)), ends_idle=False)
+            beside = (device for device, _, _ in elsewhere if device not in but.devices)
             if next(beside, None) is None:
                 return False
         return True
