@@ -44,6 +44,7 @@ from benchmarks import (
     zygote,
 )
 from benchmarks.paired import ROOT, machine
+from benchmarks.slinfer import decisions
 from benchmarks.table import Table, passes, show
 
 BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
@@ -71,6 +72,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     live_models.NAME: (live_models.TITLE, live_models.measure),
     simulator.NAME: (simulator.TITLE, simulator.measure),
     scheduling_rounds.NAME: (scheduling_rounds.TITLE, scheduling_rounds.measure),
+    decisions.NAME: (decisions.TITLE, decisions.measure),
     prompt_bank.NAME: (prompt_bank.TITLE, prompt_bank.measure),
     prompt_quality.NAME: (prompt_quality.TITLE, prompt_quality.measure),
     tune_start.NAME: (tune_start.TITLE, tune_start.measure),

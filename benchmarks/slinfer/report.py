@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 
-from benchmarks.slinfer import paper, tables, texts
+from benchmarks.slinfer import paper, summary, tables, texts
 from benchmarks.slinfer.cases import (
     BASELINES,
     SLINFER,
@@ -18,7 +18,7 @@ from benchmarks.slinfer.cases import (
     is_there,
 )
 from benchmarks.slinfer.measures import TTFT_POINTS_S
-from benchmarks.slinfer.paper import BAR_GPUS, BAR_POINTS, LOADS, MET, NODES_USED, SHORT, SIZES
+from benchmarks.slinfer.paper import BAR_GPUS, LOADS, MET, NODES_USED, SHORT, SIZES
 from benchmarks.slinfer.records import Records
 from benchmarks.slinfer.table_ii import concurrency
 from benchmarks.slinfer.worlds import CPU, GPU, Nodes
@@ -32,8 +32,9 @@ def write(records: Records, *, for_s: float = 0.0) -> str:
     """The page, in Markdown. `for_s`: the records are of the first seconds of each workload."""
     of = _Page(records, for_s)
     parts = (
-        texts.HEAD, texts.READINGS, of.figure_22(), of.capacity(), of.ttft(), of.table_ii(), of.figure_25(),
-        of.figure_32(), of.figure_35(), of.slinfer_alone(), texts.OPEN, of.doubts(),
+        texts.HEAD, of.summary(), texts.READINGS, of.figure_22(), of.capacity(), of.ttft(), of.table_ii(),
+        of.figure_25(), of.figure_32(), of.figure_35(), of.slinfer_alone(), texts.OPEN, of.doubts(), texts.ALLOCATES,
+        of.allocations(),
     )  # fmt: skip
     return "\n".join(part for part in parts if part)
 
@@ -74,6 +75,11 @@ class _Page:
 
     def _of(self, case: Case) -> Result | None:
         return self._records.get(case if not self._for_s else _shortened(case, self._for_s))
+
+    def summary(self) -> str:
+        """The bars, and which are met."""
+        rows = [verdict.row for verdict in summary.verdicts(self._of)]
+        return f"{texts.SUMMARY}\n{_table(('bar', 'paper', 'here', 'met'), rows)}"
 
     def figure_22(self) -> str:
         """Nodes used, decode speed and objectives met, by size and load."""
@@ -214,6 +220,16 @@ class _Page:
             ("`sllm+c+s`, 7B: GPUs; met, %", *(f"{models} models" for models in LOADS)), [["paper", *said], *rows]
         )
 
+    def allocations(self) -> str:
+        """What it changes that a load allocates a cache."""
+        rows = []
+        for size in SIZES:
+            found = [self._of(Case(system, 128, (size,), nodes=tables.ALLOCATES)) for system in tables.ALLOCATING]
+            *baselines, ours = found
+            rows.append([SHORT[size], *map(met, found), *(_more(ours, theirs) for theirs in baselines)])
+        names = [f"`{system}`" for system in tables.ALLOCATING]
+        return _table(("128 x", *(f"{name} met, %" for name in names), *(f"over {name}" for name in names[:-1])), rows)
+
 
 def _doubts() -> Iterator[tuple[str, str, Nodes, dict[str, float | bool]]]:
     for name, (system, nodes, settings) in tables.DOUBTS.items():
@@ -237,24 +253,13 @@ def _within(result: Result | None, said: dict[str, float | None], share: float |
     """Whether each number that the paper has is met within the bars, in one of the two readings."""
     if result is None or (share is None and all(each is None for each in said.values())):
         return ""
-    off: list[str] = []
-    for kind, number in said.items():
-        if number is not None and abs(nodes_used(result, kind) - number) > BAR_GPUS:
-            off.append(f"{nodes_used(result, kind) - number:+.1f} {kind.upper()}s")
-    if share is not None:
-        low, high = sorted(100 * part for part in (result.measures.met_strict, result.measures.met_mean))
-        nearest = min((low, high), key=lambda one: abs(one - share))
-        if not low <= share <= high and abs(nearest - share) > BAR_POINTS:
-            off.append(f"{nearest - share:+.1f} points")
+    off = summary.off_table_3(result, gpus=said[GPU], met=share)
+    cpus = said[CPU]
+    if cpus is not None and abs(nodes_used(result, CPU) - cpus) > BAR_GPUS:
+        off.append(f"{nodes_used(result, CPU) - cpus:+.1f} CPUs")
     return f"**no**: {', '.join(off)}" if off else "yes"
 
 
 def _more(ours: Result | None, theirs: Result | None) -> str:
-    if ours is None or theirs is None:
-        return _MISSING
-    read: tuple[Callable[[Result], float], ...] = (
-        lambda one: one.measures.met_strict,
-        lambda one: one.measures.met_mean,
-    )
-    shares = sorted(100 * (each(ours) / max(1e-9, each(theirs)) - 1) for each in read)
-    return " to ".join(f"{share:+.0f}" for share in shares)
+    found = summary.gain(ours, theirs)
+    return _MISSING if found is None else " to ".join(f"{share:+.0f}" for share in found)

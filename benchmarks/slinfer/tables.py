@@ -10,6 +10,9 @@ from benchmarks.slinfer.worlds import Nodes
 
 SYSTEMS = (*BASELINES, SLINFER)
 MIXED = SIZES
+ALLOCATING = (SLLM, SLLM_C, SLLM_CS, SLINFER)
+BAR_RUN_S = 60.0
+"""Of one core, for 128 models."""
 QUICK_S = 300.0
 """A quick look takes so much of each workload."""
 
@@ -35,6 +38,11 @@ DOUBTS: dict[str, tuple[str, Nodes, dict[str, float | bool]]] = {
     "half a node computes at half its speed": (SLLM_CS_STATIC, Nodes(), {}),
 }
 """What the text leaves open of `sllm+c+s`, and one experiment for each."""
+
+
+ALLOCATES = Nodes(cache_s_per_gb=0.03)
+"""A load allocates the cache of its instance: 1.9 s for 64 GB (Figure 17). One of `sllm` has all of a GPU, one of
+`slinfer` begins with a cache for 4,096 tokens."""
 
 
 def _grid(systems: tuple[str, ...], sizes: tuple[str, ...]) -> list[Case]:
@@ -69,10 +77,11 @@ def _table_35() -> list[Case]:
 
 def doubts() -> list[Case]:
     """The experiments on what the text leaves open."""
-    return [
+    alone = [
         Case(system, models, nodes=nodes, settings=settings)
         for system, nodes, settings in DOUBTS.values() for models in LOADS
     ]  # fmt: skip
+    return [*alone, *(Case(system, 128, (size,), nodes=ALLOCATES) for size in SIZES for system in ALLOCATING)]
 
 
 TABLES = {

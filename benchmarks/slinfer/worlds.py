@@ -36,7 +36,8 @@ RESIZE_S = Duration(0.03)
 
 class Nodes(msgspec.Struct, frozen=True):
     """What there is to run on. `parts`: a node is cut into so many devices, each with that part of its memory and of
-    its speed (but see `WHOLE_ON_CPU`)."""
+    its speed (but see `WHOLE_ON_CPU`). `cache_s_per_gb`: a load into a GPU allocates the cache of its instance as well,
+    which takes so long."""
 
     gpus: int = NODES
     cpus: int = NODES
@@ -44,6 +45,7 @@ class Nodes(msgspec.Struct, frozen=True):
     cpu_loads: bool = False
     cpu_memory_bytes: int = int(MEMORY)
     load_bytes_per_s: float = LOAD_BYTES_PER_S
+    cache_s_per_gb: float = 0.0
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -95,7 +97,7 @@ def _limited_model(size: str, nodes: Nodes, *, together: int) -> ContextModel:
     engine = {kind: engine_of(size, kind, rows=limit_of(size, kind, together)) for kind in nodes.kinds}
     return ContextModel(
         device_memory_bytes=Size(min(MEMORY, nodes.cpu_memory_bytes) // together), kinds=nodes.kinds, slots=0,
-        load_s=_load_s(size, nodes), engine=engine,
+        load_s=_load_s(size, nodes, memory_bytes=int(MEMORY) // together), engine=engine,
     )  # fmt: skip
 
 
@@ -108,16 +110,19 @@ def elastic(sizes: list[str], nodes: Nodes, *, longest: int = 4096, resize_s: Du
 
 def _elastic_model(size: str, nodes: Nodes, *, longest: int, resize_s: Duration) -> ContextModel:
     profile = profile_of(size, nodes.kinds[-1])
+    memory_bytes = profile.weights_bytes + longest * profile.token_bytes
     return ContextModel(
-        device_memory_bytes=Size(profile.weights_bytes + longest * profile.token_bytes), kinds=nodes.kinds, slots=0,
-        load_s=_load_s(size, nodes), engine={kind: engine_of(size, kind, rows=ROWS) for kind in nodes.kinds},
-        resize_s=resize_s,
+        device_memory_bytes=Size(memory_bytes), kinds=nodes.kinds, slots=0,
+        load_s=_load_s(size, nodes, memory_bytes=memory_bytes), resize_s=resize_s,
+        engine={kind: engine_of(size, kind, rows=ROWS) for kind in nodes.kinds},
     )  # fmt: skip
 
 
-def _load_s(size: str, nodes: Nodes) -> dict[str, Duration]:
-    load = Duration(profile_of(size, GPU).weights_bytes / nodes.load_bytes_per_s)
-    return {GPU: load, CPU: load if nodes.cpu_loads else Duration(0.0)}
+def _load_s(size: str, nodes: Nodes, *, memory_bytes: int) -> dict[str, Duration]:
+    """What a load takes, by the kind of node; `memory_bytes`: what its instance has of a GPU."""
+    weights = profile_of(size, GPU).weights_bytes
+    loads, allocates = weights / nodes.load_bytes_per_s, nodes.cache_s_per_gb * (memory_bytes - weights) / 1e9
+    return {GPU: Duration(loads + allocates), CPU: Duration(loads if nodes.cpu_loads else 0.0)}
 
 
 def _world(models: list[ContextModel], nodes: Nodes, cpu_parts: int) -> World:

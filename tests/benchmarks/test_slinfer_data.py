@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.slinfer import data
 from benchmarks.slinfer.__main__ import main
-from benchmarks.slinfer.worlds import Nodes, limited
+from benchmarks.slinfer.worlds import Nodes, elastic, limited
 from stoker.contexts.step_times import StepModel
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.log import Happened
@@ -55,6 +55,20 @@ def test_a_few_minutes_of_a_few_models_are_served_whole() -> None:
     outcome = run.run()
     assert (outcome.calls, outcome.failed, outcome.complete) == (len(arrivals), {}, True)
     assert run.log.what.count(Happened.TOKEN_LATE) == len(arrivals)
+
+
+@here
+def test_a_load_may_allocate_the_cache_that_its_instance_has_of_a_gpu() -> None:
+    weights_gb = data.read_profile("llama-2-7b", "gpu:gpu").weights_bytes / 1e9
+    for share, cache_gb in ((1, 80 - weights_gb), (2, 40 - weights_gb)):
+        plain, allocates = (
+            limited(["llama-2-7b"], Nodes(cache_s_per_gb=per_gb), share=share).contexts["model-0"].load_s
+            for per_gb in (0.0, 0.03)
+        )
+        assert allocates["gpu"] - plain["gpu"] == pytest.approx(0.03 * cache_gb)
+        assert allocates["cpu"] == plain["cpu"] == 0.0
+    model = elastic(["llama-2-7b"], Nodes(cache_s_per_gb=0.03)).contexts["model-0"]
+    assert model.load_s["gpu"] == pytest.approx(weights_gb / 12.6 + 0.03 * 4096 * 512 * 1024 / 1e9)
 
 
 def test_without_the_data_it_says_so(monkeypatch, tmp_path, capsys):

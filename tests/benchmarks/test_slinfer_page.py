@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.slinfer import data, records, report
-from benchmarks.slinfer.cases import SLLM_C, SLLM_CS, Case, Result
+from benchmarks.slinfer import data, records, report, summary
+from benchmarks.slinfer.cases import SLINFER, SLLM, SLLM_C, SLLM_CS, Case, Result
 from benchmarks.slinfer.measures import TTFT_POINTS_S, KindUse, Measures
+from benchmarks.slinfer.paper import SIZES
 from benchmarks.slinfer.records import Records
+from benchmarks.slinfer.sampling import Sampled
 from benchmarks.slinfer.tables import TABLES
 
 here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
@@ -74,6 +76,29 @@ def test_the_page_says_which_numbers_are_within_the_bars_of_the_papers(kept: tup
     assert "| 96.0 to 97.0 | 99 | yes |" in page
     assert "| 80.0 to 85.0 | 93 | **no**: -0.6 GPUs, -8.0 points |" in page
     assert "| 60.0 to 70.0 | 65 | yes |" in page
+
+
+@here
+def test_the_first_table_says_of_each_bar_whether_it_is_met(kept: tuple[Path, list[Case]]) -> None:
+    path, _ = kept
+    resized = {"gpu": Sampled(memory_used=0.9, cache_used=0.4, resizing=0.25, batch_p50=1.0, batch_p95=4.0)}
+    results = [
+        *(_result(Case(SLINFER, 128, (size,)), strict=0.80, mean=0.84, gpus=4.0) for size in SIZES),
+        *(_result(Case(SLLM, 128, (size,)), strict=0.40, mean=0.40) for size in SIZES),
+        *(_result(Case(SLLM_C, 128, (size,)), strict=0.50, mean=0.70) for size in SIZES[1:]),
+        _result(Case(SLLM_C, 128, SIZES[:1]), strict=0.75, mean=0.75),
+        msgspec.structs.replace(_result(Case(SLINFER, 64, settings={"watermark": 0.0})), sampled=resized),
+    ]
+    path.write_bytes(msgspec.json.encode(results))
+    found = {verdict.bar: verdict for verdict in summary.verdicts(Records(path).get)}
+    more = found["128 models: more objectives met than by `sllm`"]
+    assert more.here == "3B +100 to +110 %, 7B +100 to +110 %, 13B +100 to +110 %"
+    assert more.row[-1] == "yes"
+    assert found["128 models: more objectives met than by `sllm+c`"].row[-1] == "**no**: 3B is below"
+    assert found["128 models: more objectives met than by `sllm+c+s`"].row[-1] == "not run"
+    assert found["Table III, 128 x 7B, `slinfer`: within 4 points and 0.4 GPUs"].row[-1] == "yes"
+    assert found["Resizing, of an instance's life, watermark 0%: within a factor of 2"].miss == "2.2 times as much"
+    assert found["A run of 128 models: under 60 s of one core"].row[2:] == ["0 s, when it was recorded", "yes"]
 
 
 def test_every_table_names_cases_that_are_told_apart() -> None:
