@@ -14,6 +14,8 @@ from stoker.apps.gateway.watch import SessionWatch
 from stoker.units import show_seconds
 
 _WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
+_AGAIN_S = 10.0
+"""When a client asks again while the session's journal cannot be written."""
 _ASK = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
 
 
@@ -24,7 +26,14 @@ class Admission:
         self._watch = watch
 
     async def check(self, request: Request, model: ServedModel) -> None:
-        """Raise TryLater for a request that would wait longer than its client or the models file wants."""
+        """Raise TryLater for a request that would wait longer than its client or the models file wants; and for all
+        requests while the session's journal cannot be written, since no call begins or ends then."""
+        await self._watch.recent(model)
+        if trouble := self._watch.journal_trouble:
+            raise TryLater(
+                f"the session takes no requests just now: {trouble}",
+                type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S,
+            )  # fmt: skip
         prefers = _WAITS.search(request.headers.get("prefer", ""))
         waits_s = float(prefers[1]) if prefers else 0.0
         if prefers or model.settings.cold is Cold.REFUSE:

@@ -110,6 +110,8 @@ class Answering:
     async def _waits_for(self, model: ServedModel) -> str:
         """Why a stream has not begun, in words."""
         facts = await self._watch.facts(model)
+        if trouble := self._watch.journal_trouble:
+            return trouble.replace("\n", " ")
         if facts.loading:
             about = f" of about {show_seconds(facts.load_s)}" if facts.load_s else ""
             return f"loading {model.name}: {show_seconds(facts.loading_s)}{about}"

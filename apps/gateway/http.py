@@ -118,8 +118,9 @@ class Gateway:
     async def _health(self, _request: Request) -> Response:
         """200 while the session answers: load balancers and scripts ask this, without a key."""
         status = await self._watch.now()
-        body = {"status": "ok" if status else "no session", "session": self._watch.session.id}
-        return JSONAnswer({**body, "why": self._watch.trouble or None}, 200 if status else 503)
+        trouble = self._watch.trouble or self._watch.journal_trouble
+        body = {"status": "ok" if not trouble else "waits" if status else "no session", "why": trouble or None}
+        return JSONAnswer({**body, "session": self._watch.session.id}, 503 if trouble else 200)
 
     async def _status(self, request: Request, _caller: Caller) -> Response:
         if "text/event-stream" in request.headers.get("accept", ""):

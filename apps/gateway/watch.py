@@ -11,7 +11,7 @@ from typing import Any
 from stoker.apps.gateway.first_tokens import ModelFacts
 from stoker.apps.gateway.served import ServedModel, ServedModels
 from stoker.errors import StokerError
-from stoker.sessions import Session, Status
+from stoker.sessions import Session, Status, journal_trouble
 
 log = logging.getLogger("stoker.gateway")
 
@@ -61,6 +61,11 @@ class SessionWatch:
         if age_s > _FRESH_S and not self._asking.locked():
             self._keep(asyncio.create_task(self.now()))
         return self.last(model)
+
+    @property
+    def journal_trouble(self) -> str:
+        """Why the session took no calls when it was asked last: its journal cannot be written. Empty while it can."""
+        return journal_trouble(self.status) if self.status is not None else ""
 
     def last(self, model: ServedModel) -> ModelFacts:
         """What the session last said of a model."""

@@ -28,7 +28,7 @@ from stoker.manager.live.clock import Clock
 from stoker.manager.protocol.calls import CallForecast, CallProgress, Features
 from stoker.manager.protocol.listed import ListedCall, ListedState
 from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.status import ContextStatus
+from stoker.manager.protocol.status import JOURNAL, ContextStatus
 from stoker.manager.protocol.to_client import Status
 from stoker.whole_imports import import_whole
 
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from stoker.manager.executor.loading import Session
 
 __all__ = [
-    "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus", "Features",
-    "KeptSession", "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp", "checkpoint_of",
-    "context_facts", "facts_of", "honoured_by", "joined_session", "kept_session", "observe", "policy_of", "sent_call",
+    "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus",
+    "Features", "KeptSession", "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp",
+    "checkpoint_of", "context_facts", "facts_of", "honoured_by", "joined_session", "journal_trouble", "kept_session",
+    "observe", "policy_of", "sent_call",
 ]  # fmt: skip
 
 _HOME = {
@@ -141,6 +142,12 @@ def honoured_by(session: Session) -> frozenset[str] | None:
     """The wishes of calls and contexts that the session's policies take into account (docs/options.md); None where only
     its manager can tell. Raises SessionError."""
     return honoured_in(SessionFolder(session.folder))
+
+
+def journal_trouble(status: Status) -> str:
+    """Why the session takes no calls and gives no results just now, in words: its journal cannot be written. Empty
+    while it can."""
+    return status.trouble.get(JOURNAL, "")
 
 
 def joined_session() -> str:

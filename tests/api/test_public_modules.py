@@ -37,7 +37,8 @@ NAMES = {
     "sessions": {
         "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus",
         "Features", "KeptSession", "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp",
-        "checkpoint_of", "context_facts", "facts_of", "joined_session", "kept_session", "observe", "policy_of",
+        "checkpoint_of", "context_facts", "facts_of", "honoured_by", "joined_session",
+        "journal_trouble", "kept_session", "observe", "policy_of",
         "sent_call",
     },
     "toml_files": {"nearest", "parse_toml", "read_struct", "refuse_setting", "refuse_unknown"},

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import random
+import time
 
+import msgspec
 import pytest
 
+pytest.importorskip("starlette")
+
+from starlette.requests import Request
+
+from stoker.apps.common.models_file import ModelSettings
+from stoker.apps.gateway.admission import Admission
+from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.first_tokens import FirstTokens, ModelFacts, forecast
+from stoker.apps.gateway.served import ServedModels
+from stoker.apps.gateway.watch import SessionWatch
+from stoker.sessions import Status
 
 HOT = ModelFacts(hot=1)
+SAID = {
+    **dict.fromkeys(
+        ("uptime_s", "queued", "running", "done", "failed", "rate", "left_s", "lost_pilots", "rerun_calls"), 0
+    ),
+    **dict.fromkeys(("pilots", "libraries", "contexts"), ()),
+    "blocks": {},
+    "refused": {},
+    "type": "status",
+    "session": "k3v9",
+}
 
 
 def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
@@ -83,3 +106,19 @@ def test_an_objective_that_a_model_alone_does_not_meet_refuses_nobody():
     expected = forecast(HOT, first)
     assert expected.later_s(1.0) == pytest.approx(expected.first_token_s - 1.0)
     assert expected.later_s(0.1) == 0.0
+
+
+def test_nobody_waits_for_a_session_whose_journal_cannot_be_written():
+    models = ServedModels({"m": ModelSettings(path="m")})
+    watch = SessionWatch(None, models)  # it is not asked: what it said last is fresh
+    why = "the journal cannot be written (No space left on device)"
+    for trouble in ({"journal": why}, {}):
+        watch.status, watch._asked_at = msgspec.convert({**SAID, "trouble": trouble}, type=Status), time.monotonic()
+        asked = Admission(watch).check(Request({"type": "http", "headers": []}), models["m"])
+        if not trouble:
+            asyncio.run(asked)
+            continue
+        with pytest.raises(TryLater, match="takes no requests just now: the journal cannot be written") as refused:
+            asyncio.run(asked)
+        assert (refused.value.error.status, refused.value.error.code) == (503, "session_unavailable")
+        assert refused.value.retry_after_s > 0
