@@ -24,12 +24,12 @@ from benchmarks.paired import ROOT, machine, ratios, run_side, spread
 
 SIDE = "benchmarks.engines_side"
 TITLES = {
-    "continuous": "Stoker's continuous engine, 64 slots",
+    "continuous": "Stoker's continuous engine",
     "static": "Stoker's static engine, at its best number of rows",
     "before": "Stoker before it had engines, static batches at their best number of rows",
     "transformers": "Transformers' own continuous batching",
     "vllm-script": "vLLM in a script: LLM.generate, compiled or eager",
-    "vllm": "Stoker's vLLM engine, 64 slots",
+    "vllm": "Stoker's vLLM engine",
 }
 RATIOS = (
     ("continuous", "before"),

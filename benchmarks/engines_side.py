@@ -21,7 +21,6 @@ from typing import Any
 Requests = list[tuple[str, int]]
 Write = Callable[[Requests], int]
 """Writes requests and returns how many tokens it has written."""
-SLOTS = 64
 _WARM_UP = 4
 
 
@@ -65,7 +64,7 @@ def _parts(folder: str) -> tuple[Any, Any]:
 
 
 def _calls(model: Any) -> Write:
-    """As a library serves it: each request a call of its own, in as many threads as it has slots."""
+    """As a library serves it: each request a call of its own, in as many threads as the engine has slots."""
 
     def call(request: tuple[str, int]) -> int:
         model.generate([request[0]], max_new_tokens=request[1])
@@ -73,7 +72,7 @@ def _calls(model: Any) -> Write:
 
     def write(requests: Requests) -> int:
         before = model.batch_load().new_tokens
-        with ThreadPoolExecutor(SLOTS) as threads:
+        with ThreadPoolExecutor(model.slots()) as threads:
             list(threads.map(call, requests))
         return int(model.batch_load().new_tokens - before)
 

@@ -1,9 +1,9 @@
 """Attention of a decode step: one new token of each request over the keys and values of its row.
 
-PyTorch has one call for it, which is the fastest of three equal ways on some processors and seven times slower than the
-best on others (measured: docs/decisions/058). The way is chosen by the kind of processor and the precision alone, never
-by the number of rows or by a trial run: a request gets the same tokens whoever shares its batch, and on every pilot of
-one kind.
+PyTorch has one call for it, which is the fastest of three equal ways on some processors and four to seven times slower
+than the best on others (measured: docs/decisions/058). The way is chosen by the kind of processor and the precision
+alone, never by the number of rows or by a trial run: a request gets the same tokens whoever shares its batch, and on
+every pilot of one kind.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from stoker.contexts.inference.processor import multiplies_half, multiplies_tiles
+
 DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1, 1,
 tokens]` of 0 and minus infinity; returns `[rows, heads * size]`. `heads` is a multiple of `key heads`."""
@@ -21,15 +23,27 @@ tokens]` of 0 and minus infinity; returns `[rows, heads * size]`. `heads` is a m
 
 def decode_attention(dtype: torch.dtype, device: Any) -> DecodeAttention:
     """The fastest way for this precision on this kind of device."""
-    if device.type != "cpu" or (dtype != torch.float32 and _multiplies_tiles()):
+    if device.type != "cpu":
         return shared_keys
-    return as_products
+    if dtype == torch.float32:
+        return as_products
+    if multiplies_tiles():
+        return shared_keys
+    return as_products if multiplies_half() else grouped_queries
 
 
 def shared_keys(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """PyTorch's kernel, which shares a key between the heads of its group."""
     out = scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)
     return out.reshape(len(q), -1)
+
+
+def grouped_queries(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The same kernel, to which the heads that share a key are queries of one head: keys and values, which it turns
+    into `float32`, are read once for all of them."""
+    rows, key_heads, _, size = keys.shape
+    out = scaled_dot_product_attention(q.view(rows, key_heads, -1, size), keys, values, attn_mask=mask)
+    return out.reshape(rows, -1)
 
 
 def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -40,9 +54,3 @@ def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
     scores = torch.matmul(keys, grouped.transpose(2, 3)).transpose(2, 3).contiguous()
     chances = scores.mul_(size**-0.5).add_(mask).softmax(dim=-1)
     return torch.matmul(chances, values).reshape(rows, -1)
-
-
-def _multiplies_tiles() -> bool:
-    """The processor has matrix registers (Intel's AMX) that PyTorch uses."""
-    asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool(asked and asked())

@@ -14,6 +14,7 @@ from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import InferenceEngine
 from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
 from stoker.contexts.inference.decoder import decoder_of
+from stoker.contexts.inference.linear import packed_dtypes
 from stoker.contexts.inference.static import StaticEngine
 from stoker.contexts.inference.written import ModelTexts
 
@@ -47,7 +48,7 @@ def own_engine(
     why = "it was asked for"
     if engine != "static":
         with torch.inference_mode():
-            decoder, why = decoder_of(runner.model, packs=_has_room_to_pack(runner.model))
+            decoder, why = decoder_of(runner.model, packs=_packs(runner.model))
         if decoder is not None:
             limits = _CPU_LIMITS if decoder.device.type == "cpu" else _GPU_LIMITS
             weights = decoder.weights_bytes + decoder.packed_bytes
@@ -62,13 +63,17 @@ def own_engine(
     return StaticEngine(runner, texts, rows=_STATIC_ROWS), why
 
 
-def _has_room_to_pack(model: Any) -> bool:
-    """True if a second copy of the weights fits what the library may hold, and the host has room for two of them."""
+def _packs(model: Any) -> torch.dtype | None:
+    """The precision of a second copy of the weights: the fastest that has room in what the library may hold, and twice
+    in the host's memory. A copy that is larger than the weights leaves as much again for the cache."""
     weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
-    declared = ambient.device_memory_bytes()
-    if 0 < declared < 2 * weights + PROCESS_BYTES + LEAST_CACHE_BYTES:
-        return False
-    return int(psutil.virtual_memory().available) > 2 * weights
+    declared, free = ambient.device_memory_bytes(), int(psutil.virtual_memory().available)
+    for dtype in packed_dtypes(model.dtype):
+        copy = weights * dtype.itemsize // model.dtype.itemsize
+        cache = max(LEAST_CACHE_BYTES, copy if copy > weights else 0)
+        if not 0 < declared < weights + copy + PROCESS_BYTES + cache and free > 2 * copy:
+            return dtype
+    return None
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:

@@ -62,7 +62,7 @@ class DecodePart:
 class _Layer:
     """The weights of one layer, in the order in which they are used."""
 
-    def __init__(self, layer: Any, *, packs: bool) -> None:
+    def __init__(self, layer: Any, *, packs: torch.dtype | None) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.norm, self.after = layer.input_layernorm, layer.post_attention_layernorm
         self.qkv = PackedLinear([attention.q_proj, attention.k_proj, attention.v_proj], packs=packs)
@@ -76,7 +76,7 @@ class _Layer:
 class LeanDecoder:
     """One model's layers. Not for several threads at once."""
 
-    def __init__(self, model: Any, *, packs: bool = True) -> None:
+    def __init__(self, model: Any, *, packs: torch.dtype | None = None) -> None:
         config, inner = model.config, model.model
         self._model = model
         self.device, self.dtype = next(model.parameters()).device, model.dtype
@@ -176,8 +176,9 @@ class LeanDecoder:
         return self._attention(q, keys, values, part.mask)
 
 
-def decoder_of(model: Any, *, packs: bool = True) -> tuple[LeanDecoder | None, str]:
-    """The model's lean decoder, or None and why its own modules must compute it. `packs`: it may hold weights twice."""
+def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDecoder | None, str]:
+    """The model's lean decoder, or None and why its own modules must compute it. `packs`: the precision in which it
+    may hold the weights a second time; None = not at all."""
     config = model.config
     if config.model_type not in _FAMILY:
         return None, f"the architecture {config.model_type} is none of {', '.join(sorted(_FAMILY))}"

@@ -3,6 +3,10 @@
 On a CPU, PyTorch's plain linear layer puts the weights in order at every call, which for the few rows of a decode step
 takes longer than the product (measured: docs/decisions/058). oneDNN keeps a copy in the order that its kernels read.
 Where PyTorch has no such kernel (a GPU, a build without oneDNN), the plain product serves.
+
+A processor without instructions for `bfloat16` multiplies `float32` four times as fast. There the copy is in `float32`:
+the same weights, times the same inputs, added up in `float32` as before, and rounded to the model's precision after
+each product as before.
 """
 
 from __future__ import annotations
@@ -13,41 +17,53 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from stoker.contexts.inference.processor import multiplies_half
+
 _ROWS_EXPECTED = 64
 """The order is chosen for so many rows at once."""
 
 
-class PackedLinear:
-    """Several linear layers over the same input, as one product where that is faster."""
+def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The precisions that a copy of weights of this precision may have on a CPU, the fastest first."""
+    if dtype == torch.bfloat16 and not multiplies_half():
+        return torch.float32, dtype
+    return (dtype,) if dtype in (torch.float32, torch.bfloat16) else ()
 
-    def __init__(self, layers: Sequence[Any], *, packs: bool) -> None:
+
+class PackedLinear:
+    """Several linear layers over the same input, as one product where that is faster. `packs`: the precision of the
+    copy in the processor's order; None = without one."""
+
+    def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
         self._layers = list(layers)
         self._packed: Any = None
         self._bias: torch.Tensor | None = None
         self.packed_bytes = 0
         """What the copy in the processor's order takes."""
         weight = self._layers[0].weight
-        if packs and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
-            self._pack()
+        self._widens = packs is not None and packs != weight.dtype
+        if packs is not None and weight.device.type == "cpu":
+            self._pack(packs)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[rows, in]` to `[rows, all outputs, one layer's after the other's]`."""
-        if self._packed is not None:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-            return product
+        if self._packed is not None and not (self._widens and len(x) == 1):  # a single row reads: half the bytes win
+            wide = x.float() if self._widens else x
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
+            return product.to(x.dtype)
         if len(self._layers) == 1:
             return linear(x, self._layers[0].weight, self._layers[0].bias)
         return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._layers], dim=-1)
 
-    def _pack(self) -> None:
-        weight = torch.cat([layer.weight.detach() for layer in self._layers])
+    def _pack(self, dtype: torch.dtype) -> None:
+        weight = torch.cat([layer.weight.detach() for layer in self._layers]).to(dtype)
         if any(layer.bias is not None for layer in self._layers):
             self._bias = torch.cat(
                 [
                     weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
                     for layer in self._layers
                 ]
-            )
+            ).to(dtype)
         try:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_EXPECTED)
         except (AttributeError, RuntimeError):  # a build without oneDNN, or a processor that it does not serve

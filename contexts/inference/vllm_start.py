@@ -28,7 +28,8 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-_CPU_ROWS, _GPU_ROWS = 64, 256
+_ROWS = 256
+"""Requests that run at once: as many as `vllm.LLM` runs on a CPU, and on most GPUs."""
 _UNDECLARED_FRACTION = 0.9
 """Of the GPU memory that is free, where the recipe declares none."""
 _PROCESS_BYTES = 500_000_000
@@ -49,7 +50,7 @@ class VLLMStart:
         self.why = why
         self.on_gpu = not device.startswith("cpu")
         self.sleeps = self.on_gpu
-        self.rows = _GPU_ROWS if self.on_gpu else _CPU_ROWS
+        self.rows = _ROWS
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         arguments: dict[str, Any] = {"gpu_memory_utilization": self._fraction()} if self.on_gpu else {}

@@ -12,7 +12,7 @@ torch, attention, sampling = lazily(
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(9, 3), (4, 4), (8, 2), (5, 1)])
 @pytest.mark.parametrize(("precision", "apart"), [("float32", 1e-5), ("bfloat16", 0.03)])
-def test_both_ways_agree(heads: int, key_heads: int, precision: str, apart: float) -> None:
+def test_all_ways_agree(heads: int, key_heads: int, precision: str, apart: float) -> None:
     chance = torch.Generator().manual_seed(3)
     dtype, rows, length, size = getattr(torch, precision), 6, 48, 16
     q, held, values = (
@@ -22,20 +22,25 @@ def test_both_ways_agree(heads: int, key_heads: int, precision: str, apart: floa
     held, values = held[:rows, :, :length], values[:rows, :, :length]  # as rows of an array: not dense
     seen = torch.arange(length)[None] <= torch.tensor([0, 3, 11, 20, 40, 47])[:, None]
     mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf"))[:, None, None]
-    one, other = (way(q, held, values, mask) for way in (attention.shared_keys, attention.as_products))
-    assert one.shape == other.shape == (rows, heads * size)
-    assert (one.float() - other.float()).abs().max() < apart
+    one = attention.shared_keys(q, held, values, mask)
+    for way in (attention.as_products, attention.grouped_queries):
+        other = way(q, held, values, mask)
+        assert one.shape == other.shape == (rows, heads * size)
+        assert (one.float() - other.float()).abs().max() < apart
     assert (one.float() - one.float().roll(1, 0)).abs().max() > 10 * apart  # rows differ, so the comparison can fail
 
 
 def test_the_way_depends_on_the_processor_and_the_precision_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    attention.decode_attention(torch.float32, cpu)  # imports the module
-    for tiles in (True, False):
-        monkeypatch.setattr("stoker.contexts.inference.attention._multiplies_tiles", lambda tiles=tiles: tiles)
+    for tiles, half, expected in (
+        (True, True, attention.shared_keys),
+        (False, True, attention.as_products),
+        (False, False, attention.grouped_queries),
+    ):
+        monkeypatch.setattr("stoker.contexts.inference.attention.multiplies_tiles", lambda tiles=tiles: tiles)
+        monkeypatch.setattr("stoker.contexts.inference.attention.multiplies_half", lambda half=half: half)
         assert attention.decode_attention(torch.float32, cpu) is attention.as_products
-        half = attention.decode_attention(torch.bfloat16, cpu)
-        assert half is (attention.shared_keys if tiles else attention.as_products)
+        assert attention.decode_attention(torch.bfloat16, cpu) is expected
         assert attention.decode_attention(torch.bfloat16, gpu) is attention.shared_keys
 
 
