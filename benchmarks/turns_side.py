@@ -1,5 +1,6 @@
 """Libraries on one device compute iterations of a fixed length; prints JSON: seconds in all, what they computed, and
-how long the device was idle between two iterations (`gap_us`, the median, and `gaps_s`, all of them together).
+how long the device was idle between two iterations (`gap_us`, the median, and `gaps_s`, all of them together). Each
+library writes at each iteration what an engine with eight requests has to do, as engines do.
 
 python -m benchmarks.turns_side --libraries 2 --iterations 200 --step-ms 20
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import array
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import socket
@@ -24,6 +26,7 @@ from itertools import pairwise
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+from stoker.contexts.device_turns import work_of
 from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.library.library_turns import LibraryTurns
 
@@ -73,13 +76,30 @@ def _gaps(files: list[Path]) -> list[float]:
     return [after[0] - before[1] for before, after in pairwise(sorted(spans))]
 
 
+@dataclasses.dataclass
+class _Request:
+    """A request of an engine, as `device_turns.OpenRequest` says."""
+
+    made: int
+    prompt_tokens: int
+    first_due_at: float
+    tpot_s: float
+
+
 def _library(number: int, folder: str, libraries: int, iterations: int, step_s: float, ready: Barrier) -> None:
     del libraries
     turns = LibraryTurns(Path(folder, "turns"), LibraryId(number + 1), [DeviceId("gpu:0")])
     turns.begin()
     turns.end()
     ready.wait()
-    _compute(folder, number, iterations, step_s, lambda: turns.begin(due_at=time.monotonic() + 1.0, step_s=step_s))
+    requests = [_Request(made, 200, time.monotonic() + 100.0, 0.25) for made in range(8)]
+
+    def begin() -> None:
+        now = time.monotonic()
+        turns.publish(work_of(requests, now=now, taken_up=8, mean_output=50.0))
+        turns.begin(due_at=now + 1.0, step_s=step_s)
+
+    _compute(folder, number, iterations, step_s, begin)
     turns.end()
     turns.close()
 

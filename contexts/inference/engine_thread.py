@@ -269,6 +269,7 @@ class EngineThread:
             for each in (*self._open.values(), *self._inbox, *self._jobs):
                 if not isinstance(each, int):
                     each.fail(error)
+            self._open.clear()
             self._end_turn()
             if self._engine is not None:
                 self._engine.stop()

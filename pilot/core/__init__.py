@@ -9,5 +9,5 @@ Files stand in three ranks, and imports go one way: *handlers* (`orders`, `libra
 `events`, `commands`).
 
 `turns` is whose call runs next in a library's process, `device_turns` which of the libraries that share a device
-computes next, `cache` what to evict for a new object.
+computes next, `step_knowledge` what steps of their engines take, `cache` what to evict for a new object.
 """

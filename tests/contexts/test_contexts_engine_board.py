@@ -1,0 +1,92 @@
+"""An engine writes on the board of turns what it has to do: as a step begins, and when nothing is left."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from memoryless_engine import MemorylessEngine
+from polling import PATIENCE_S, polls
+
+from stoker.contexts.device_turns import EngineWork, offer_turns
+from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, NewToken, Sampling
+from stoker.contexts.inference.engine_thread import EngineThread
+from stoker.manager.protocol.ids import DeviceId, LibraryId
+from stoker.pilot.library.engine_rows import unpacked
+from stoker.pilot.library.library_turns import LibraryTurns
+from stoker.pilot.library.turn_board import rows_in
+
+
+class GatedEngine(MemorylessEngine):
+    """Each request writes two tokens; a step waits until the test lets it."""
+
+    name = "gated"
+
+    def __init__(self) -> None:
+        self.open: dict[int, int] = {}
+        self.steps = threading.Semaphore(0)
+
+    def add(self, request: GenerationRequest) -> None:
+        self.open[request.id] = 0
+
+    def step(self) -> list[NewToken]:
+        assert self.steps.acquire(timeout=30)
+        found = [NewToken(id, 7, "x", Finish.LENGTH if made else None) for id, made in self.open.items()]
+        self.open = {id: 1 for id, made in self.open.items() if not made}
+        return found
+
+    def abort(self, request: int) -> None:
+        self.open.pop(request, None)
+
+    def slots(self) -> int:
+        return 8
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(running=len(self.open))
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "turns"
+    offer_turns(lambda: LibraryTurns(path, LibraryId(3), [DeviceId("cpu:0")]))
+    yield path
+    offer_turns(None)
+
+
+def work_on(board: Path) -> EngineWork | None:
+    for row, beside in rows_in(board.read_bytes()) if board.exists() else ():
+        found = unpacked(beside)
+        if row.library == 3 and found is not None:
+            return found[1]
+    return None
+
+
+def until(board: Path, *, rows: int, prompts: int) -> EngineWork:
+    for more in polls(PATIENCE_S):
+        work = work_on(board)
+        if work is not None and (work.rows, len(work.prompts)) == (rows, prompts):
+            return work
+        assert more, f"the board says {work}"
+    raise AssertionError
+
+
+def test_the_board_says_what_an_engine_has_to_do(board: Path) -> None:
+    engine = GatedEngine()
+    thread = EngineThread(lambda: engine)
+    asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2), due_at=1e9, tpot_s=0.5)
+    work = until(board, rows=0, prompts=1)
+    assert (list(work.prompts), work.taken_up, work.peak_tokens) == ([(9, 1e9, 0.5)], 1, 9)
+    engine.steps.release()
+    work = until(board, rows=1, prompts=0)
+    assert (work.length, work.due_at, work.tpot_s, work.late_at) == (10.0, 1e9 + 0.5, 0.5, math.inf)
+    engine.steps.release()
+    assert len(list(asked.tokens())) == 2
+    assert until(board, rows=0, prompts=0).taken_up == 1
+    thread.submit((1,) * 9, Sampling(max_new_tokens=2))
+    assert until(board, rows=0, prompts=1).peak_tokens == 11  # such requests write two tokens in the mean
+    engine.steps.release(5)
+    thread.close()
+    assert until(board, rows=0, prompts=0).taken_up == 2
