@@ -47,6 +47,9 @@ class GatedEngine(MemorylessEngine):
     def load(self) -> EngineLoad:
         return EngineLoad(running=len(self.open))
 
+    def stop(self) -> None:
+        self.open.clear()
+
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Path]:
