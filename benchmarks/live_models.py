@@ -1,9 +1,9 @@
 """Eight small models on two CPU devices under `slinfer`: the share of requests in time, live and simulated.
 
-Each run is a session of its own (`live_models_side`). Its step times are what its engines tell as calls run. A
-rehearsal gives the objectives, and the rate at which the simulator then predicts that three quarters of the requests
-are in time: where all or none are, agreement would say nothing. The trace is simulated with the steps of the rehearsal
-and of the trace itself, and with the lengths of the texts that the models wrote.
+Each run is a session of its own (`live_models_side`). Its step times are what its engines tell as calls run. Two
+rehearsals give the objectives, and the rate at which the simulator then predicts that three quarters of the requests
+are in time: where all or none are, agreement would say nothing. The trace is simulated with the steps of the trace
+itself, and with the lengths of the texts that the models wrote.
 
 Pilots of a session judge offers by memory alone (decision 061), and so do the simulated ones on the line with the bar;
 what the simulator says of pilots that judge by time too stands beside it.
@@ -43,6 +43,8 @@ def told(run: dict[str, Any]) -> str:
         f"seed {run['seed']}: {run['requests']} requests at {run['rate']:.1f} a second, ttft {run['ttft_s']:.2f} s,"
         f" tpot {1000 * run['tpot_s']:.0f} ms; in time: predicted {run['predicted']:.3f}, live {run['live']:.3f},"
         f" simulated {run['simulated']:.3f} ({run['simulated_other']:.3f} if pilots judge otherwise);"
+        f" medians, s: ttft {run['live_first_s']:.2f} and {run['simulated_first_s']:.2f} simulated, tpot"
+        f" {run['live_tpot_s']:.3f} and {run['simulated_tpot_s']:.3f};"
         f" {run['loads']} loads; failed {run['failed']}; steps of {1000 * run['step_s'][0]:.1f} and"
         f" {1000 * run['step_s'][1]:.1f} ms; load {load}"
     )

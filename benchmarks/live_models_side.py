@@ -2,9 +2,10 @@
 
     python -m benchmarks.live_models_side --seed 1 --for 40 [--weighed]
 
-The models are loaded and rehearse: two clients of each ask without a pause, and the engines tell what their steps
-take. The objectives follow from that, and the rate from what the simulator then predicts. The trace is run, and
-simulated with all that the engines have told by its end. Prints what was chosen, predicted, and found.
+The models are loaded and rehearse twice: two clients of each ask without a pause, then requests come as in the trace at
+the rate that the first rehearsal suggests (an engine's steps are longer where more goes on beside them). Engines tell
+what their steps take. From the second rehearsal follow the objectives, and the rate by what the simulator predicts.
+The trace is run, and simulated with what the engines have told in it. Prints what was chosen, predicted, and found.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import math
 import os
 import random
+import sqlite3
 import string
 import sys
 import tempfile
@@ -38,6 +40,7 @@ from benchmarks.live_models_world import (
     Machine,
     Request,
     choose_rate,
+    middle,
     objective_of,
     requests_at,
     simulate,
@@ -98,7 +101,7 @@ class Live:
         self.library_bytes = int((share + WATERMARK * FIXED_BYTES) / (1 + WATERMARK))
         self.recipes: list[Recipe] = []
         for number in range(MODELS):
-            write_tiny_model(folder / f"model-{number}", seed=number)
+            write_tiny_model(folder / f"model-{number}", seed=number, ends=False)
             made = stoker.causal_lm(folder / f"model-{number}", memory=self.library_bytes)
             cache_tokens = (self.library_bytes - FIXED_BYTES) // TOKEN_BYTES
             needs = replace(made.needs, token_bytes=TOKEN_BYTES, cache_tokens=cache_tokens)
@@ -129,13 +132,16 @@ class Live:
         await asyncio.gather(*(client(each % MODELS, random.Random(each)) for each in range(2 * MODELS)))
 
     def step_times(self) -> StepTimes:
-        """What the engines have told of their steps so far: all models have one architecture."""
+        """What the engines have told of their steps since this was asked last: all models have one architecture."""
         time.sleep(TOLD_EVERY_S)
-        store = PerformanceStore(state_folder() / "performance.sqlite")
+        file = state_folder() / "performance.sqlite"
+        store = PerformanceStore(file)
         times = StepTimes()
         for recipe in self.recipes:
             for each in store.step_times(recipe.key).values():
                 times = times.joined(each)
+        with sqlite3.connect(file, timeout=30.0) as measured:
+            measured.execute("DELETE FROM steps")
         return times
 
     def _app(self, model: int, objective: Objective, *, prompt: int) -> StokerApp:
@@ -200,10 +206,11 @@ def main() -> None:
 def _compare(live: Live, asked: argparse.Namespace) -> dict[str, Any]:
     asyncio.run(live.rehearse())
     before = live.step_times()
-    objective = objective_of(before)
-    rate, predicted = choose_rate(
-        live.machine(before), objective, seed=asked.seed, for_s=asked.for_s, weighed=asked.weighed
-    )
+    objective, rate, _ = _chosen(live, before, asked)
+    rehearsed = requests_at(rate, seed=asked.seed + 100, for_s=asked.for_s)
+    asyncio.run(live.run(rehearsed, objective, seed=asked.seed + 100))
+    before = live.step_times()
+    objective, rate, predicted = _chosen(live, before, asked)
     found: dict[str, Any] = {
         "seed": asked.seed, "ttft_s": objective.ttft_s, "tpot_s": objective.tpot_s, "rate": rate,
         "predicted": predicted, "chosen_well": WITHIN[0] <= predicted <= WITHIN[1],
@@ -215,20 +222,24 @@ def _compare(live: Live, asked: argparse.Namespace) -> dict[str, Any]:
     outputs = [each.output for each in times]
     machine = live.machine(after)
     for name, weighed in (("simulated", asked.weighed), ("simulated_other", not asked.weighed)):
-        met = simulate(requests, outputs, machine, objective, weighed=weighed)
-        found[name] = sum(met) / len(met)
+        simulated = simulate(requests, outputs, machine, objective, weighed=weighed)
+        found[name] = simulated.share
+        found |= {f"{name}_first_s": simulated.first_s, f"{name}_tpot_s": simulated.tpot_s}
     found |= {
         "live": sum(each.is_met for each in times) / len(times), "requests": len(requests),
         "failed": dict(live.failed), "load_in_run": [load, os.getloadavg()[0]],
-        "first_s": _middle([each.ttft_s for each in times if each.seen]),
-        "tpot_mean_s": _middle([each.mean_tpot_s for each in times if each.seen > 1]),
+        "live_first_s": middle(each.ttft_s for each in times if each.seen),
+        "live_tpot_s": middle(each.mean_tpot_s for each in times if each.seen > 1),
         "step_s": [_step(before), _step(after)],
     }  # fmt: skip
     return found
 
 
-def _middle(numbers: list[float]) -> float:
-    return sorted(numbers)[len(numbers) // 2] if numbers else 0.0
+def _chosen(live: Live, times: StepTimes, asked: argparse.Namespace) -> tuple[Objective, float, float]:
+    """The objectives that follow from these steps, the rate, and the share that is predicted to be in time."""
+    objective = objective_of(times)
+    machine = live.machine(times)
+    return objective, *choose_rate(machine, objective, seed=asked.seed, for_s=asked.for_s, weighed=asked.weighed)
 
 
 def _step(times: StepTimes) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -46,6 +46,9 @@ WITHIN = (0.6, 0.9)
 LEAST_RATE, MOST_RATE, HALVINGS = 0.5, 64.0, 7
 WARM_S = 120.0
 """In the simulator each model is asked once, and so loaded, so long before the first request that counts."""
+
+
+_TOKENS = (Happened.TOKEN_LATE, Happened.TOKEN_FIRST, Happened.TOKEN_MEAN)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -96,11 +99,30 @@ class Machine(msgspec.Struct, frozen=True):
     load_s: float = 5.0
 
 
+class Simulated(msgspec.Struct, frozen=True):
+    """What came of a trace: whether each request was in time; medians of its time to first token and of its mean time
+    per output token, in seconds."""
+
+    met: list[bool]
+    first_s: float
+    tpot_s: float
+
+    @property
+    def share(self) -> float:
+        """Of the requests, those that were in time."""
+        return sum(self.met) / max(1, len(self.met))
+
+
+def middle(numbers: Iterable[float]) -> float:
+    """The median; 0 of none."""
+    found = sorted(numbers)
+    return found[len(found) // 2] if found else 0.0
+
+
 def simulate(
     requests: Sequence[Request], outputs: Sequence[int], machine: Machine, objective: Objective, *, weighed: bool
-) -> list[bool]:
-    """Whether each request is in time. `outputs`: what each really writes. `weighed`: pilots refuse what would be
-    late."""
+) -> Simulated:
+    """Simulate a trace. `outputs`: what each request really writes. `weighed`: pilots refuse what would be late."""
     warm = [Arrival(0.0, f"model-{number}", input_length=8, expected_output=4, output=4) for number in range(MODELS)]
     asked = [
         Arrival(
@@ -114,13 +136,19 @@ def simulate(
         simulation.run()
     log = simulation.log
     came: list[int] = []
-    late: dict[int, float] = {}
+    told: dict[int, dict[int, float]] = {each: {} for each in _TOKENS}
     for what, call, value in zip(log.what, log.call, log.value, strict=True):
         if what == Happened.CALL_CAME:
             came.append(call)
-        elif what == Happened.TOKEN_LATE:
-            late[call] = value
-    return [late.get(call, float("inf")) <= 2e-6 for call in came[MODELS:]]
+        elif what in told:
+            told[what][call] = value
+    late, first, tpot = (told[each] for each in _TOKENS)
+    counted = came[MODELS:]
+    return Simulated(
+        met=[late.get(call, math.inf) <= 2e-6 for call in counted],
+        first_s=middle(first[call] for call in counted if call in first),
+        tpot_s=middle(tpot[call] for call in counted if tpot.get(call)),
+    )
 
 
 def choose_rate(
@@ -133,8 +161,7 @@ def choose_rate(
     for _ in range(HALVINGS):
         rate = math.sqrt(least * most)
         requests = requests_at(rate, seed=seed, for_s=for_s)
-        met = simulate(requests, [each.output for each in requests], machine, objective, weighed=weighed)
-        share = sum(met) / max(1, len(met))
+        share = simulate(requests, [each.output for each in requests], machine, objective, weighed=weighed).share
         if abs(share - AIM) < abs(best[1] - AIM):
             best = (rate, share)
         least, most = (rate, most) if share > AIM else (least, rate)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 
-def write_tiny_model(folder: Path, *, seed: int = 0) -> None:
-    """A Llama of random weights, by the seed, whose tokens are letters; without PyTorch, whose import takes seconds."""
+def write_tiny_model(folder: Path, *, seed: int = 0, ends: bool = True) -> None:
+    """A Llama of random weights, by the seed, whose tokens are letters; without PyTorch, whose import takes seconds.
+    `ends`: it has a token that ends a text; else it writes as many as it may."""
     tokenizers = pytest.importorskip("tokenizers")
     save_file = pytest.importorskip("safetensors.numpy").save_file
     folder.mkdir()
@@ -19,13 +20,13 @@ def write_tiny_model(folder: Path, *, seed: int = 0) -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
-    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": letters[0]}
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", **({"eos_token": letters[0]} if ends else {})}
     (folder / "tokenizer_config.json").write_text(json.dumps(facts))
     words, width, layers = len(letters), 64, 6
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": words, "hidden_size": width,
         "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": 4, "tie_word_embeddings": False,
-        "max_position_embeddings": 2048, "torch_dtype": "float32",
+        "max_position_embeddings": 2048, "torch_dtype": "float32", **({} if ends else {"eos_token_id": None}),
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     shapes = {

@@ -16,7 +16,7 @@ OBJECTIVE = objective_of(MACHINE.times)
 
 
 def met(requests, *, weighed=False):
-    return simulate(requests, [each.output for each in requests], MACHINE, OBJECTIVE, weighed=weighed)
+    return simulate(requests, [each.output for each in requests], MACHINE, OBJECTIVE, weighed=weighed).met
 
 
 def test_objectives_follow_from_the_steps():
@@ -53,7 +53,8 @@ def test_a_run_that_is_six_points_off_misses_the_bar():
     run = {
         "seed": 1, "requests": 100, "rate": 3.0, "ttft_s": 0.5, "tpot_s": 0.1, "predicted": 0.75, "live": 0.70,
         "simulated": 0.76, "simulated_other": 0.76, "loads": 8, "failed": {}, "step_s": [0.01, 0.01],
-        "load_in_run": [1.0, 1.0], "chosen_well": True,
+        "load_in_run": [1.0, 1.0], "chosen_well": True, "live_first_s": 0.2, "live_tpot_s": 0.05,
+        "simulated_first_s": 0.2, "simulated_tpot_s": 0.05,
     }  # fmt: skip
     bad = live_models.table_of([run] * 3)
     assert bad.lines[0].verdict() is Verdict.MISSED
