@@ -33,8 +33,8 @@ def write(records: Records, *, for_s: float = 0.0) -> str:
     of = _Page(records, for_s)
     parts = (
         texts.HEAD, of.summary(), texts.READINGS, of.figure_22(), of.capacity(), of.ttft(), of.table_ii(),
-        of.figure_25(), of.figure_32(), of.figure_35(), of.slinfer_alone(), texts.OPEN, of.doubts(), texts.ALLOCATES,
-        of.allocations(),
+        of.figure_25(), of.figure_32(), of.figure_35(), of.slinfer_alone(), texts.FAIR, texts.OPEN, of.doubts(),
+        of.larger_cpus(), texts.ALLOCATES, of.allocations(),
     )  # fmt: skip
     return "\n".join(part for part in parts if part)
 
@@ -219,6 +219,17 @@ class _Page:
         return _table(
             ("`sllm+c+s`, 7B: GPUs; met, %", *(f"{models} models" for models in LOADS)), [["paper", *said], *rows]
         )
+
+    def larger_cpus(self) -> str:
+        """What `slinfer` makes of CPU nodes with more memory."""
+        rows = []
+        for name, nodes in (("80 GB", Nodes()), ("256 GB", tables.LARGER_CPUS)):
+            found = [(size, self._of(Case(SLINFER, 128, (size,), nodes=nodes))) for size in SIZES]
+            more = [_more(result, self._of(Case(SLLM, 128, (size,)))) for size, result in found]
+            rows.append([name, *(met(result) for _, result in found), *more])
+        sizes = [SHORT[size] for size in SIZES]
+        columns = ("`slinfer`, 128 models, CPU nodes of", *(f"{size} met, %" for size in sizes))
+        return _table((*columns, *(f"{size} over `sllm`" for size in sizes)), rows)
 
     def allocations(self) -> str:
         """What it changes that a load allocates a cache."""

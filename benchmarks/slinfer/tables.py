@@ -34,12 +34,15 @@ DOUBTS: dict[str, tuple[str, Nodes, dict[str, float | bool]]] = {
     "loads take twice as long": (SLLM_CS, Nodes(load_bytes_per_s=6.3e9), {}),
     "CPU nodes have 256 GB": (SLLM_CS, Nodes(cpu_memory_bytes=256_000_000_000), {}),
     "nothing is dropped": (SLLM_CS, Nodes(), {"drops": False}),
+    "instances leave at once": (SLLM_CS, Nodes(), {"keep_alive_s": 0.0}),
     "instances stay 10 s": (SLLM_CS, Nodes(), {"keep_alive_s": 10.0}),
     "half a node computes at half its speed": (SLLM_CS_STATIC, Nodes(), {}),
 }
 """What the text leaves open of `sllm+c+s`, and one experiment for each."""
 
 
+LARGER_CPUS = Nodes(cpu_memory_bytes=256_000_000_000)
+"""As in the authors' program."""
 ALLOCATES = Nodes(cache_s_per_gb=0.03)
 """A load allocates the cache of its instance: 1.9 s for 64 GB (Figure 17). One of `sllm` has all of a GPU, one of
 `slinfer` begins with a cache for 4,096 tokens."""
@@ -81,7 +84,8 @@ def doubts() -> list[Case]:
         Case(system, models, nodes=nodes, settings=settings)
         for system, nodes, settings in DOUBTS.values() for models in LOADS
     ]  # fmt: skip
-    return [*alone, *(Case(system, 128, (size,), nodes=ALLOCATES) for size in SIZES for system in ALLOCATING)]
+    allocating = [Case(system, 128, (size,), nodes=ALLOCATES) for size in SIZES for system in ALLOCATING]
+    return [*alone, *allocating, *(Case(SLINFER, 128, (size,), nodes=LARGER_CPUS) for size in SIZES)]
 
 
 TABLES = {
