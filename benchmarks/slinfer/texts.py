@@ -9,8 +9,8 @@ repository, and neither this page nor the tests of these numbers can be made wit
 
 `make reproduce` writes this page anew, and so does `python -m benchmarks.slinfer --table all`, from `slinfer.json`
 beside it: a table is computed again only where the code that computes it has changed. Where nothing is kept that takes
-about 20 minutes of one core, by the times of the single runs. The bars of the paper's figures are not in its text; where it gives a number, that stands
-beside ours. SLINFER itself is the policy `slinfer`, with the manager and the pilots of a session in virtual time; the
+about 20 minutes of one core, by the times of the single runs. The bars of the paper's figures are not in its text;
+where it gives a number, that stands beside ours. SLINFER itself is the policy `slinfer`, with the manager and the pilots of a session in virtual time; the
 baselines are `benchmarks/slinfer/sllm.py`.
 """
 
@@ -19,8 +19,8 @@ SUMMARY = """## The bars, and which are met
 A bar with two readings of a request's objectives (see below) is met where one of them meets it. The settings were
 fixed before the runs, and none was changed for a bar that was missed. Where `slinfer` has a number in the paper it is
 near it; what is missed are ratios to baselines, most of them because a baseline does better here than in the paper. The
-last two sections have the experiments. They explain a part of the misses against `sllm+c`; that `slinfer` meets only
-71 % more than `sllm` with 128 models of 13B, they do not.
+last two sections have the experiments. They explain a part of the misses against `sllm+c`, and hardly any of the one
+against `sllm` with models of 13B.
 """
 
 READINGS = """## How to read it
