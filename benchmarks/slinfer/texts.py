@@ -10,8 +10,8 @@ repository, and neither this page nor the tests of these numbers can be made wit
 `make reproduce` writes this page anew, and so does `python -m benchmarks.slinfer --table all`, from `slinfer.json`
 beside it: a table is computed again only where the code that computes it has changed. Where nothing is kept that takes
 about 20 minutes of one core, by the times of the single runs. The bars of the paper's figures are not in its text;
-where it gives a number, that stands beside ours. SLINFER itself is the policy `slinfer`, with the manager and the pilots of a session in virtual time; the
-baselines are `benchmarks/slinfer/sllm.py`.
+where it gives a number, that stands beside ours. SLINFER itself is the policy `slinfer`, with the manager and the
+pilots of a session in virtual time; the baselines are `benchmarks/slinfer/sllm.py`.
 """
 
 SUMMARY = """## The bars, and which are met
