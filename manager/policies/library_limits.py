@@ -56,7 +56,7 @@ class KeepAlive:
             return (Unload(library.id, f"its context may have {limits.most} libraries at most"),)
         if limits.keep_alive_s is None or context.recipe.key in self._set or _spare(context) <= 0:
             return ()
-        return tuple(self._look(view, context, limits.keep_alive_s))
+        return tuple(self._unload_expired(view, context, limits.keep_alive_s))
 
     def fired(self, view: View, key: str) -> tuple[Timer | Unload, ...]:
         """What a timer leads to: the end of libraries, another timer, or nothing. Timers of others lead to nothing."""
@@ -67,9 +67,9 @@ class KeepAlive:
         context = view.contexts.get(recipe)
         if context is None or context.limits.keep_alive_s is None:
             return ()
-        return tuple(self._look(view, context, context.limits.keep_alive_s))
+        return tuple(self._unload_expired(view, context, context.limits.keep_alive_s))
 
-    def _look(self, view: View, context: Context, keep_alive_s: float) -> Iterator[Timer | Unload]:
+    def _unload_expired(self, view: View, context: Context, keep_alive_s: float) -> Iterator[Timer | Unload]:
         spare, again_s = _spare(context), None
         for library in sorted(context.libraries.values(), key=lambda x: (_idle_since(x), x.id)):
             if spare <= 0 or again_s is not None:

@@ -92,7 +92,7 @@ class LibraryTurns:
                 log.warning("no turn has come in %.0f s; this library computes without one", _LONGEST_WAIT_S)
                 return
             if not self._woken():
-                self._look(row)
+                self._take_lost_turns(row)
 
     def end(self) -> None:
         """The library wants no further iteration for now. No-op if it holds no turn."""
@@ -185,7 +185,7 @@ class LibraryTurns:
         self._row.state, self._row.held_at = row.state, row.held_at
         return row.state is TurnState.HOLDS
 
-    def _look(self, row: TurnRow) -> None:
+    def _take_lost_turns(self, row: TurnRow) -> None:
         """Nobody has woken this library. Hand lost turns on, and ask anew if others took this library for lost."""
         now, rows = time.monotonic(), self._board.rows()
         if row.state is not TurnState.IDLE and not _next(rows) and not any(_is_lost(other, now) for other in rows):
