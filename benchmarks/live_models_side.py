@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 import stoker
@@ -230,7 +231,8 @@ def _compare(live: Live, asked: argparse.Namespace) -> dict[str, Any]:
         "failed": dict(live.failed), "load_in_run": [load, os.getloadavg()[0]],
         "live_first_s": middle(each.ttft_s for each in times if each.seen),
         "live_tpot_s": middle(each.mean_tpot_s for each in times if each.seen > 1),
-        "step_s": [_step(before), _step(after)],
+        "step_s": [_step(before), _step(after)], "tables": [msgspec.to_builtins(each) for each in (before, after)],
+        "tokens": [sum(each.output for each in requests), sum(outputs)],
     }  # fmt: skip
     return found
 
