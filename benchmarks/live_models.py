@@ -5,8 +5,8 @@ rehearsals give the objectives, and the rate at which the simulator then predict
 are in time: where all or none are, agreement would say nothing. The trace is simulated with the steps of the trace
 itself, and with the lengths of the texts that the models wrote.
 
-Pilots of a session judge offers by memory alone (decision 061), and so do the simulated ones on the line with the bar;
-what the simulator says of pilots that judge by time too stands beside it.
+Pilots of a session judge offers by time and memory (decision 061), and so do the simulated ones on the line with the
+bar; what the simulator says of pilots that judge by memory alone stands beside it.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def table_of(runs: list[dict[str, Any]]) -> Table:
         title=TITLE,
         lines=[
             Line(
-                what="pilots judge by memory alone; in time, %",
+                what="in time, %",
                 cells={"live": live, "simulated": simulated, "apart, points": apart},
                 bar=Bar(at_most=BAR_POINTS),
                 digits=1,
             ),
             Line(what="what was predicted before, %", cells={"predicted": predicted}, digits=1),
-            Line(what="simulated pilots judge by time too, %", cells={"simulated": other}, digits=1),
+            Line(what="simulated pilots judge by memory alone, %", cells={"simulated": other}, digits=1),
         ],
         notes=notes,
     )

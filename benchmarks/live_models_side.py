@@ -1,6 +1,6 @@
 """A side of `benchmarks.live_models`: one session, whose step times are measured, and its simulation.
 
-    python -m benchmarks.live_models_side --seed 1 --for 40 [--weighed]
+    python -m benchmarks.live_models_side --seed 1 --for 40 [--by-memory]
 
 The models are loaded and rehearse twice: two clients of each ask without a pause, then requests come as in the trace at
 the rate that the first rehearsal suggests (an engine's steps are longer where more goes on beside them). Engines tell
@@ -104,7 +104,7 @@ class Live:
         for number in range(MODELS):
             write_tiny_model(folder / f"model-{number}", seed=number, ends=False)
             made = stoker.causal_lm(folder / f"model-{number}", memory=self.library_bytes)
-            cache_tokens = (self.library_bytes - FIXED_BYTES) // TOKEN_BYTES
+            cache_tokens = (self.library_bytes - FIXED_BYTES) // TOKEN_BYTES  # of many short texts, not of one long one
             needs = replace(made.needs, token_bytes=TOKEN_BYTES, cache_tokens=cache_tokens)
             self.recipes.append(replace(made, needs=needs))
 
@@ -189,7 +189,9 @@ def main() -> None:
     asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asking.add_argument("--seed", type=int, default=1)
     asking.add_argument("--for", dest="for_s", type=float, default=30.0)
-    asking.add_argument("--weighed", action="store_true", help="pilots refuse what would be late")
+    asking.add_argument(
+        "--by-memory", dest="weighed", action="store_false", help="simulated pilots judge offers by memory alone"
+    )
     asked = asking.parse_args()
     with tempfile.TemporaryDirectory(prefix="live-") as place:
         os.environ |= {"STOKER_HOME": f"{place}/home", "STOKER_SCRATCH": f"{place}/scratch"}

@@ -3,9 +3,8 @@
 Eight models of one architecture; each has requests by its weight (1/1, 1/2, ... 1/8), independently of each other. A
 request has met its objectives if each of its tokens was in time (SLINFER eq. 1, `manager.sim.token_times`).
 
-Whether a pilot refuses a call that would be late decides as much as how fast it computes. Where pilots of a session
-judge by memory alone, as they do until they see their engines' batches (decision 061), `weighed=False` has simulated
-pilots judge by that alone too.
+Whether a pilot refuses a call that would be late decides as much as how fast it computes: `weighed=False` has simulated
+pilots judge by memory alone, which shows how much.
 """
 
 from __future__ import annotations
