@@ -27,11 +27,14 @@ def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
         weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
     except (OSError, ValueError, RecursionError):
         return needs
-    token_bytes = _token_bytes(config, dtype=dtype, on_cpu=not needs.kinds or "cpu" in needs.kinds)
+    on_cpu = not needs.kinds or "cpu" in needs.kinds
+    token_bytes = _token_bytes(config, dtype=dtype, on_cpu=on_cpu) if isinstance(config, dict) else 0
     longest = _number(config, "max_position_embeddings")
     if not token_bytes or not longest:
         return needs
-    declared = max(needs.memory_bytes, needs.device_memory_bytes)
+    declared = needs.device_memory_bytes or needs.memory_bytes  # a GPU's memory counts where both are said
+    if on_cpu:
+        declared = max(needs.memory_bytes, needs.device_memory_bytes)
     room = max(0, declared - weights) // token_bytes if declared else _LONGEST_UNDECLARED
     return msgspec.structs.replace(needs, token_bytes=token_bytes, cache_tokens=min(longest, room))
 

@@ -120,7 +120,8 @@ def _refuse_unhonoured(file: Path, settings: Mapping[str, ModelSettings], sessio
             if is_set and honoured is not None and wish not in honoured:
                 raise ConfigError(
                     f"{file}: [models.{name}] {setting}: the policy {policy_of(session)} of session {session.id} does"
-                    " not honour it; leave it out, or serve from one with another ([policy] name in the site file)",
+                    " not honour it; leave it out, or serve from one with another ([policy] name in the site file)."
+                    f" The session goes on: stoker down {session.id} ends it",
                     file=str(file),
                     key=setting,
                 )

@@ -54,9 +54,10 @@ class SessionWatch:
         return facts_of(await self.now(within_s=within_s), model)
 
     async def recent(self, model: ServedModel) -> ModelFacts:
-        """What the session says of a model, some seconds old at most: a request does not wait for each answer."""
+        """What the session says of a model, some seconds old at most: a request does not wait for each answer, and not
+        for a manager that has not answered a moment ago."""
         age_s = time.monotonic() - self._asked_at
-        if self.status is None or age_s > _RECENT_S:
+        if age_s > _RECENT_S:
             return await self.facts(model)
         if age_s > _FRESH_S and not self._asking.locked():
             self._keep(asyncio.create_task(self.now()))

@@ -47,7 +47,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`[rows, in]` to `[rows, all outputs, one layer's after the other's]`."""
-        if self._packed is not None and not (self._widens and len(x) == 1):  # a single row reads: half the bytes win
+        if self._packed is not None:  # for one row too, though it takes longer: a row comes out the same beside others
             wide = x.float() if self._widens else x
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
             return product.to(x.dtype)

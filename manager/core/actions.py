@@ -181,10 +181,10 @@ def _send(manager: Manager, action: Send) -> None:
 
 
 def _waited_s(manager: Manager, library: Library, call: Call) -> float:
-    """How long a call has waited for an offer. The load that it has waited for does not count (SLINFER §IX-A), and
-    neither does the past of one that was evicted: its first token may have come then."""
+    """How long a call has waited for an offer. The load that it has waited for does not count (SLINFER §IX-A). For one
+    that was evicted all the time since it came does: the pilot then takes it as late already, which nothing forbids."""
     if call.id in manager.state.reports:
-        return 0.0
+        return manager.state.now - call.submitted_at
     load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
     return max(0.0, manager.state.now - call.submitted_at - load_s)
 

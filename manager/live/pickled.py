@@ -24,7 +24,12 @@ import msgspec
 from stoker.errors import StokerError
 
 _PACKAGES = ("stoker.manager.core.", "stoker.manager.policies", "stoker.manager.protocol.", "stoker.pilot.core")
-_MODULES = frozenset({"stoker.contexts.inference.adapter", "stoker.contexts.recipe", "stoker.chance"})
+_MODULES = frozenset(
+    {
+        "stoker.contexts.inference.adapter", "stoker.contexts.recipe", "stoker.contexts.step_lines",
+        "stoker.contexts.step_times", "stoker.chance",
+    }
+)  # fmt: skip
 _CONTAINERS = frozenset({OrderedDict, deque, defaultdict, Counter, set, frozenset, bytearray, complex, range})
 _LOADED = {(each.__module__, each.__qualname__): each for each in _CONTAINERS}
 _ABSENT = "stoker: this field was never set"

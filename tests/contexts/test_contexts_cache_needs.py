@@ -28,6 +28,7 @@ CONFIG = {
         ({"num_key_value_heads": None}, Needs(), "float32", (2 * 6 * 8 * 8 * 4, 2048)),
         ({"max_position_embeddings": 1 << 20}, Needs(), "float32", (1536, 4096)),
         ({}, Needs(device_memory_bytes=1_536_100), "float32", (1536, 1000)),
+        ({}, Needs(memory_bytes=10**10, device_memory_bytes=768_100, kinds=("NVIDIA A10",)), "auto", (768, 1000)),
         ({"num_hidden_layers": "six"}, Needs(), "auto", (0, 0)),
         ({"max_position_embeddings": None}, Needs(), "auto", (0, 0)),
     ],
@@ -52,3 +53,9 @@ def test_the_recipe_of_a_language_model_says_it(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "model")
     needs = causal_lm(str(tmp_path / "model")).needs
     assert (needs.token_bytes, needs.cache_tokens) == (2 * 6 * 64 * 4, 2048)
+
+
+def test_a_configuration_that_is_no_object_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    needs = Needs(kinds=("NVIDIA A10",))
+    assert with_cache(needs, str(tmp_path), dtype="auto") == needs

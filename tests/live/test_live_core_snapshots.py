@@ -13,7 +13,9 @@ from core.toy import Toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.core.core import Core
+from stoker.manager.core.events import AdviceArrived, ContextAdvice
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal, pickled, segments, snapshot
 from stoker.manager.live.comeback import come_back
@@ -23,7 +25,8 @@ from stoker.manager.live.past import JournalPast, policies_modules
 from stoker.manager.live.pickled import Unreadable, Unsaveable
 from stoker.manager.live.records import SegmentHead
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
-from stoker.manager.protocol.ids import CallId
+from stoker.manager.policies.slinfer import slinfer
+from stoker.manager.protocol.ids import CallId, RecipeKey
 
 
 def busy() -> Toy:
@@ -112,6 +115,19 @@ def test_a_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None
         pickled.load(found.core, layout)
     with pytest.raises(Unreadable, match="no class Janitor"):
         pickled.load(found.core, {**found.head.layout, "stoker.manager.core.state:Janitor": ["id"]})
+
+
+@pytest.mark.parametrize("make", [default_policies, slinfer])
+def test_step_times_that_were_measured_come_back(make: Callable[[], Policies], tmp_path: Path) -> None:
+    toy = Toy(policies=make)
+    toy.context("small", load_s=0.5, memory="2 GB")
+    toy.call("a", context="small")
+    steps = StepTimes(prefill=(StepCell(16, 8, 0.1, 5),), decode=(StepCell(1, 10, 0.1, 5),))
+    key = RecipeKey(next(iter(toy.core.state.contexts)))
+    toy.give(AdviceArrived(key, {"cpu": ContextAdvice(steps=steps)}))
+    path = saved(toy.core, tmp_path / "journal.000002.snapshot")
+    back = snapshot.restored(snapshot.read(path))
+    assert back.state.contexts[key].advice["cpu"].steps == steps
 
 
 # ---- journals with snapshots

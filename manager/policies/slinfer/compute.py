@@ -10,10 +10,12 @@ instance on the device still fits into a time per output token (case 3 of §VI-C
 
 from __future__ import annotations
 
+import math
+
 from stoker.contexts.step_lines import StepSeconds
 from stoker.contexts.step_times import StepTimes
 from stoker.manager.core.nouns import Call, Context, Device, Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.seams import View
 from stoker.pilot.core.shadow_validation import OVERESTIMATE
 
@@ -49,7 +51,7 @@ class ComputeOutlook:
         if times is None or not times.prefill or not times.decode:
             return None
         known = self._seconds.get(id(times))
-        if known is None:
+        if known is None or known[0] is not times:  # numbers of tables that a snapshot brought back are used again
             known = self._seconds[id(times)] = times, StepSeconds(times, factor=OVERESTIMATE / device.facts.speed)
         return known[1]
 
@@ -82,6 +84,8 @@ class ComputeOutlook:
         others_s = [self.decode_s(library) for library in staying(device) if library.id not in leaving]
         if _wants_soon(call) and self.prefill_s(context, device, call) + max(others_s, default=0.0) > left_s:
             return True
+        if left_s == math.inf and not any(others_s):  # it was evicted, and waits for no one here
+            return False
         return 0 < tpot_s < sum(others_s) + cost.decode_s(1, prompt_tokens(call))[0]
 
 
@@ -90,7 +94,12 @@ def _wants_soon(call: Call) -> bool:
 
 
 def first_token_left_s(view: View, call: Call) -> float:
-    """Seconds until the first token of a call is due; its load is granted on top (§IX-A). A call that was evicted has
-    its whole time again: it may have its first token, and must find a place, however late it is."""
+    """Seconds until the first token of a waiting call is due; its load is granted on top (§IX-A).
+
+    A call that is to be evicted would have its whole time again. One that was evicted has no limit: it may have had its
+    first token, and it must find a place, however late it is and however slow the devices are that are left.
+    """
     wanted_s = call.group.options.objective.first_token_s(prompt_tokens(call))
-    return wanted_s if call.id in view.reports else call.submitted_at + wanted_s - view.now
+    if call.state is not CallState.WAITING:
+        return wanted_s
+    return math.inf if call.id in view.reports else call.submitted_at + wanted_s - view.now
