@@ -36,12 +36,12 @@ from station_holder import BASE, Board, hold
 from stoker.contexts.recipe import Needs
 from stoker.manager.protocol.to_manager import LibraryGone, LibraryReady, LibraryResized
 from stoker.manager.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
-from stoker.pilot.devices.cpu import _USED
+from stoker.pilot.devices.cpu import USED_SHARE
 
 DEVICES = ("cpu:0", "cpu:1")
 UNIT = 4096
 GRANTED_MIB = 1024
-CAPACITY = int(_USED * (GRANTED_MIB << 20) / len(DEVICES))
+CAPACITY = int(USED_SHARE * (GRANTED_MIB << 20) / len(DEVICES))
 """Of each device: the pilot is told that a batch system has granted it so much memory."""
 GRANTED = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": str(GRANTED_MIB)}
 LEAST = BASE // UNIT + 1
