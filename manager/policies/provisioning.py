@@ -26,6 +26,7 @@ comes and goes within it makes no blocks come and go. Blocks that were asked for
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from stoker.manager.core.nouns import Context, Pilot
 from stoker.manager.core.phases import LibraryState
@@ -33,7 +34,7 @@ from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, 
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.walltime import load_fits_source
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.library_limits import is_spared
+from stoker.manager.policies.library_limits import LeastNumbers, is_spared, room_for_pilots
 from stoker.manager.policies.sizes import is_of_kind, known_bytes
 from stoker.manager.protocol.blocks import BlockPhase, Rule
 from stoker.manager.protocol.calls import Failure, FailureKind
@@ -90,13 +91,15 @@ class KeepBlocks(Quiet):
         if not view.sources:
             return ()
         plan: list[Action] = []
-        waiting = {context: _unserved(context) for context in view.hungry.values() if not _is_full(context)}
+        rooms = {context: room_for_pilots(view, context) for context in view.hungry.values()}
+        waiting = {context: _unserved(context, room) for context, room in rooms.items() if room != 0}
+        least = LeastNumbers()
         for source in view.sources.values():
             useful = {context: calls for context, calls in waiting.items() if self._could(source, context)}
             wanted = self._more(view, source, useful)
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
-            plan += self._shrink(view, source, has_use=bool(useful))
+            plan += self._shrink(view, source, has_use=bool(useful), least=least)
             plan += self._withdraw(view, source, useful)
             filling = [at for id in source.filling if (at := source.blocks[id].brought_at + self.late_s) >= view.now]
             if filling and useful:
@@ -188,7 +191,7 @@ class KeepBlocks(Quiet):
 
     # ---- fewer
 
-    def _shrink(self, view: View, source: SourceState, *, has_use: bool) -> Iterator[Action]:
+    def _shrink(self, view: View, source: SourceState, *, has_use: bool, least: LeastNumbers) -> Iterator[Action]:
         """Let go what has been of no use for long enough; and look again when something may have become so."""
         rule = source.source
         retry_at = self._retry_at(source)
@@ -204,7 +207,8 @@ class KeepBlocks(Quiet):
         idle = [(self._idle_since(view, block), block) for block in staying]
         over = [block for since, block in idle if since is not None and view.now - since >= rule.idle_s]
         over.sort(key=lambda block: (bool(block.pilots), _held(view, block), block.since))
-        for block in over[:spare]:
+        may_go = (block for block in over if least.let_go(view.pilots[id] for id in block.pilots))
+        for block in islice(may_go, spare):
             yield ReleaseBlock(block.id, f"nothing to do for {rule.idle_s:g} s")
         soon = [since + rule.idle_s for since, block in idle if since is not None and block not in over]
         yield Timer(max(min(soon, default=view.now + rule.idle_s), view.now + 0.1), f"idle/{rule.name}")
@@ -283,10 +287,10 @@ class KeepBlocks(Quiet):
             yield FailWaiting(RecipeKey(key), Failure(FailureKind.NO_DEVICE, more))
 
 
-def _unserved(context: Context) -> int:
+def _unserved(context: Context, room: int | None) -> int:
     """Slots that waiting calls lack: without those that libraries which load will have, and those that are free while a
     gang waits for more. All are taken to want as large a gang as the first: the smallest that it may have, or the
-    largest if it has a deadline."""
+    largest if it has a deadline. `room`: so many libraries more it may have."""
     head = context.queue.head()
     if head is None:
         return 0
@@ -295,13 +299,7 @@ def _unserved(context: Context) -> int:
     coming = context.slots * sum(x.state is LibraryState.LOADING for x in context.libraries.values())
     free = len(context.idle) if members > 1 else 0
     lacking = max(0, context.queue.count * members - coming - free)
-    most = context.limits.most
-    return min(lacking, (most - len(context.libraries)) * context.slots) if most else lacking
-
-
-def _is_full(context: Context) -> bool:
-    """True if a context has as many libraries as programs allow: pilots that come are of no use to it."""
-    return 0 < context.limits.most <= len(context.libraries)
+    return lacking if room is None else min(lacking, room * context.slots)
 
 
 def _cover(waiting: dict[Context, int], useful: dict[Context, int], *, slots: int) -> None:

@@ -24,7 +24,7 @@ more: it may be a blip.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from stoker.manager.core.nouns import Context, Device, Library
@@ -33,7 +33,14 @@ from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provi
 from stoker.manager.core.stuck import lingers
 from stoker.manager.policies import library_limits
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.library_limits import KeepAlive, room_for_more
+from stoker.manager.policies.library_limits import (
+    KeepAlive,
+    able_first,
+    lacks_able_one,
+    room_for_more,
+    runs_next,
+    unable,
+)
 from stoker.manager.policies.making_room import IdleKeeper, anyone, holds, idle_to_end, room_by_turns
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
@@ -83,15 +90,21 @@ class LoadWhereWanted(Quiet):
             return plan
         load_s = context.load_s or UNKNOWN_LOAD_S
         more = self.worth_loading(context, [x for x in alive if not lingers(view.now, x, load_s=load_s)])
-        if context.apart_lacks and context.queue.apart and not any(x.state is LibraryState.LOADING for x in alive):
-            more = max(more, 1)  # also beyond the limit: the call can run in none of those that there are
-        elif (room := room_for_more(view, context, cut_s=self.cut_s)) is not None:
+        room = room_for_more(view, context, cut_s=self.cut_s)
+        if room is not None and room <= 0 < more:
+            plan += self._leave_for_able_one(view, context)
+        if room is not None:
             more = min(more, room)
+        if lacks_able_one(context) and (room is None or room >= 0):
+            more = max(more, 1)
         if more <= 0:
             return plan
+        places: Iterable[tuple[Device, ...]] = self.open_places(view, context, desperate=not alive)
+        if room is not None:
+            places = sorted(places, key=lambda devices: able_first(view, context, devices[0].pilot))
         loads = [
             Load(key, devices[0].pilot.id, tuple(d.id for d in devices), self.reservation(context, devices))
-            for devices in islice(self.open_places(view, context, desperate=not alive), more)
+            for devices in islice(places, more)
         ]
         if loads:
             return plan + loads
@@ -193,6 +206,27 @@ class LoadWhereWanted(Quiet):
         return known_bytes(context, device.facts) or device.facts.memory_bytes // 3
 
     # ---- where there is no room
+
+    def _leave_for_able_one(self, view: View, context: Context) -> list[Action]:
+        """Where the limit allows no more libraries, one that cannot run the next call leaves for one that can, which is
+        loaded when it is gone. None leaves without such a place, nor while another one does."""
+        leaving = unable(view, context)
+        if not leaving or any(x.state is LibraryState.STOPPING for x in context.libraries.values()):
+            return []
+        could = {
+            d.pilot: None
+            for d in view.devices()
+            if not holds(d, context) and suits(context, d) and may_load(view, context, d)
+        }
+        if not any(runs_next(view, context, pilot) for pilot in could):
+            return []
+        is_open = any(
+            runs_next(view, context, devices[0].pilot) for devices in self.open_places(view, context, desperate=False)
+        )
+        for library in leaving:
+            if is_open or not may_load(view, context, library.devices[0]):  # else it might be loaded there again
+                return [Unload(library.id, "the next call would not end before its pilot does")]
+        return []
 
     def make_room(self, view: View, context: Context) -> list[Action]:
         """Unload what is idle, or what another context can do without."""

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from core.builders import Cluster, recipe
+from core.builders import Cluster, devices, recipe
 from core.desk import restored
 
 from stoker.contexts.recipe import LibraryLimits, Recipe
 from stoker.manager.core.limits import together
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
-from stoker.manager.protocol.calls import FailureKind
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 
 Make = Callable[..., Cluster]
 
@@ -91,6 +91,64 @@ def test_a_lowered_limit_unloads_what_is_idle(cluster: Make) -> None:
     assert c.holders("3")[0].state is LibraryState.READY, "what runs goes on"
 
 
+def fault(c: Cluster, name: str) -> None:
+    """The infrastructure fails a call: it waits apart, and its pilot is avoided for a while."""
+    [library] = c.holders(name)
+    failure = Failure(FailureKind.INFRASTRUCTURE, "EIO", library.pilot.id, library.id)
+    c.report(library.pilot.id, say.CallsEnded(library.id, [CallEnd(c.ids[name], False, b"", 1.0, failure)]))  # type: ignore[arg-type]
+
+
+def test_for_a_call_that_can_run_in_none_one_more_is_loaded_on_another_pilot_and_no_others(cluster: Make) -> None:
+    c = cluster().join("p1", of=devices(2)).join("p2", "p3", "p4").define(limited(most=1)).calls(20, context="a")
+    c.ready()
+    fault(c, "1")
+    for _ in range(3):
+        c.wait(1.1)
+    assert c.lives_on("a") == ["p1", "p2"], "the other device of p1 would not do"
+    c.ready()
+    assert c.holders("1")[0].pilot.id == "p2"
+    fault(c, "1")
+    for _ in range(10):
+        c.wait(1.1)
+    assert c.lives_on("a") == ["p1", "p2"], "one more, not one more each time"
+    c.wait(30)
+    running = [name for name in c.ids if c.the_call(name).holder is not None]
+    c.end(*running)
+    assert c.the_call("1").holder is not None
+
+
+def test_one_that_cannot_run_what_waits_leaves_for_one_that_can(cluster: Make) -> None:
+    c = cluster().define(limited(most=1)).join("p1", ends_in_s=86_400.0)
+    c.call("x", context="a").ready().wait(36_000).end("x", run_s=36_000.0).call("y", context="a").wait(60)
+    assert states(c) == [LibraryState.READY], "there is no other place"
+    c.join("p2", ends_in_s=86_400.0)
+    assert states(c) == [LibraryState.STOPPING]
+    unloaded(c).ready()
+    assert c.holders("y")[0].pilot.id == "p2"
+
+
+def test_it_leaves_only_for_a_place_that_is_better(cluster: Make) -> None:
+    c = cluster().define(limited(most=1)).join("p1", "p2", ends_in_s=86_400.0)
+    c.tell("ana", say.DefineFunction("g", "g", b"code of g"))  # type: ignore[arg-type]
+    c.calls(9, context="a", function="g").ready()
+    for _ in range(9):
+        c.end(*[name for name in c.ids if name not in c.ended and c.the_call(name).holder is not None])
+    c.call("x", context="a").wait(36_000).end("x", run_s=36_000.0).call("y", context="a")
+    c.wait(60)
+    assert states(c) == [LibraryState.READY], "p2 ends before the call would, too"
+    c.join("p3", ends_in_s=86_400.0)
+    unloaded(c).wait(1.1).ready()
+    assert c.holders("y")[0].pilot.id == "p3"
+
+
+def test_an_idle_one_does_not_leave_in_favour_of_one_that_is_cut_off(cluster: Make) -> None:
+    c = cluster(pilots=2).define(limited(most=1)).call("x", context="a").ready().cut("p1").call("y", context="a")
+    c.wait(5).ready(only="p2").end("y")
+    assert c.library("p2", "a").state is LibraryState.READY
+    c.lose("p1")
+    assert c.holders("x")[0].pilot.id == "p2"
+
+
 # ---- keep-alive
 
 
@@ -160,6 +218,46 @@ def test_a_timer_of_a_context_that_is_gone_or_has_no_limits_any_more_is_no_troub
     c = cluster(pilots=1).define(limited(keep_alive_s=2.0)).call("x", context="a").ready().end("x")
     c.lose("p1").wait(10)
     assert not keep_alive_timers(c)
+
+
+@pytest.mark.parametrize("keep_alive_s", [0.0, 5.0])
+def test_libraries_that_gather_for_a_gang_are_not_idle(cluster: Make, keep_alive_s: float) -> None:
+    c = cluster(pilots=2).define(limited(keep_alive_s=keep_alive_s), recipe("b", memory="8 GB"))
+    c.call("long", context="b").ready().call("g", context="a", gang=(2, 2)).ready().wait(60)
+    assert states(c) == [LibraryState.READY], "the other device is busy"
+    c.end("long").wait(60)
+    unloaded(c, "b").wait(1).ready()
+    assert len(c.holders("g")) == 2
+    c.end("g").wait(keep_alive_s + 0.1)
+    assert states(c) == [LibraryState.STOPPING] * 2
+
+
+def test_libraries_that_gathered_in_vain_go(cluster: Make) -> None:
+    c = cluster(pilots=2).define(limited(keep_alive_s=5.0), recipe("b", memory="8 GB")).call("long", context="b")
+    c.ready().call("g", context="a", gang=(2, 2)).ready().wait(60)
+    c.tell("ana", say.Cancel([c.ids["g"]])).wait(5.1)  # type: ignore[list-item]
+    assert states(c) == [LibraryState.STOPPING]
+
+
+def test_a_call_that_is_to_run_alone_finds_its_library(cluster: Make) -> None:
+    c = cluster(pilots=1).define(limited(keep_alive_s=0.0)).call("x", context="a")
+    for number in (1, 2, 3):
+        c.ready().lose(f"p{number}").join(f"p{number + 1}").wait(30)
+    c.ready().wait(30)
+    assert c.holders("x")[0].pilot.id == "p4"
+    assert "runs alone from now on" in c.story(f"c-{c.the_call('x').id}")
+
+
+def test_a_shorter_keep_alive_holds_at_once_and_a_longer_one_too(cluster: Make) -> None:
+    c = cluster(pilots=1).define(limited(keep_alive_s=3600.0)).call("x", context="a").ready().end("x").wait(100)
+    c.define(limited(keep_alive_s=110.0)).wait(5)
+    assert states(c) == [LibraryState.READY]
+    assert len(keep_alive_timers(c)) == 1
+    assert states(c.wait(5.1)) == [LibraryState.STOPPING]
+    c = cluster(pilots=1).define(limited(keep_alive_s=10.0)).call("x", context="a").ready().end("x").wait(5)
+    c.define(limited(keep_alive_s=60.0)).wait(50)
+    assert states(c) == [LibraryState.READY]
+    assert states(c.wait(5.1)) == [LibraryState.STOPPING]
 
 
 # ---- several programs, and what survives
@@ -253,3 +351,26 @@ def test_a_pilot_goes_after_its_model_and_one_whose_library_is_to_stay_does_not(
         unloaded(c).forget().wait(200)
         released = [x for x in c.mail.get("factory", ()) if isinstance(x, to_client.CancelBlocks)]
         assert bool(released) is goes or c.pilot().released is goes
+
+
+def test_blocks_that_are_let_go_together_leave_the_least_number(cluster: Make) -> None:
+    c = cluster().sources(source(), msgspec.structs.replace(source(), name="there"))
+    c.define(limited(least=1)).calls(4, context="a").wait(1)
+    blocks = c.asked()
+    for number, block in enumerate(blocks, 1):
+        came(c, block, f"p{number}")
+    c.ready().end("1", "2", "3", "4").wait(200)
+    assert sum(x.pilot.state is PilotState.HERE for x in c.context("a").libraries.values()) == 1
+    assert sum(p.released for p in c.core.state.pilots.values()) == 3
+
+
+def test_a_pilot_is_asked_for_where_those_that_are_there_cannot_run_what_waits(cluster: Make) -> None:
+    c = cluster().sources(source(walltime_s=86_400.0)).define(limited(most=1)).call("x", context="a").wait(1)
+    [block] = c.asked()
+    c.block(block, phase=BlockPhase.RUNNING).join("p1", block=block, ends_in_s=86_400.0).ready().wait(36_000)
+    c.end("x", run_s=36_000.0).call("y", context="a").wait(1)
+    [other] = c.asked()
+    assert states(c) == [LibraryState.READY]
+    c.block(other, phase=BlockPhase.RUNNING).join("p2", block=other, ends_in_s=86_400.0)
+    unloaded(c).ready()
+    assert c.holders("y")[0].pilot.id == "p2"
