@@ -179,7 +179,11 @@ def _hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | Non
         state.notice(JOURNAL_LOST)
     if client.unnamed is not None:
         client.inbox.last = message.acknowledged
+    was_gone = client.gone
     client.connected, client.gone = True, False
+    if was_gone:
+        for context in limits.came_or_left(manager, client):
+            feeding.limits_changed(manager, context)
     manager.tell(client, to_client.ClientWelcome(state.session, client.number, again=client.unnamed is not None))
     if client.unacked and client.unnamed is None:
         manager.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))

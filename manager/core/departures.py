@@ -39,7 +39,7 @@ def gone(manager: Manager, id: ClientId) -> None:
     if client.observer:
         registry.forget_observer(state, client)
         return
-    for context in limits.left(manager, client):
+    for context in limits.came_or_left(manager, client):
         feeding.limits_changed(manager, context)
     if state.kept:
         manager.set_timer(f"gone/{id}", state.now + SETTLE_S)

@@ -182,7 +182,7 @@ class Context:
         self.limits = NO_LIMITS
         """How many libraries there may be, and how long an idle one stays: what holds of all that was wished for."""
         self.said_limits: dict[ClientId, LibraryLimits] = {}
-        """What each program wished for last."""
+        """What each program wished for last, also of those that are gone and may come back."""
 
     @property
     def idle(self) -> OrderedDict[LibraryId, Library]:

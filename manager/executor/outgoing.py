@@ -274,8 +274,11 @@ class Outgoing:
     def _definitions(self, submission: Submission) -> list[Any]:
         """The definitions that the manager lacks for calls of this submission. They count as sent."""
         messages: list[Any] = []
+        recipes: dict[str, Recipe] = {}
         for recipe in (submission.recipe, *submission.variants):
-            has_new_limits = recipe.limits not in (NO_LIMITS, self._limits.get(recipe.key))
+            recipes.setdefault(recipe.key, recipe)  # of two with one key and different limits the first counts
+        for recipe in recipes.values():
+            has_new_limits = recipe.limits != self._limits.get(recipe.key, NO_LIMITS)
             if recipe.key not in self._defined or has_new_limits:
                 if recipe.key not in self._defined:
                     self._defined.add(recipe.key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from msgspec.structs import replace
 
 from stoker.contexts.recipe import BARE, NO_LIMITS, LibraryLimits
@@ -170,6 +172,24 @@ def test_a_manager_hears_of_the_limits_of_a_context_when_they_change() -> None:
         return [each.recipe.limits for each in messages if isinstance(each, to_manager.DefineRecipe)]
 
     said = [defines(each, number) for number, each in enumerate((NO_LIMITS, few, few, NO_LIMITS, few, more))]
-    assert said == [[NO_LIMITS], [few], [], [], [], [more]]
+    assert said == [[NO_LIMITS], [few], [], [NO_LIMITS], [few], [more]], "also that they are taken back"
     out.resubmit_everything()
-    assert defines(more, 7) == [NO_LIMITS, few, more], "a manager that has lost it is told again"
+    assert defines(more, 7) == [NO_LIMITS, few, NO_LIMITS, few, more], "a manager that has lost it is told again"
+
+
+def test_of_a_context_and_its_variant_with_one_key_the_context_says_the_limits() -> None:
+    recipes = [replace(BARE, limits=LibraryLimits(most=most)) for most in (1, 2)]
+    looks = itertools.count()
+
+    class Wanted:
+        def __contains__(self, call: object) -> bool:
+            if next(looks) > 10:
+                raise RecursionError("the definitions of a call are sent again and again")
+            return True
+
+    out = Outgoing(Wanted(), describe=lambda _: [])
+    submission = Submission(SUBMISSION.function, recipes[0], CallOptions(), (recipes[1],))
+    out.queue.append((submission, CallSpec(CallId(1), b"")))
+    messages = [message for frame in out.frames(0.0) for message in wire.from_client()(frame).messages]
+    assert [x.recipe.limits.most for x in messages if isinstance(x, to_manager.DefineRecipe)] == [1]
+    assert isinstance(messages[-1], to_manager.Submit)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
-from core.desk import restored
+from core.desk import SESSION, restored
 
 from stoker.contexts.recipe import LibraryLimits, Recipe
+from stoker.manager.core.events import ClientGone, SessionKept
 from stoker.manager.core.limits import together
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
@@ -291,8 +292,6 @@ def test_the_wishes_of_programs_that_are_here_hold_and_the_last_ones_go_on_to(cl
 
 
 def leave(c: Cluster, client: str) -> None:
-    from stoker.manager.core.events import ClientGone
-
     c.event(ClientGone(client))
 
 
@@ -302,6 +301,27 @@ def test_what_a_program_kept_loaded_goes_when_it_has_left(cluster: Make) -> None
     assert states(c) == [LibraryState.READY]
     leave(c, "ana")
     assert states(c) == [LibraryState.STOPPING], "it had been idle for longer than that already"
+
+
+def test_a_program_that_was_given_up_and_comes_back_has_its_limits_again(cluster: Make) -> None:
+    c = cluster(pilots=2).event(SessionKept()).client("eve").define(limited(least=1, most=1, keep_alive_s=5.0))
+    c.tell("eve", say.DefineRecipe(limited(most=3)))
+    leave(c, "ana")
+    assert c.context("a").limits == LibraryLimits(0, 3, None)
+    c.tell("eve", say.DefineRecipe(limited(most=4)))
+    come_back(c, "ana")
+    assert c.context("a").limits == LibraryLimits(1, 1, 5.0)
+    leave(c, "eve")
+    leave(c, "ana")
+    assert c.context("a").limits == LibraryLimits(0, 1, 5.0)
+    come_back(c, "ana")
+    assert c.context("a").limits == LibraryLimits(1, 1, 5.0), "also the least number"
+
+
+def come_back(c: Cluster, client: str) -> None:
+    taken = c.core.state.clients[client].inbox.last  # type: ignore[index]
+    received = c.core.state.clients[client].first_unacked  # type: ignore[index]
+    c.tell(client, say.ClientHello(wire.VERSION, SESSION, received, acknowledged=taken), numbered=False)
 
 
 def test_a_manager_that_comes_back_from_a_snapshot_unloads_in_time(cluster: Make) -> None:
@@ -323,6 +343,8 @@ def test_calls_with_limits_are_refused_where_no_policy_honours_them(cluster: Mak
         assert "leave max_libraries, keep_alive away" in c.ended["not"].failure.message
         assert c.context("a").limits == LibraryLimits()
         c.ready().end("fine")
+        c.define(recipe("a")).call("taken-back", context="a")
+        assert "taken-back" not in c.ended
 
 
 # ---- pilots
