@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from stoker.contexts.recipe import NO_LIMITS
 from stoker.manager.core.fitness import is_lasting, unfit
 from stoker.manager.core.nouns import Context, Pilot
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
 from stoker.manager.core.walltime import load_fits, load_fits_source
 from stoker.manager.policies.making_room import Minimum
-from stoker.manager.policies.sizes import is_of_kind, known_bytes, suits
+from stoker.manager.policies.sizes import is_of_kind, known_bytes, names_cpus, suits
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.units import show_bytes, show_seconds
@@ -32,17 +33,21 @@ def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
     if not context.queue.gangs:
         return []
     limit = context.limits.most or math.inf
-    most = min(limit, _most_libraries(view, context) if view.pilots else math.inf)
+    fit = _most_libraries(view, context) if view.pilots else math.inf
+    most = min(limit, fit)
     hopeless = [call for call in context.queue.waiting_gangs() if call.group.options.gang[0] > most]
     plan = []
     for call in sorted(hopeless, key=lambda call: call.id):
         wants = call.group.options.gang[0]
-        where, instead = (
-            ("fit on the devices that there are and that may come", "for more devices in the site file ([pilot] "
-             "max_blocks, [provider] nodes)")
-            if most < limit
-            else ("may be loaded at once", "for a larger max_libraries")
-        )  # fmt: skip
+        own = context.said_limits.get(call.group.client.id, NO_LIMITS).most or math.inf
+        if fit < limit:
+            where = "fit on the devices that there are and that may come"
+            instead = "for more devices in the site file ([pilot] max_blocks, [provider] nodes)"
+        elif own < wants:
+            where, instead = "may be loaded at once", "for a larger max_libraries"
+        else:
+            where = f"may be loaded at once, as another program of this session has said (max_libraries = {limit:g})"
+            instead = "for a larger max_libraries there; or use a session of your own"
         text = (
             f"a gang of {wants} can run nowhere: at most {most:g} libraries of context {context.recipe.name} {where};"
             f" ask for fewer (@app(gang=...), or the count of session.warm), or {instead}"
@@ -130,6 +135,8 @@ def _most_libraries(view: View, context: Context) -> float:
         each = float(source.source.slots // context.recipe.needs.devices) or math.inf
         if source.devices:
             each = float(max([_most_of(context, source.devices), *rooms]))
+        elif names_cpus(context):  # the slots of a pilot with GPUs leave out its spare cores
+            each = math.inf
         total += max(sum(rooms), source.source.most * source.source.nodes * each)
     return total + sum(map(sum, here.values()))
 

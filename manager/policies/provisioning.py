@@ -25,7 +25,7 @@ comes and goes within it makes no blocks come and go. Blocks that were asked for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from stoker.manager.core.nouns import Context, Pilot
@@ -109,7 +109,7 @@ class KeepBlocks(Quiet):
                 queued = [block.since for block in soon if block.phase is not BlockPhase.RUNNING]
                 if queued:  # one that runs is never late, however long it boots
                     plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
-                slots = (wanted + len(soon)) * _slots(source) + self._filling_slots(view, source)
+                slots = (wanted + len(soon)) * _slots(source, useful) + self._filling_slots(view, source, useful)
                 _cover(waiting, useful, slots=slots)
         return [*plan, *self._hopeless(view)]
 
@@ -136,8 +136,8 @@ class KeepBlocks(Quiet):
         asked_for = max(0, least - staying)
         if rule.rule is Rule.FIXED or not useful:
             return min(asked_for, room)
-        calls = max(0, sum(useful.values()) - self._filling_slots(view, source))
-        worth = -(-calls // _slots(source)) - coming
+        calls = max(0, sum(useful.values()) - self._filling_slots(view, source, useful))
+        worth = -(-calls // _slots(source, useful)) - coming
         if rule.rule is Rule.OPPORTUNISTIC:
             wanted = min(rule.keep_pending - coming, worth)
         else:
@@ -148,11 +148,11 @@ class KeepBlocks(Quiet):
         """Whether nothing has been asked yet of a source whose blocks are asked for once."""
         return not (source.blocks or source.failures or source.devices)
 
-    def _filling_slots(self, view: View, source: SourceState) -> int:
+    def _filling_slots(self, view: View, source: SourceState, useful: Iterable[Context]) -> int:
         """Slots of pilots that should join the first ones of their blocks any moment."""
         blocks = (source.blocks[id] for id in source.filling)
         missing = sum(source.source.nodes - block.brought for block in blocks if not self._is_stuck(view, block))
-        return missing * _slots(source) // source.source.nodes
+        return missing * _slots(source, useful) // source.source.nodes
 
     def _is_stuck(self, view: View, block: Block) -> bool:
         """Whether the rest of a block's pilots has been missing for so long that it may never come."""
@@ -224,8 +224,8 @@ class KeepBlocks(Quiet):
         if rule.rule is Rule.FIXED or spare <= 0 or rule.name not in self._has_served:
             self._surplus.pop(rule.name, None)
             return
-        calls = max(0, sum(useful.values()) - self._filling_slots(view, source))
-        needed = -(-calls // _slots(source)) - (len(coming) - len(queued))
+        calls = max(0, sum(useful.values()) - self._filling_slots(view, source, useful))
+        needed = -(-calls // _slots(source, useful)) - (len(coming) - len(queued))
         surplus = min(spare, len(queued) - max(0, needed))
         if surplus > 0:
             since, least = self._surplus.get(rule.name, (view.now, surplus))
@@ -313,12 +313,15 @@ def _cover(waiting: dict[Context, int], useful: dict[Context, int], *, slots: in
 def _for_deadline(source: SourceState, useful: dict[Context, int]) -> int:
     """Blocks that get the waiting calls done within the time that the site file says."""
     seconds = sum(calls * (context.run_s or UNKNOWN_RUN_S) for context, calls in useful.items())
-    return -int(-seconds // (source.source.finish_within_s * _slots(source)))
+    return -int(-seconds // (source.source.finish_within_s * _slots(source, useful)))
 
 
-def _slots(source: SourceState) -> int:
-    """Calls that a block of this source will run at once, at least one."""
-    devices = sum(not facts.spare for facts in source.devices)  # spare cores take few contexts
+def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
+    """Calls of these contexts that a block of this source will run at once, at least one. Spare cores take few
+    contexts: they count where each names CPUs alone, and the GPUs beside them do not."""
+    kinds = [context.recipe.needs.kinds for context in contexts]
+    on_cpus = bool(kinds) and all(names and all(name.partition(" ")[0] == "cpu" for name in names) for names in kinds)
+    devices = sum(facts.on_host if on_cpus else not facts.spare for facts in source.devices)
     return max(1, source.source.nodes * (devices or source.source.slots or 1))
 
 

@@ -72,6 +72,11 @@ def is_of_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = F
     return not facts.spare or needs.devices == 1 or all(kind.partition(" ")[0] == "cpu" for kind in kinds)
 
 
+def names_cpus(context: Context) -> bool:
+    """True if a context names CPUs among the kinds of devices that it may be loaded on: spare cores will do."""
+    return any(kind.partition(" ")[0] == "cpu" for kind in context.recipe.needs.kinds)
+
+
 def spare_rank(context: Context, facts: DeviceFacts) -> int:
     """Whether a context takes spare cores before other devices (-1) or after them (1): `kinds` has the best first."""
     if not facts.spare:

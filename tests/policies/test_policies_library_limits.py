@@ -84,6 +84,14 @@ def test_a_gang_that_wants_more_than_are_allowed_is_told(cluster: Make) -> None:
     assert "h" not in c.ended
 
 
+def test_a_gang_that_another_program_limits_is_told_who_does(cluster: Make) -> None:
+    c = cluster(pilots=4).define(limited(most=4)).client("bob").tell("bob", say.DefineRecipe(limited(most=1)))
+    c.call("g", context="a", gang=(3, 3)).wait(2)
+    message = c.ended["g"].failure.message
+    assert "at most 1 libraries of context a may be loaded at once, as another program of this session has" in message
+    assert "for a larger max_libraries there" in message
+
+
 def test_a_lowered_limit_unloads_what_is_idle(cluster: Make) -> None:
     c = cluster(pilots=3).define(limited(most=3)).calls(3, context="a").ready().end("1", "2")
     assert len(c.lives_on("a")) == 3

@@ -95,6 +95,26 @@ def test_blocks_are_reckoned_from_gpus_alone(cluster: Make) -> None:
     assert len(c.asked()) == 4  # beside b1, as with one GPU a block: fifty wait, 300 s of work, in 60 s
 
 
+def test_blocks_for_contexts_on_cores_alone_are_reckoned_from_these(cluster: Make) -> None:
+    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=0, most=10, keep_pending=10))
+    c.define(recipe("host", memory="1 GB", kinds=("cpu",)), recipe("a", device_memory_bytes=20 * GB))
+    c.call("w", context="host").asked()
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=mixed(1, 8)).ready().end("w")
+    c.calls(16, context="host")
+    assert len(c.asked()) == 1, "eight run on b1, and eight on another block"
+    c.calls(3, context="a")
+    assert len(c.asked()) > 1, "GPUs count where others wait as well"
+
+
+def test_a_gang_on_cores_waits_for_a_pilot_that_shows_how_many_there_are(cluster: Make) -> None:
+    c = cluster().sources(Source("gpus", first=1, most=1, slots=1), Source("small", first=1, most=1, slots=1))
+    c.join("p1", block="b2").define(recipe("host", memory="1 GB", kinds=("cpu",)), recipe("a", kinds=("NVIDIA",)))
+    c.call("g", context="host", gang=(4, 4)).call("no", context="a", gang=(4, 4)).wait(5)
+    assert set(c.ended) == {"no"}
+    c.block("b1", phase=BlockPhase.RUNNING).join("p2", block="b1", of=mixed(1, 8)).ready().wait(5).ready()
+    assert len(c.holders("g")) == 4
+
+
 def test_status_shows_both(cluster: Make) -> None:
     c = cluster().join("p1", of=mixed()).define(recipe("host", memory="2 GB", kinds=("cpu",)))
     c.call("1", context="host").hot(context="host")
