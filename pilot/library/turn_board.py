@@ -72,14 +72,18 @@ class TurnRow(msgspec.Struct):
 
 
 class TurnBoard:
-    """The board of one pilot, as one process sees it."""
+    """The board of one pilot, as one process sees it. Raises OSError where the file cannot be had, or has no room."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if os.fstat(self._file).st_size < _SIZE:
-            os.ftruncate(self._file, _SIZE)
-        self._memory = mmap.mmap(self._file, _SIZE)
+        try:
+            # Even if the file is as long: a write into a hole of it kills the process when the disk is full.
+            os.posix_fallocate(self._file, 0, _SIZE)
+            self._memory = mmap.mmap(self._file, _SIZE)
+        except BaseException:
+            os.close(self._file)
+            raise
         self._lock = _BoardLock(self._file)
         self._devices: dict[bytes, tuple[DeviceId, ...]] = {}
         """By the bytes that stand for them."""
@@ -93,15 +97,18 @@ class TurnBoard:
         return found
 
     def snapshot(self) -> bytes:
-        """All rows, as they are now."""
-        return self._memory[_HEADER.size : _ROWS_END]
+        """The count of changes and all rows, as they are now."""
+        # The count is read first: with rows that are older than it, a library that has joined would not be seen again.
+        changes = self._memory[: _HEADER.size]
+        return changes + self._memory[_HEADER.size : _ROWS_END]
 
     def rows(self, read: bytes = b"") -> list[TurnRow]:
         """The libraries on the board, or on it as in one of its snapshots. All rows are looked at when somebody has
         come or gone, else those that are taken."""
-        changes, data = self.changes, read or self.snapshot()
+        data = read or self.snapshot()
+        changes = _HEADER.unpack_from(data, 0)[0]
         among = self._taken if changes == self._taken_at else range(ROWS)
-        found = [row for number in among if (row := self._row(number, data, number * _ROW.size)) is not None]
+        found = [row for number in among if (row := self._row(number, data, _place(number))) is not None]
         if among is not self._taken:
             self._taken, self._taken_at = [row.number for row in found], changes
         return found

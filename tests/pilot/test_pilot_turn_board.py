@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -248,3 +250,39 @@ def test_wrong_bytes_on_the_board_cost_turns_and_no_more(tmp_path: Path, monkeyp
         other.end()
     turns.close()
     other.close()
+
+
+def test_a_library_that_joins_beside_a_snapshot_is_seen_afterwards(tmp_path: Path) -> None:
+    board, other = TurnBoard(tmp_path / "turns"), TurnBoard(tmp_path / "turns")
+    assert board.join(LibraryId(1), GPU) is not None
+    read = board.snapshot()
+    assert other.join(LibraryId(2), GPU) is not None
+    assert [row.library for row in board.rows(read)] == [1]
+    assert [row.library for row in board.rows()] == [1, 2]
+
+
+def test_the_whole_board_has_its_place_on_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "turns"
+    TurnBoard(path).close()
+    size = path.stat().st_size
+    assert path.stat().st_blocks * 512 >= size
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(size)
+    assert path.stat().st_blocks == 0
+    TurnBoard(path).close()
+    assert path.stat().st_blocks * 512 >= size
+
+
+def test_a_board_that_the_disk_has_no_room_for_is_an_error_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert len(os.listdir("/proc/self/fd")) == before
