@@ -89,6 +89,9 @@ class EngineTurns(Protocol):
     def publish(self, work: EngineWork) -> None:
         """Let others see what the engine has to do. Costs no system call."""
 
+    def close(self) -> None:
+        """The engine has ended: it computes no more, and others have its devices."""
+
 
 _make: Callable[[], EngineTurns] | None = None
 

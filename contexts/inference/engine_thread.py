@@ -270,7 +270,7 @@ class EngineThread:
                 if not isinstance(each, int):
                     each.fail(error)
             self._open.clear()
-            self._end_turn()
+            self._close_turns()
             if self._engine is not None:
                 self._engine.stop()
 
@@ -311,6 +311,14 @@ class EngineThread:
         if self._device_turns is not None:
             self._publish(self._device_turns)
             self._device_turns.end()
+
+    def _close_turns(self) -> None:
+        turns, self._device_turns = self._device_turns, None
+        if turns is not None:
+            try:
+                turns.close()
+            except Exception:  # the engine still has to stop
+                log.exception("an engine that has ended could not give up its turns; others may wait for it a while")
 
     def _publish(self, turns: EngineTurns) -> None:
         now, open_ones = time.monotonic(), self._open.values()

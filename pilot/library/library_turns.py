@@ -38,6 +38,9 @@ _SWEEP_S = 1.0
 _OVERDUE_FACTOR = 2.0
 _OVERDUE_S = 0.03
 """A holder that computes longer than this many times its own forecast, and this much longer, has lost its turn."""
+_OVERDUE_UNKNOWN_S = 10.0
+"""A holder without a forecast has lost its turn after this long: another process may have its process's id by now. If
+its first step does take longer (it compiles), two libraries compute side by side until it ends."""
 _LONGEST_WAIT_S = 60.0
 """Nobody waits longer: a wrong board costs speed and no more."""
 _TIMEOUT = struct.Struct("@ll")
@@ -54,7 +57,8 @@ class LibraryTurns:
         self._board = TurnBoard(board)
         self._library, self._devices = library, tuple(devices)
         self._row: TurnRow | None = None
-        self._waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._waker: socket.socket | None = None
+        """Others wake this engine there; it is there while the engine has a row."""
         self._joined = False
         self._seen, self._shared = -1, False
         self._swept_at = 0.0
@@ -62,15 +66,7 @@ class LibraryTurns:
     @property
     def shared(self) -> bool:
         """Whether another library on the board has one of its devices too. Looked at when somebody comes or goes."""
-        row = self._row
-        if row is None:
-            return False
-        changes = self._board.changes
-        if changes != self._seen:
-            mine = set(row.devices)
-            others = [other for other in self._board.rows() if other.number != row.number]
-            self._seen, self._shared = changes, any(not mine.isdisjoint(other.devices) for other in others)
-        return self._shared
+        return self._row is not None and self._present_row() is not None and self._shared
 
     def begin(self, *, due_at: float = math.inf, step_s: float = 0.0) -> None:
         """Wait for a turn and hold it. A library that holds one passes it on first if another comes before it.
@@ -78,12 +74,12 @@ class LibraryTurns:
         `due_at`: when the most urgent token of its requests is due, of `time.monotonic`; `step_s`: how long the
         iteration probably takes, 0 if nobody knows.
         """
-        row = self._row if self._joined else self._join()
+        row = self._present_row()
         if row is None:
             return
         now = time.monotonic()
         row.due_at, row.since, row.step_s = due_at, now, step_s
-        if not self.shared or not self._hands_on(row, now):
+        if not self._shared or not self._hands_on(row, now):
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
             return
@@ -96,11 +92,11 @@ class LibraryTurns:
 
     def end(self) -> None:
         """The library wants no further iteration for now. No-op if it holds no turn."""
-        row = self._row
+        row = self._present_row() if self._row is not None else None
         if row is None or row.state is TurnState.IDLE:
             return
         row.state = TurnState.IDLE
-        if not self.shared:
+        if not self._shared:
             self._board.write(row)
             return
         with self._board.lock():
@@ -110,45 +106,74 @@ class LibraryTurns:
 
     def publish(self, work: EngineWork) -> None:
         """Let others see what the engine has to do: the pilot's agent weighs offers by it."""
-        row = self._row if self._joined else self._join()
+        row = self._present_row()
         if row is not None:
             self._board.write_work(row.number, packed(self._library, work))
 
     def close(self) -> None:
         """Leave the board; the devices go to the next."""
-        row, self._row = self._row, None
-        if row is not None:
-            with self._board.lock():
-                self._board.clear(row.number)
-                next_ones = self._hand_on(time.monotonic())
-            self._wake(next_ones)
-            Path(_waker_of(self._board, row.number)).unlink(missing_ok=True)
-        self._waker.close()
-        self._board.close()
+        row, self._row, self._joined = self._row, None, True
+        try:
+            if row is not None:
+                self._leave(row)
+        finally:
+            if self._waker is not None:
+                self._waker.close()
+            self._board.close()
 
     # ---- the board
 
+    def _present_row(self) -> TurnRow | None:
+        """This engine's row on the board; None if there is none for it.
+
+        The engine joins with its first turn: a library without an engine never asks for one. It joins anew if another
+        library took it for dead and freed its row. Looked at when somebody has come or gone.
+        """
+        if not self._joined:
+            self._join()
+        row, changes = self._row, self._board.changes
+        if row is None or changes == self._seen:
+            return row
+        if not self._board.has(row):
+            row, changes = self._join(), self._board.changes
+            if row is None:
+                return None
+        mine = set(row.devices)
+        others = [other for other in self._board.rows() if other.number != row.number]
+        self._seen, self._shared = changes, any(not mine.isdisjoint(other.devices) for other in others)
+        return row
+
     def _join(self) -> TurnRow | None:
-        """Come onto the board, at the first turn: a library without an engine never asks for one."""
+        """Take a row, and a socket of its number."""
         self._joined = True
         row = self._row = self._board.join(self._library, self._devices)
         if row is None:
             return None
         path = _waker_of(self._board, row.number)
-        waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        # A blocking socket with the kernel's own time limit: a wait is one system call.
-        waker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT.pack(0, int(_LOOK_S * 1e6)))
-        self._waker.close()
-        self._waker = waker
+        if self._waker is not None:
+            self._waker.close()
+            self._waker = None
         try:
+            waker = self._waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            # A blocking socket with the kernel's own time limit: a wait is one system call.
+            waker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT.pack(0, int(_LOOK_S * 1e6)))
             Path(path).unlink(missing_ok=True)  # of an earlier library in this row
             waker.bind(path)
         except OSError as error:
             log.warning("this engine computes without turns: %s: %s", path, error)
             with self._board.lock():
-                self._board.clear(row.number)
+                self._board.clear(row)
             self._row = None
         return self._row
+
+    def _leave(self, row: TurnRow) -> None:
+        with self._board.lock():
+            if self._board.has(row):
+                # While the row is still this engine's: the next engine in it has a socket of the same name.
+                Path(_waker_of(self._board, row.number)).unlink(missing_ok=True)
+                self._board.clear(row)
+            next_ones = self._hand_on(time.monotonic())
+        self._wake(next_ones)
 
     def _hands_on(self, row: TurnRow, now: float) -> bool:
         """Ask for a turn behind the one that has ended, and give the devices to whose turn it is. False if this library
@@ -179,7 +204,7 @@ class LibraryTurns:
         """Whether somebody has written that this library's turn has come."""
         assert self._row is not None
         row = self._board.row(self._row.number)
-        if row is None or row.library != self._row.library:  # somebody took it for dead
+        if row is None or not row.is_of(self._row):  # somebody took it for dead
             self._join()
             return True
         self._row.state, self._row.held_at = row.state, row.held_at
@@ -207,7 +232,7 @@ class LibraryTurns:
         if gone:
             with self._board.lock():
                 for row in gone:
-                    self._board.clear(row.number)
+                    self._board.clear(row)
 
     def _hand_on(self, now: float) -> list[int]:
         """Give free devices to those whose turn it is, under the lock. Returns the rows to wake, without the lock."""
@@ -224,12 +249,13 @@ class LibraryTurns:
 
     def _wake(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            if number != self._number:
+            if number != self._number and self._waker is not None:
                 with contextlib.suppress(OSError):  # it looks by itself a little later
                     self._waker.sendto(b"", socket.MSG_DONTWAIT, _waker_of(self._board, number))
 
     def _woken(self) -> bool:
         """Wait for a datagram; False if none comes in time."""
+        assert self._waker is not None
         try:
             self._waker.recv(1)
         except OSError:
@@ -267,8 +293,8 @@ def _is_lost(row: TurnRow, now: float) -> bool:
     """True if the row holds a turn and its process is dead or stopped, or takes much longer than it has said."""
     if row.state is not TurnState.HOLDS or now < row.held_at + _LOOK_S:
         return False
-    is_overdue = row.step_s > 0 and now > row.held_at + _OVERDUE_FACTOR * row.step_s + _OVERDUE_S
-    return is_overdue or _process_state(row.pid) in ("", "Z", "X", "T", "t")
+    most_s = _OVERDUE_FACTOR * row.step_s + _OVERDUE_S if row.step_s > 0 else _OVERDUE_UNKNOWN_S
+    return now > row.held_at + most_s or _process_state(row.pid) in ("", "Z", "X", "T", "t")
 
 
 def _is_gone(pid: int) -> bool:

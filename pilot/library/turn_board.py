@@ -70,6 +70,10 @@ class TurnRow(msgspec.Struct):
     held_at: float
     devices: tuple[DeviceId, ...]
 
+    def is_of(self, other: TurnRow) -> bool:
+        """True if both are of one library and one process of it."""
+        return self.library == other.library and self.pid == other.pid
+
 
 class TurnBoard:
     """The board of one pilot, as one process sees it. Raises OSError where the file cannot be had, or has no room."""
@@ -153,10 +157,16 @@ class TurnBoard:
                     return row
         return None
 
-    def clear(self, number: int) -> None:
-        """Free a row; under the lock."""
-        self._memory[_place(number) : _place(number + 1)] = bytes(_ROW.size)
-        self._changed()
+    def has(self, row: TurnRow) -> bool:
+        """True unless this row was freed, or is another library's or another process's by now."""
+        here = self.row(row.number)
+        return here is not None and here.is_of(row)
+
+    def clear(self, row: TurnRow) -> None:
+        """Free a row; under the lock. No-op if it is another's by now."""
+        if self.has(row):
+            self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
+            self._changed()
 
     def lock(self) -> _BoardLock:
         """The board for the caller alone, or after a while without that (see the module's text)."""

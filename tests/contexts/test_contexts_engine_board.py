@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.library.engine_rows import unpacked
 from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.turn_board import rows_in
+from stoker.pilot.library.turn_board import TurnBoard, rows_in
 
 
 class GatedEngine(MemorylessEngine):
@@ -28,6 +31,7 @@ class GatedEngine(MemorylessEngine):
     def __init__(self) -> None:
         self.open: dict[int, int] = {}
         self.steps = threading.Semaphore(0)
+        self.stopped = False
 
     def add(self, request: GenerationRequest) -> None:
         self.open[request.id] = 0
@@ -49,6 +53,7 @@ class GatedEngine(MemorylessEngine):
 
     def stop(self) -> None:
         self.open.clear()
+        self.stopped = True
 
 
 @pytest.fixture
@@ -91,5 +96,48 @@ def test_the_board_says_what_an_engine_has_to_do(board: Path) -> None:
     thread.submit((1,) * 9, Sampling(max_new_tokens=2))
     assert until(board, rows=0, prompts=1).peak_tokens == 11  # such requests write two tokens in the mean
     engine.steps.release(5)
-    thread.close()
     assert until(board, rows=0, prompts=0).taken_up == 2
+    thread.close()
+
+
+def test_engines_that_have_ended_leave_the_board_and_nothing_open(board: Path) -> None:
+    with contextlib.closing(TurnBoard(board)) as seen:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            engine = GatedEngine()
+            thread = EngineThread(lambda engine=engine: engine)  # type: ignore[misc]
+            asked = thread.submit((1,) * 9, Sampling(max_new_tokens=2))
+            until(board, rows=0, prompts=1)
+            engine.steps.release(2)
+            assert len(list(asked.tokens())) == 2
+            assert len(seen.rows()) == 1
+            thread.close()
+            assert seen.rows() == []
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert [path.name for path in board.parent.iterdir()] == [board.name]
+
+
+def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
+    class BrokenTurns:
+        shared = False
+
+        def begin(self, *, due_at: float, step_s: float) -> None: ...
+
+        def end(self) -> None: ...
+
+        def publish(self, work: EngineWork) -> None: ...
+
+        def close(self) -> None:
+            raise OSError(errno.EIO, "the disk is gone")
+
+    engine = GatedEngine()
+    offer_turns(BrokenTurns)
+    try:
+        thread = EngineThread(lambda: engine)
+        thread.submit((1,), Sampling(max_new_tokens=2))
+        engine.steps.release(2)
+        assert thread.engine is engine
+        thread.close()
+    finally:
+        offer_turns(None)
+    assert engine.stopped

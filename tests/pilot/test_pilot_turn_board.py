@@ -286,3 +286,71 @@ def test_a_board_that_the_disk_has_no_room_for_is_an_error_and_leaves_nothing_op
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_row_that_another_library_has_taken_meanwhile_is_not_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
+    turns.begin()
+    turns.end()
+    dead = board.join(LibraryId(2), GPU)
+    assert dead is not None
+
+    def is_gone(_pid: int) -> bool:
+        board.clear(dead)  # another library sweeps too, and the row is taken anew
+        assert board.join(LibraryId(3), GPU) is not None
+        return True
+
+    monkeypatch.setattr(library_turns, "_is_gone", is_gone)
+    turns.begin()
+    assert [(row.number, row.library) for row in board.rows()] == [(0, 1), (dead.number, 3)]
+    turns.close()
+
+
+def test_a_library_that_was_taken_for_dead_joins_anew_and_leaves_the_row_to_its_new_owner(tmp_path: Path) -> None:
+    turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
+    turns.begin()
+    [mine] = board.rows()
+    board.clear(mine)
+    other = board.join(LibraryId(2), GPU)
+    assert other is not None
+    assert other.number == mine.number
+    other.state = TurnState.WAITS
+    board.write(other)
+    turns.end()
+    assert [(row.library, row.state) for row in board.rows()] == [(2, TurnState.WAITS), (1, TurnState.IDLE)]
+    assert turns.shared
+    turns.close()
+    assert [row.library for row in board.rows()] == [2]
+
+
+def test_an_engine_that_ends_leaves_a_row_that_is_not_its_own(tmp_path: Path) -> None:
+    turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
+    turns.begin()
+    board.clear(board.rows()[0])
+    other = LibraryTurns(tmp_path / "turns", LibraryId(2), GPU)
+    other.begin()
+    waker = Path(f"{board.path}.{board.rows()[0].number}")
+    assert waker.is_socket()
+    turns.close()
+    assert [row.library for row in board.rows()] == [2]
+    assert waker.is_socket()
+    other.close()
+    assert not waker.exists()
+
+
+def test_a_holder_without_a_forecast_is_lost_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_turns, "_LONGEST_WAIT_S", 0.2)
+    turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
+    held = board.join(LibraryId(2), GPU)  # this process has its id, and knows nothing of its step
+    assert held is not None
+    held.state, held.held_at = TurnState.HOLDS, time.monotonic() - 5.0
+    board.write(held)
+    turns.begin()
+    assert [row.state for row in board.rows() if row.library == 2] == [TurnState.HOLDS]  # it may compile
+    held.held_at -= 6.0
+    board.write(held)
+    turns.begin()
+    assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
+    turns.close()
