@@ -46,15 +46,14 @@ from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.sizes import (
     bare_bytes,
-    declared_bytes,
     known_bytes,
     spare_rank,
     suits,
-    takes_one_process,
 )
 from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.ids import RecipeKey
+from stoker.pilot.core.declared_memory import declared_bytes, takes_one_process
 
 UNKNOWN_LOAD_S = 10.0
 """How long a load is taken to last before one was measured."""

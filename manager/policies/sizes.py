@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stoker.contexts.recipe import Needs
 from stoker.manager.core.nouns import Context, Device
 from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.pilot.core.declared_memory import declared_bytes, takes_one_process
 
 BARE_BYTES = 256_000_000
 """What a library that loads nothing is taken to need."""
@@ -26,27 +26,6 @@ def known_bytes(context: Context, facts: DeviceFacts) -> int:
     if advice is not None and (advice.peak_bytes or advice.resident_bytes):
         return int(max(advice.peak_bytes, advice.resident_bytes) * 1.1)
     return 0
-
-
-def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
-    """What a recipe declares of such a device; 0 if nothing.
-
-    On a CPU device host memory is the device's memory. On a GPU device memory alone counts, and what the device takes
-    for each process comes on top, as far as it is there: a user who declares all of a GPU means the GPU.
-    """
-    memory, device_memory = needs.memory_bytes, needs.device_memory_bytes
-    if facts.on_host:
-        return max(memory, device_memory)
-    if not device_memory or device_memory > facts.memory_bytes:
-        return device_memory
-    if takes_one_process(facts):
-        return facts.memory_bytes
-    return min(device_memory + facts.process_bytes, facts.memory_bytes)
-
-
-def takes_one_process(facts: DeviceFacts) -> bool:
-    """True if a second process on the device would fail: a GPU whose compute mode is EXCLUSIVE_PROCESS."""
-    return facts.processes == 1
 
 
 def bare_bytes(facts: DeviceFacts) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stoker.contexts.device_turns import EngineWork
@@ -23,6 +23,7 @@ from stoker.contexts.step_times import StepTimes
 from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.manager.protocol.to_pilot import RunCalls
 from stoker.pilot.core import step_knowledge
+from stoker.pilot.core.declared_memory import declared_bytes
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
 from stoker.pilot.core.stages import Stage
@@ -34,6 +35,7 @@ log = logging.getLogger("stoker.pilot")
 
 BOARD = "turns"
 """The board's file in the pilot's scratch folder."""
+_BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
 _LONGEST_STEP_S = 60.0
 """A row that says that its step ends later is wrong."""
 _READS = 3
@@ -66,9 +68,9 @@ class OfferScales:
         library, now = self._state.libraries.get(order.library), self._clock()
         if library is None or not order.calls:
             return OfferWeighed(order)
-        self._forget()
         engines_here = self._read(library)
         self._count_taken_up(engines_here)
+        self._forget(self._beside(library))
         new = _asks(order, now)
         required = self._required_bytes(
             order, library, [work for row, work in engines_here if row.library == library.number]
@@ -111,7 +113,7 @@ class OfferScales:
         else:
             number = LibraryId(-1 - number)
         rows, length = work.rows, work.length
-        if library.stage is not Stage.READY and not prompts:  # it will have a request at least
+        if library.stage in _BEFORE_READY and not library.told_to_end and not prompts:  # it will have a request
             rows, length = max(1, rows), max(1.0, length)
         due_at, late_at = work.due_at, work.late_at
         if due_at < now:  # it has become late since
@@ -159,9 +161,7 @@ class OfferScales:
         """What the library has to hold of each device, should all requests peak at once (SLINFER eq. 2); 0 = nobody
         knows. The manager reckons the same with fewer tokens than some requests have written."""
         needs, facts = library.recipe.needs, self._state.devices_of(library)[0]
-        declared = needs.device_memory_bytes + facts.process_bytes if needs.device_memory_bytes else 0
-        if facts.on_host:
-            declared = max(needs.memory_bytes, needs.device_memory_bytes)
+        declared = declared_bytes(needs, facts)
         if not needs.token_bytes or not declared or not work:
             return 0
         tokens = sum(each.peak_tokens for each in work) + _peak(order)
@@ -178,15 +178,20 @@ class OfferScales:
             if more > 0 and library in self._taken:
                 del self._taken[library][:more]
 
-    def _forget(self) -> None:
-        """Calls that were refused, or have ended, and libraries that are gone count no more."""
+    def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
+        """Calls that have ended or were refused count no more, nor do libraries that are gone.
+
+        Only for libraries whose engines were `looked_at` just now: the request of a call that has ended must be counted
+        before, else it stands for another call. A refused call has no request, and takes none from a call before it:
+        it is the last until this drops it.
+        """
         libraries = self._state.libraries
         for notes in (self._taken, self._taken_up):
             for number in [number for number in notes if number not in libraries]:
                 del notes[number]
-        for number, taken in self._taken.items():
-            held = libraries[number].held
-            taken[:] = [(call, prompt) for call, prompt in taken if call in held]
+        for library in looked_at:
+            if taken := self._taken.get(library.number):
+                taken[:] = [(call, prompt) for call, prompt in taken if call in library.held]
 
 
 def _asks(order: RunCalls, now: float) -> UnreadPrompt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Iterator
@@ -15,15 +16,19 @@ from stoker.contexts.device_turns import EngineWork
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
+from stoker.manager.core.nouns import Context
+from stoker.manager.policies.sizes import known_bytes
 from stoker.manager.protocol import to_agent, to_library
 from stoker.manager.protocol import to_manager as told
 from stoker.manager.protocol.calls import CallOptions, CallSpec, Features, Objective
 from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
-from stoker.manager.protocol.to_pilot import RunCalls
+from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.manager.protocol.to_pilot import RunCalls, StopLibrary
 from stoker.pilot.agent.offers import OfferScales
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+from stoker.pilot.core.stages import Stage
 from stoker.pilot.library.library_turns import LibraryTurns
 
 GPU = (DeviceId("gpu:0"),)
@@ -122,6 +127,60 @@ def test_calls_that_were_taken_a_moment_ago_count_until_an_engine_has_them(pilot
     assert len(pilot.outlook(pilot.offer(3, ttft_s=0.5, tokens=1000), 1).prompts) == 2  # refused, so not counted
     pilot.engines[0].publish(EngineWork(prompts=[(1000, 101.5, 0.25), (100, 105.0, 0.25)], taken_up=2))
     assert len(pilot.outlook(pilot.offer(4, ttft_s=0.5, tokens=1000), 1).prompts) == 2
+
+
+def test_a_request_of_a_call_that_has_ended_stands_for_no_other_call(pilot: Pilot) -> None:
+    pilot.measure()
+    pilot.offer(1, tokens=100)
+    pilot.offer(2, tokens=200)
+    pilot.engines[0].publish(EngineWork(taken_up=1))  # the first call's, which has been served since
+    pilot.shell.end(1)
+    assert [each.tokens for each in pilot.outlook(pilot.offer(3, ttft_s=0.01), 1).prompts] == [200]
+    pilot.engines[0].publish(EngineWork(taken_up=2))
+    assert pilot.outlook(pilot.offer(4, ttft_s=0.01), 1).prompts == ()
+
+
+def test_no_request_stands_for_a_call_that_was_refused(pilot: Pilot) -> None:
+    pilot.measure()
+    pilot.offer(1, tokens=100)
+    pilot.offer(2, tokens=1000, ttft_s=0.5)
+    assert pilot.shell.take(told.CallsReturned).refused
+    pilot.offer(3, tokens=300)
+    pilot.engines[0].publish(EngineWork(taken_up=2))
+    assert pilot.outlook(pilot.offer(4), 1).prompts == ()
+
+
+def test_a_library_that_is_about_to_end_gets_no_further_request(pilot: Pilot) -> None:
+    pilot.measure()
+    pilot.shell.start(3, MODELS[1])
+    assert pilot.outlook(pilot.offer(1), 3).rows == 1  # it was loaded for a request
+    pilot.shell.run(7, library=2)
+    for number in (2, 3):
+        pilot.shell.hear(StopLibrary(LibraryId(number), "enough"))
+    assert pilot.shell.library(2).stage is Stage.DRAINING
+    assert {each.library: each.rows for each in pilot.offer(2).engines} == {1: 0, 2: 0, 3: 0}
+    pilot.engines[1].publish(EngineWork(1, 150.0, 100.4, 0.25, taken_up=1))
+    assert pilot.outlook(pilot.offer(3), 2).rows == 1  # what it still does counts
+
+
+@pytest.mark.parametrize("kind", ["A10", "cpu"])
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("process_bytes", [0, GIB // 2, 3 * GIB])
+@pytest.mark.parametrize("declared", [0, 8 * GIB, 22 * GIB, 24 * GIB])
+def test_a_pilot_wants_no_more_memory_than_the_manager_reserves(
+    tmp_path: Path, kind: str, processes: int, process_bytes: int, declared: int
+) -> None:
+    facts = DeviceFacts(GPU[0], kind, 24 * GIB, processes=processes, process_bytes=process_bytes)
+    model = Recipe("k", "model", needs=msgspec.structs.replace(NEEDS, device_memory_bytes=declared))
+    reserved = known_bytes(Context(model), facts) if declared else 0
+    shell = CoreShell((facts,)).join().ready(1, model, device_memory_bytes=reserved)
+    with contextlib.closing(LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)) as engine:
+        engine.publish(EngineWork(2, 100.0, taken_up=2, peak_tokens=300))
+        spec = CallSpec(CallId(1), b"x", Features(input_length=100, expected_output=50))
+        found = OfferScales(shell.core.state, board=tmp_path / "turns", clock=lambda: shell.now).weigh(
+            RunCalls(LibraryId(1), FunctionKey("f"), [spec], offer=True)
+        )
+    assert found.required_bytes == reserved <= facts.memory_bytes
 
 
 def test_a_call_that_has_waited_is_due_earlier(pilot: Pilot) -> None:
