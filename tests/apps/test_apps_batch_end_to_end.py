@@ -217,7 +217,8 @@ def test_what_cannot_be_answered_is_in_the_errors_and_nothing_else_is_lost(tmp_p
     assert [error["code"] for error in told] == [
         "unsupported_value", "invalid_json_line", "duplicate_custom_id", "context_length_exceeded", "model_not_found",
     ]  # fmt: skip
-    assert told[3]["message"].startswith("line 5: this model's maximum context length is 2048 tokens, and the prompt has 3000")
+    too_long = "line 5: this model's maximum context length is 2048 tokens, and the prompt has 3000"
+    assert told[3]["message"].startswith(too_long)
     assert "no answer: 5 of 7 requests" in out
     assert "line 2: body.n is 2" in out
     ids = [line["id"] for line in [*answered, *errors]]
