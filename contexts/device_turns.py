@@ -79,9 +79,10 @@ class EngineTurns(Protocol):
     def shared(self) -> bool:
         """Whether another library has these devices too. Costs no system call."""
 
-    def begin(self, *, due_at: float, step_s: float) -> None:
+    def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
         """Wait for a turn and hold it. `due_at`: when the most urgent token is due, of `time.monotonic`; `step_s`:
-        how long the iteration probably takes, 0 if nobody knows."""
+        how long the iteration probably takes, 0 if nobody knows. `work`: what `publish` is given: asked for when the
+        next library has been woken, so that it does not wait for that."""
 
     def end(self) -> None:
         """No iteration is wanted for now."""

@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from stoker.contexts.device_turns import EngineTurns, new_turns, work_of
+from stoker.contexts.device_turns import EngineTurns, EngineWork, new_turns, work_of
 from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
 from stoker.contexts.inference.compute_threads import release_helper_threads
 from stoker.errors import StokerError
@@ -302,15 +302,14 @@ class EngineThread:
         """Wait until this library may use its devices, where it shares them; returns the time from then on."""
         turns = self._device_turns
         if turns is not None:
-            self._publish(turns)
             due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
-            turns.begin(due_at=due_at, step_s=self._step_s)
+            turns.begin(due_at=due_at, step_s=self._step_s, work=self._engine_work)
         return time.monotonic()
 
     def _end_turn(self) -> None:
         if self._device_turns is not None:
-            self._publish(self._device_turns)
             self._device_turns.end()
+            self._device_turns.publish(self._engine_work())
 
     def _close_turns(self) -> None:
         turns, self._device_turns = self._device_turns, None
@@ -320,9 +319,9 @@ class EngineThread:
             except Exception:  # the engine still has to stop
                 log.exception("an engine that has ended could not give up its turns; others may wait for it a while")
 
-    def _publish(self, turns: EngineTurns) -> None:
+    def _engine_work(self) -> EngineWork:
         now, open_ones = time.monotonic(), self._open.values()
-        turns.publish(work_of(open_ones, now=now, taken_up=self._taken_up, mean_output=self._mean_output))
+        return work_of(open_ones, now=now, taken_up=self._taken_up, mean_output=self._mean_output)
 
     def _take_up(self) -> None:
         while self._inbox:

@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from stoker.contexts.device_turns import EngineWork
@@ -66,24 +66,24 @@ class LibraryTurns:
     @property
     def shared(self) -> bool:
         """Whether another library on the board has one of its devices too. Looked at when somebody comes or goes."""
-        return self._row is not None and self._present_row() is not None and self._shared
+        return self._present_row() is not None and self._shared
 
-    def begin(self, *, due_at: float = math.inf, step_s: float = 0.0) -> None:
+    def begin(
+        self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
+    ) -> None:
         """Wait for a turn and hold it. A library that holds one passes it on first if another comes before it.
 
         `due_at`: when the most urgent token of its requests is due, of `time.monotonic`; `step_s`: how long the
-        iteration probably takes, 0 if nobody knows.
+        iteration probably takes, 0 if nobody knows; `work`: what is to be published, once the next library is woken.
         """
         row = self._present_row()
         if row is None:
             return
         now = time.monotonic()
         row.due_at, row.since, row.step_s = due_at, now, step_s
-        if not self._shared or not self._hands_on(row, now):
-            row.state, row.held_at = TurnState.HOLDS, now
-            self._board.write(row)
-            return
-        while not self._holds():
+        has_turn = self._takes_turn_at_once(row, now)
+        self._write_work(row, work)
+        while not has_turn and not self._holds():
             if time.monotonic() > now + _LONGEST_WAIT_S:
                 log.warning("no turn has come in %.0f s; this library computes without one", _LONGEST_WAIT_S)
                 return
@@ -108,7 +108,7 @@ class LibraryTurns:
         """Let others see what the engine has to do: the pilot's agent weighs offers by it."""
         row = self._present_row()
         if row is not None:
-            self._board.write_work(row.number, packed(self._library, work))
+            self._write_work(row, lambda: work)
 
     def close(self) -> None:
         """Leave the board; the devices go to the next."""
@@ -166,6 +166,10 @@ class LibraryTurns:
             self._row = None
         return self._row
 
+    def _write_work(self, row: TurnRow, work: Callable[[], EngineWork] | None) -> None:
+        if work is not None:
+            self._board.write_work(row.number, packed(self._library, work()))
+
     def _leave(self, row: TurnRow) -> None:
         with self._board.lock():
             if self._board.has(row):
@@ -174,6 +178,20 @@ class LibraryTurns:
                 self._board.clear(row)
             next_ones = self._hand_on(time.monotonic())
         self._wake(next_ones)
+
+    def _takes_turn_at_once(self, row: TurnRow, now: float) -> bool:
+        """Hold a turn if nobody shares the devices, or if this library holds one and keeps it. Else ask for one."""
+        if not self._shared:
+            row.state, row.held_at = TurnState.HOLDS, now
+            self._board.write(row)
+            if self._board.changes == self._seen or self._present_row() is not row or not self._shared:
+                return True
+            # A library has come meanwhile: it may have taken a turn before it could see this one.
+        if self._hands_on(row, now):
+            return False
+        row.state, row.held_at = TurnState.HOLDS, now
+        self._board.write(row)
+        return True
 
     def _hands_on(self, row: TurnRow, now: float) -> bool:
         """Ask for a turn behind the one that has ended, and give the devices to whose turn it is. False if this library

@@ -7,7 +7,7 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,15 @@ def board(tmp_path: Path) -> Iterator[Path]:
     offer_turns(None)
 
 
+def open_files(folder: Path) -> list[str]:
+    """The files in a folder that this process has open or mapped, once for each descriptor."""
+    found = list[str]()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(path for path in found if path.startswith(str(folder)))
+
+
 def work_on(board: Path) -> EngineWork | None:
     for row, beside in rows_in(board.read_bytes()) if board.exists() else ():
         found = unpacked(beside)
@@ -102,7 +111,7 @@ def test_the_board_says_what_an_engine_has_to_do(board: Path) -> None:
 
 def test_engines_that_have_ended_leave_the_board_and_nothing_open(board: Path) -> None:
     with contextlib.closing(TurnBoard(board)) as seen:
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_files(board.parent)
         for _ in range(3):
             engine = GatedEngine()
             thread = EngineThread(lambda engine=engine: engine)  # type: ignore[misc]
@@ -113,7 +122,7 @@ def test_engines_that_have_ended_leave_the_board_and_nothing_open(board: Path) -
             assert len(seen.rows()) == 1
             thread.close()
             assert seen.rows() == []
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files(board.parent) == before
         assert [path.name for path in board.parent.iterdir()] == [board.name]
 
 
@@ -121,7 +130,7 @@ def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
     class BrokenTurns:
         shared = False
 
-        def begin(self, *, due_at: float, step_s: float) -> None: ...
+        def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None: ...
 
         def end(self) -> None: ...
 
@@ -141,3 +150,35 @@ def test_an_engine_stops_even_if_its_turns_cannot_be_closed() -> None:
     finally:
         offer_turns(None)
     assert engine.stopped
+
+
+def test_an_engine_hands_its_devices_on_before_it_writes_what_it_has_to_do() -> None:
+    done = list[str]()
+
+    class NotedTurns:
+        shared = True
+
+        def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
+            done.append(f"begins with {len(work().prompts)} prompts")
+
+        def end(self) -> None:
+            done.append("hands on")
+
+        def publish(self, work: EngineWork) -> None:
+            done.append(f"writes {work.taken_up} requests")
+
+        def close(self) -> None:
+            done.append("leaves")
+
+    engine = GatedEngine()
+    engine.steps.release(2)
+    offer_turns(NotedTurns)
+    try:
+        thread = EngineThread(lambda: engine)
+        assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
+        thread.close()
+    finally:
+        offer_turns(None)
+    assert done[-5:] == [
+        "begins with 1 prompts", "begins with 0 prompts", "hands on", "writes 1 requests", "leaves",
+    ]  # fmt: skip

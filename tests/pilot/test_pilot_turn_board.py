@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,10 +18,12 @@ from typing import Any
 
 import pytest
 
+from stoker.contexts.device_turns import EngineWork
 from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.library import library_turns
+from stoker.pilot.library.engine_rows import unpacked
 from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.turn_board import ROWS, TurnBoard, TurnState
+from stoker.pilot.library.turn_board import ROWS, TurnBoard, TurnRow, TurnState, rows_in
 
 WORKER = Path(__file__).with_name("turn_worker.py")
 GPU = (DeviceId("gpu:0"),)
@@ -86,6 +90,15 @@ def until(true: Callable[[], bool], *, limit_s: float = 30.0) -> None:
 
 def overlaps(spans: list[Span]) -> list[tuple[Span, Span]]:
     return [(one, other) for one, other in pairwise(spans) if other[1] < one[2]]
+
+
+def open_files(folder: Path) -> list[str]:
+    """The files in a folder that this process has open or mapped, once for each descriptor."""
+    found = list[str]()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(path for path in found if path.startswith(str(folder)))
 
 
 def _no_lock(_board: TurnBoard) -> Any:
@@ -277,7 +290,6 @@ def test_the_whole_board_has_its_place_on_the_disk(tmp_path: Path) -> None:
 def test_a_board_that_the_disk_has_no_room_for_is_an_error_and_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = len(os.listdir("/proc/self/fd"))
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
     try:
@@ -285,7 +297,7 @@ def test_a_board_that_the_disk_has_no_room_for_is_an_error_and_leaves_nothing_op
             LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(tmp_path) == []
 
 
 def test_a_row_that_another_library_has_taken_meanwhile_is_not_freed(
@@ -352,5 +364,51 @@ def test_a_holder_without_a_forecast_is_lost_after_a_while(tmp_path: Path, monke
     held.held_at -= 6.0
     board.write(held)
     turns.begin()
+    assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
+    turns.close()
+
+
+def test_the_next_library_is_woken_before_this_one_writes_what_it_has_to_do(tmp_path: Path) -> None:
+    turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
+    turns.begin()
+    waits = board.join(LibraryId(2), GPU)
+    assert waits is not None
+    waits.state, waits.step_s = TurnState.WAITS, 1e-6
+    board.write(waits)
+    found = list[TurnState]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as waker:
+        waker.bind(f"{board.path}.{waits.number}")
+
+        def work() -> EngineWork:
+            waker.recv(1, socket.MSG_DONTWAIT)  # raises BlockingIOError if nothing has come
+            found.extend(row.state for row in board.rows() if row.library == 2)
+            return EngineWork(rows=3)
+
+        turns.begin(work=work)  # the other is overdue soon
+    assert found == [TurnState.HOLDS]
+    [beside] = [beside for row, beside in rows_in(board.path.read_bytes()) if row.library == 1]
+    assert unpacked(beside) == (1, EngineWork(rows=3, prompts=[]))
+    turns.close()
+
+
+def test_a_library_that_comes_as_a_lone_one_begins_does_not_compute_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, board = LibraryTurns(tmp_path / "turns", LibraryId(1), GPU), TurnBoard(tmp_path / "turns")
+    turns.begin()
+    turns.end()
+    plain = TurnBoard.write
+
+    def write(own: TurnBoard, row: TurnRow) -> None:
+        """Just before the first library writes that it holds a turn, another one comes and takes it."""
+        if len(board.rows()) == 1:
+            other = board.join(LibraryId(2), GPU)
+            assert other is not None
+            other.state, other.held_at, other.step_s = TurnState.HOLDS, time.monotonic(), 1e-6
+            plain(board, other)
+        plain(own, row)
+
+    monkeypatch.setattr(TurnBoard, "write", write)
+    turns.begin()  # it waits until the other is overdue
     assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
     turns.close()
