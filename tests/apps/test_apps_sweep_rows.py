@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import hashlib
 import json
 import threading
@@ -87,6 +88,17 @@ def upper_case() -> object:
     return Model()
 
 
+def count_held() -> int:
+    """How many objects carry rows. No other thread runs meanwhile: a tuple that one is making must not be referred to
+    (it raises SystemError)."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    try:
+        return sum(isinstance(one, HELD) for one in gc.get_objects())
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass over the file (check, send, first error, final file) counts the objects that carry rows."""
     count, batch = 30_000, 50
@@ -103,7 +115,7 @@ def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Mo
         passes += 1
         for number, row in enumerate(read_rows(path)):
             if number % 3000 == 2999:
-                held.append(sum(isinstance(one, HELD) for one in gc.get_objects()))
+                held.append(count_held())
             yield row
 
     def recipe_of(model: SweepModel) -> Recipe:

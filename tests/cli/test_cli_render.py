@@ -95,7 +95,7 @@ def test_a_busy_session_says_all_of_it() -> None:
         "session k3v9 · up 2 h 14 min · 10,412 calls done, 3 failed, 128 running, 51,200 queued"
         " · 38.2 calls/s · done in about 22 min",
         "",
-        "  pilots    1 here (2 a10) · block b1: pending: Priority",
+        "  pilots    1 here (2 a10, 1 cpu) · block b1: pending: Priority",
         "  contexts  llm-7f3a   1 hot, 1 loading   7.1 GB each   4 loads of 9.1 s   used 612 times a load"
         "   51,200 queued",
         "  losses    9 pilots, 61 calls run again, 0 results lost",
@@ -177,7 +177,7 @@ def test_blocks_are_told_by_phase_with_reason_and_expected_start() -> None:
     )
     one = msgspec.structs.replace(BUSY, blocks={}, jobs=jobs, ended_blocks={"out of walltime": 2, "preempted": 9})
     assert status.render(one)[2] == (
-        "  pilots    1 here (2 a10) · 1 to be submitted · 3 queued (2 Priority, 1 QOSMaxGRESPerUser;"
+        "  pilots    1 here (2 a10, 1 cpu) · 1 to be submitted · 3 queued (2 Priority, 1 QOSMaxGRESPerUser;"
         " the first in about 11 min) · 1 starting (its job runs for 42 s, no pilot yet)"
         " · 9 preempted, 2 out of walltime"
     )
