@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
 import hashlib
 import json
+import sys
 import threading
 import time
 import weakref
