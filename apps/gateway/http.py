@@ -99,7 +99,7 @@ class Gateway:
             try:
                 return await handler(request, self._guard.caller(request.headers))
             except ClientLeft:
-                return Response(status_code=499)  # the client has gone: nobody reads this
+                return Response(status_code=499)  # the client has closed its connection
             except Exception as error:
                 refusal = refusal_of(error).error
                 if refusal.status == 500:

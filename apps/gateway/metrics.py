@@ -85,7 +85,7 @@ class RequestFigures:
         self._before = self._model.meter.first.begin()
 
     def read(self, tokens: int) -> None:
-        """So many tokens were read."""
+        """Count tokens of prompts."""
         self._metrics.tokens.labels(self._model.name, "read").inc(tokens)
 
     def written(self, tokens: int, *, streamed: bool = False) -> None:

@@ -98,7 +98,7 @@ def _session(options: GatewayOptions, *, before: str) -> tuple[str, str]:
 
 
 def _refuse_open(options: GatewayOptions, keys: KeyFile) -> None:
-    """Who has no keys serves this machine alone. Raises ConfigError."""
+    """Raise ConfigError for a gateway that has no keys and that other machines can reach."""
     if not options.uds and not is_loopback(options.host) and not keys.exists:
         raise ConfigError(
             f"--host {options.host}: other machines could use your models, and there are no keys; make one first:"
@@ -139,7 +139,7 @@ def _check_tls(options: GatewayOptions) -> None:
 
 
 def _trouble(models: ServedModels) -> Iterator[str]:
-    """Read the models' folders; what is wrong with those that cannot be used."""
+    """Read the folder of each model. Yields a warning for each model that cannot be used."""
     for model in models.values():
         try:
             model.prepare()

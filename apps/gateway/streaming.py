@@ -104,5 +104,5 @@ class StreamedAnswer:
         self._first.cancel()
         await asyncio.wait({self._first})
         if not self._first.cancelled():
-            self._first.exception()  # it was handed on, or concerns nobody
+            self._first.exception()  # the stream has told its client of it, or has no client any more
         await self._pieces.aclose()

@@ -1,4 +1,4 @@
-"""Files that clients upload for batches, and those that batches give back: `/v1/files`.
+"""`/v1/files`: the files that clients upload for batches, and the files of answers that batches write.
 
 A file is a folder below the gateway's own: `data`, and `file.json` with what is told of it.
 """

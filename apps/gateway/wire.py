@@ -18,12 +18,12 @@ from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
 _DRAINED = 16
-"""A body that is too large is read on, and dropped, up to so many times the bound: a client that still sends would not
-read the answer."""
+"""The gateway reads and drops a body that is too large, up to this many times the limit: a client reads the answer only
+after it has sent its body."""
 
 
 class ClientLeft(Exception):
-    """The client has closed its connection: nobody reads an answer."""
+    """The client has closed its connection before it had its answer."""
 
 
 class JSONAnswer(Response):  # type: ignore[misc]  # starlette is not looked into
@@ -150,7 +150,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has ended; what it raises was handed on, or concerns nobody."""
+    """Cancel a task and wait until it has ended; its error was told before, or has no reader."""
     task.cancel()
     with suppress(BaseException):
         await task

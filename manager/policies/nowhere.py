@@ -46,7 +46,7 @@ def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
         elif own < wants:
             where, instead = "may be loaded at once", "for a larger max_libraries"
         else:
-            where = f"may be loaded at once, as another program of this session has said (max_libraries = {limit:g})"
+            where = f"may be loaded at once, since another program says max_libraries = {limit:g}"
             instead = "for a larger max_libraries there; or use a session of your own"
         text = (
             f"a gang of {wants} can run nowhere: at most {most:g} libraries of context {context.recipe.name} {where};"
