@@ -112,7 +112,8 @@ def test_a_manager_that_is_started_again_under_another_wall_clock_keeps_the_dead
     client = peers("client")
     client.hear(to_client.ClientWelcome)
     submit(client, 60.0)
-    [before] = until(lambda: waiting_due_in_s(client), what="the call is there")
+    client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)  # it is in the journal
+    [before] = waiting_due_in_s(client)
     manager.kill()
     manager.jump(jump_s)
     manager.start()
