@@ -65,6 +65,7 @@ CASES = {
     "many_pilots": Case(("benchmarks.recovery_side", "rate", "--pilots", "2000"), _rate, "calls/s"),
     "cold_load": Case(("benchmarks.loads_side", "cold"), lambda found: found["seconds"], "s", False, own_side=True),
     "eviction": Case(("benchmarks.loads_side", "evict"), lambda found: found["seconds"], "s", False, own_side=True),
+    "facts": Case(("benchmarks.facts_side",), lambda found: found["seconds"], "s", False, own_side=True),
     "one_pilot": Case(("benchmarks.recovery_side", "rate", "--pilots", "1"), _rate, "calls/s"),
 }
 
@@ -92,7 +93,10 @@ def side(checkout: Path, case: Case) -> float:
         raise RuntimeError(
             f"{' '.join(case.arguments)} in {checkout} failed\n{done.stdout[-1000:]}{done.stderr[-3000:]}"
         )
-    return case.figure(json.loads(lines[-1]))
+    found = json.loads(lines[-1])
+    if "verdicts" in found:  # both checkouts are to give the same
+        print(f"  verdicts of {checkout.name}: {found['verdicts']}", file=sys.stderr)
+    return case.figure(found)
 
 
 def compare(here: Path, other: Path, case: Case, *, pairs: int, say: Callable[[str], None]) -> dict[str, list[float]]:
