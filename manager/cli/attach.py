@@ -75,7 +75,7 @@ class AttachedPicture:
     def run(self) -> None:
         """Show the session until it is over (SessionEndedError)."""
         with console.redrawn() as place:
-            picture = status.StatusPicture(place, policy=status.policy_of(self._folder))
+            picture = status.StatusPicture(place, policy=status.policy_of(self._folder), folder=self._folder)
             while True:
                 try:
                     with Observer(self._folder) as observer:
