@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -57,6 +58,8 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
             screen.line(f"  {how}")
             for line in (*_trouble(models), *_where(options, keys, port=port, models=models)):
                 screen.line(line)
+            if options.as_json:
+                screen.json(_place_for_programs(options, port=port, session=loaded.id, models=models))
             notes = GatewayNotes(loaded, models, name=place.folder.name, address=_address(options, port))
             gateway = Gateway(
                 models, SessionWatch(loaded, models), Guard(keys), site=loaded.executor.site.name,
@@ -165,6 +168,19 @@ def _where(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedM
         yield f"  {count(len(keys.read()), 'key')} may ask ({keys.path})"
     elif not options.uds:
         yield "  open: everybody on this machine may ask, until there is a key: stoker serve keys add NAME"
+
+
+def _place_for_programs(options: GatewayOptions, *, port: int, session: str, models: ServedModels) -> dict[str, Any]:
+    """Where clients find it, as JSON. `base_url`: what OpenAI's clients are given; None where it is a Unix socket."""
+    address = _address(options, port)
+    return {
+        "base_url": None if options.uds else f"{address}/v1",
+        "page": None if options.uds else f"{address}/",
+        "socket": options.uds or None,
+        "session": session,
+        "pid": os.getpid(),
+        "models": list(models),
+    }
 
 
 def _address(options: GatewayOptions, port: int) -> str:
