@@ -1,0 +1,4 @@
+"""Arlo: length-aware serving of encoders (ICPP '24). So far only what it computes; no policy of that name exists yet.
+
+`allocation` says how many devices each runtime of a model gets (§3.3).
+"""
