@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -9,23 +10,16 @@ import click
 
 from stoker.errors import StokerError
 from stoker.manager.cli import console, entry_points
-from stoker.manager.cli.apps import FromEntryPoints, run
-from stoker.manager.cli.attach import attach
-from stoker.manager.cli.caches import caches
-from stoker.manager.cli.calls import calls
-from stoker.manager.cli.doctor import doctor
-from stoker.manager.cli.down import down
-from stoker.manager.cli.explain import explain
-from stoker.manager.cli.init import init
-from stoker.manager.cli.known import sessions
-from stoker.manager.cli.logs import logs
-from stoker.manager.cli.plan import plan
-from stoker.manager.cli.replay import replay
-from stoker.manager.cli.simulate import simulate
-from stoker.manager.cli.status import status
-from stoker.manager.cli.up import up
+from stoker.manager.cli.apps import FromEntryPoints
 from stoker.version import RELEASE
 from stoker.working_folder import REMOVED, is_removed
+
+OWN = {
+    "run": "apps", "init": "init", "up": "up", "down": "down", "attach": "attach", "doctor": "doctor",
+    "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
+    "simulate": "simulate", "sessions": "known", "caches": "caches",
+}  # fmt: skip
+"""Stoker's own commands, and the modules of `stoker.manager.cli` that have them: each is imported when it is wanted."""
 
 
 class CommandGroup(FromEntryPoints):
@@ -33,12 +27,12 @@ class CommandGroup(FromEntryPoints):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Sorted. A package cannot replace one of Stoker's own."""
-        return sorted({*super().list_commands(ctx), *entry_points.names(entry_points.COMMANDS)})
+        return sorted({*OWN, *super().list_commands(ctx), *entry_points.names(entry_points.COMMANDS)})
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click
         """Stoker's own command, else a package's. Raises StokerError for one that cannot be imported."""
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
+        if cmd_name in OWN:
+            own: click.Command = getattr(importlib.import_module(f"stoker.manager.cli.{OWN[cmd_name]}"), cmd_name)
             return own
         name = entry_points.matching(entry_points.COMMANDS, cmd_name)
         return entry_points.load_command(entry_points.COMMANDS, name) if name else None
@@ -48,12 +42,6 @@ class CommandGroup(FromEntryPoints):
 @click.version_option(RELEASE, prog_name="stoker", message="%(prog)s %(version)s")
 def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""
-
-
-for command in (
-    run, init, up, down, attach, doctor, status, calls, explain, logs, replay, plan, simulate, sessions, caches,
-):  # fmt: skip
-    cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

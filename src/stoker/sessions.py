@@ -21,8 +21,8 @@ import msgspec
 
 from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
-from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.kept_sessions import KeptSession, kept_session
+from stoker.manager.executor.standing import JOINS
 from stoker.manager.live.chosen import honoured_in, policy_in_words
 from stoker.manager.live.clock import Clock
 from stoker.manager.protocol.calls import CallForecast, CallProgress, Features
