@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,16 @@ class CommandGroup(FromEntryPoints):
             return own
         name = entry_points.matching(entry_points.COMMANDS, cmd_name)
         return entry_points.load_command(entry_points.COMMANDS, name) if name else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, with the nearest name for one that is not there."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1, cutoff=0.4)
+            hint = f"did you mean {close[0]}?" if close else "stoker --help lists them"
+            ctx.fail(f"no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -96,7 +96,7 @@ def allocate(devices: int, runtimes: Sequence[RuntimeDemand]) -> Allocation:
     least[-1] = max(1, least[-1])
     if sum(least) > devices:
         raise NotEnoughDevicesError(sum(least), devices)
-    return _Search(devices, runtimes, least).best()
+    return _AllocationSearch(devices, runtimes, least).best()
 
 
 def cost_of(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float:
@@ -130,7 +130,7 @@ class _Node(msgspec.Struct, frozen=True, gc=False):
     before: _Node | None
 
 
-class _Search:
+class _AllocationSearch:
     def __init__(self, devices: int, runtimes: Sequence[RuntimeDemand], least: Sequence[int]) -> None:
         self._runtimes = runtimes
         self._least = least
