@@ -106,15 +106,31 @@ class EncoderModel:
         computed at a time. Raises ValueError for a text of more tokens than the model reads, unless `truncate`: then
         its beginning counts.
         """
+        vectors, _ = self.embed_array(
+            texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
+        )
+        return [row.tolist() for row in vectors]
+
+    def embed_array(
+        self,
+        texts: Sequence[str],
+        *,
+        pooling: str = "",
+        normalize: bool = True,
+        batch_size: int = 32,
+        truncate: bool = False,
+    ) -> tuple[npt.NDArray[np.float32], int]:
+        """The embeddings as one array `[texts, width]`, and how many tokens the texts came to. All else as `embed`."""
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it has to be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:
             raise ValueError(f"{self.name} wants another embedding: {self.facts.trouble}; name a pooling to go without")
         rows = self._rows(texts, truncate=truncate)
         found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=_checked(batch_size))
+        vectors = np.asarray(found, dtype=np.float32).reshape(len(rows), -1)
         if normalize:
-            found = [row / max(float(np.linalg.norm(row)), 1e-12) for row in found]
-        return [row.tolist() for row in found]
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors, sum(len(row.ids) for row in rows)
 
     def classify(
         self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
