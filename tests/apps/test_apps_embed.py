@@ -170,7 +170,10 @@ def test_a_run_that_is_killed_goes_on_and_has_each_vector_once(
         (["embed"], "embed wants a file of texts: stoker run embed FILE"),
         (["embed", "t.csv"], "embed wants an encoder: --model PATH"),
         (["embed", "t.csv", "--model", "{model}"], "t.csv: line 2: text is missing, and --text wants it (the row has"),
-        (["embed", "t.jsonl", "--model", "{model}", "--text", "n"], "n must be text, and is 1; name another column with --text"),
+        (
+            ["embed", "t.jsonl", "--model", "{model}", "--text", "n"],
+            "n must be text, and is 1; name another column with --text",
+        ),
         (["embed", "none.csv", "--model", "{model}"], "none.csv: no such file"),
         (["embed", "t.csv", "--model", "./nowhere", "--text", "said"], "nowhere"),
         (["embed", "t.csv", "--resume", "x"], "--resume names the run to go on with"),
