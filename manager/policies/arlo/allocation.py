@@ -8,9 +8,9 @@ instances that its own requests fill (eq. 3) and the longest one has at least on
 
 The search goes through the runtimes in their order. What it knows of the shorter ones is how many devices they have
 had, how many requests they have demoted, and what they cost; with the same devices, fewer demoted requests at less cost
-are never worse, so others are forgotten. The costs of what is left are bounded from below by the same problem without
-demotion, where each runtime's cost is replaced by its convex hull; what cannot become better than the best answer known
-so far is not followed. Neither loses an optimum.
+are never worse, so others are forgotten. The costs of what is left are bounded from below by the same problem with
+demotion at its cheapest, where each runtime's cost is replaced by its convex hull; what cannot become better than the
+best answer known so far is not followed. Neither loses an optimum.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _AllocationSearch:
         found = self._greedy()
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
-            most = found.cost * (1 + _ROUNDING)
+            most = found.cost * (1 - _ROUNDING)  # only what is better is looked for
             front = _undominated(node for before in front for node in self._after(before, number, most=most))
             if not front:
                 break  # nothing is better than what was found at first
@@ -221,16 +221,21 @@ def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
 
 
 def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
-    """For each runtime the lowest cost of it and all longer ones, by spare devices, if nothing were demoted to any."""
+    """For each runtime a lower bound of what it and all longer ones cost, by their spare devices: what each demotes is
+    answered by the longer ones as if they had nothing else to do."""
     savings: list[float] = []
-    base, found = 0.0, []
+    base, fastest, found = 0.0, 0.0, []
     for number in range(len(runtimes) - 1, -1, -1):
-        is_last = number == len(runtimes) - 1
-        costs = [_step(runtimes[number], least[number] + extra, 0.0, is_last=is_last)[0] for extra in range(spare + 1)]
+        runtime, is_last = runtimes[number], number == len(runtimes) - 1
+        costs = []
+        for extra in range(spare + 1):
+            cost, demoted = _step(runtime, least[number] + extra, 0.0, is_last=is_last)
+            costs.append(cost + demoted * fastest)
         start, slopes = _hull(costs)
         base += start
         savings = sorted([*savings, *slopes])[:spare]
         found.append(list(accumulate(savings, initial=base)))
+        fastest = runtime.latency.points[0][1] if is_last else min(fastest, runtime.latency.points[0][1])
     return found[::-1]
 
 
