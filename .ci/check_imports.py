@@ -20,6 +20,7 @@ SLOW_LIBRARIES = frozenset(
 
 DEFERRED = {
     "stoker.apps.batch_inference.run": "loads Parsl, for which --help does not wait",
+    "stoker.apps.embed.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.fact_verification.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.gateway.run": "loads Parsl and the HTTP server, for which --help does not wait",
     "stoker.apps.inference_sweep.run": "loads Parsl, for which --help does not wait",

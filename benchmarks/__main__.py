@@ -21,6 +21,7 @@ import msgspec
 from benchmarks import (
     awareness,
     concurrent_requests,
+    embeddings,
     fact_batches,
     fidelity,
     journal,
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     awareness.NAME: (awareness.TITLE, awareness.measure),
     zygote.NAME: (zygote.TITLE, zygote.measure),
     concurrent_requests.NAME: (concurrent_requests.TITLE, concurrent_requests.measure),
+    embeddings.NAME: (embeddings.TITLE, embeddings.measure),
     model_switch.NAME: (model_switch.TITLE, model_switch.measure),
     transfers.NAME: (transfers.TITLE, transfers.measure),
     preemption.NAME: (preemption.TITLE, preemption.measure),

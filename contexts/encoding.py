@@ -29,6 +29,7 @@ from transformers import (
 from transformers.utils import cached_file
 
 from stoker.contexts import ambient
+from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.joined_batches import JoinedBatches
 from stoker.contexts.sentence_facts import POOLINGS, SentenceFacts, sentence_facts
 from stoker.contexts.torch_settings import be_quiet, dtype_of
@@ -72,6 +73,7 @@ class EncoderModel:
         if config.pad_token_id is None:  # some models look for it, to find where a text ends
             config.pad_token_id = self._padding
         self._device = next(model.parameters()).device
+        self._computing = computing_on(self.device)
         self._reading = threading.Lock()
         self._joined: JoinedBatches[_TokenRow, npt.NDArray[np.float32]] = JoinedBatches(
             self._compute, length=lambda row: len(row.ids)
@@ -106,15 +108,33 @@ class EncoderModel:
         computed at a time. Raises ValueError for a text of more tokens than the model reads, unless `truncate`: then
         its beginning counts.
         """
+        vectors, _ = self.embed_array(
+            texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
+        )
+        return [row.tolist() for row in vectors]
+
+    def embed_array(
+        self,
+        texts: Sequence[str],
+        *,
+        pooling: str = "",
+        normalize: bool = True,
+        batch_size: int = 32,
+        truncate: bool = False,
+    ) -> tuple[npt.NDArray[np.float32], int]:
+        """The embeddings as one array `[texts, width]`, and how many tokens the texts came to. All else as `embed`."""
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it has to be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:
             raise ValueError(f"{self.name} wants another embedding: {self.facts.trouble}; name a pooling to go without")
         rows = self._rows(texts, truncate=truncate)
         found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=_checked(batch_size))
+        if not found:
+            return np.zeros((0, 0), dtype=np.float32), 0
+        vectors = np.stack(found)
         if normalize:
-            found = [row / max(float(np.linalg.norm(row)), 1e-12) for row in found]
-        return [row.tolist() for row in found]
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors, sum(len(row.ids) for row in rows)
 
     def classify(
         self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
@@ -171,7 +191,7 @@ class EncoderModel:
 
     def _compute(self, kind: Hashable, rows: list[_TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
         """The scores of some rows (`classify`), or their hidden states, pooled in the way that is named."""
-        with torch.inference_mode():
+        with self._computing(), torch.inference_mode():
             numbers: npt.NDArray[np.float32] = self._forward(kind, rows).float().cpu().numpy()
         return list(numbers)
 

@@ -28,6 +28,7 @@ from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling
 from stoker.contexts.inference.choosing import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
 from stoker.contexts.inference.continuous import TookStep
+from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.contexts.inference.profiling import EngineProfiler
 from stoker.contexts.inference.step_collector import StepCollector
@@ -108,12 +109,12 @@ class CausalLM:
             self._maker = _EngineMaker(
                 self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes, took=self._steps.took
             )
-            self._thread = EngineThread(self._maker.make)
+            self._thread = EngineThread(self._maker.make, computing=computing_on(str(self._runner.device)))
             if engine != "auto":
                 _ = self._thread.engine  # one that the model cannot have is refused now
         else:
             self._prompts, self._scorer, self._own = engine.prompts, engine, engine
-            self._thread = EngineThread(lambda: engine)
+            self._thread = EngineThread(lambda: engine, computing=computing_on(engine.device))
         self._texts = TextWriter(self._thread, self._prompts)
         # The engine ends with its writer, which a stream that is still read holds too. At the program's exit the thread
         # has its own way to end.

@@ -1,20 +1,33 @@
 """How tests wait for something to become true: often at first, then less, so that many that wait leave the cores to
-those that are waited for (to look through all processes takes milliseconds)."""
+those that are waited for. To look through all processes takes milliseconds, and a command of ours a third of a second:
+what takes long to look at is looked at less often."""
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 
 PATIENCE_S = 60.0
 """How long tests wait for what takes a moment on a quiet machine."""
 
+_PAUSE_FOR_LOOK = 6.0
+"""A pause is at least this many times as long as the look before it has computed, up to the next."""
+_LONGEST_PAUSE_S = 0.6
+
 
 def polls(limit_s: float, *, longest_s: float = 0.05) -> Iterator[bool]:
     """True for each look that another may follow, with a pause after it; False for the last, after `limit_s`."""
     end, pause_s = time.monotonic() + limit_s, 0.005
     while time.monotonic() < end:
+        began_s = _computed_s()
         yield True
-        time.sleep(pause_s)
+        time.sleep(max(pause_s, min(_PAUSE_FOR_LOOK * (_computed_s() - began_s), _LONGEST_PAUSE_S)))
         pause_s = min(longest_s, 1.4 * pause_s)
     yield False
+
+
+def _computed_s() -> float:
+    """The processor time of this process and of those that it has waited for."""
+    used = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 
-def write_tiny_model(folder: Path, *, seed: int = 0, ends: bool = True) -> None:
+def write_tiny_model(folder: Path, *, seed: int = 0, ends: bool = True, longest: int = 2048) -> None:
     """A Llama of random weights, by the seed, whose tokens are letters; without PyTorch, whose import takes seconds.
-    `ends`: it has a token that ends a text; else it writes as many as it may."""
+    `ends`: it has a token that ends a text; else it writes as many as it may. `longest`: tokens of a text."""
     tokenizers = pytest.importorskip("tokenizers")
     save_file = pytest.importorskip("safetensors.numpy").save_file
     folder.mkdir()
@@ -26,7 +26,7 @@ def write_tiny_model(folder: Path, *, seed: int = 0, ends: bool = True) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": words, "hidden_size": width,
         "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": 4, "tie_word_embeddings": False,
-        "max_position_embeddings": 2048, "torch_dtype": "float32", **({} if ends else {"eos_token_id": None}),
+        "max_position_embeddings": longest, "torch_dtype": "float32", **({} if ends else {"eos_token_id": None}),
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     shapes = {

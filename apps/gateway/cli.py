@@ -74,6 +74,7 @@ def command() -> None:
 @click.option("--tls-key", metavar="FILE", default="", help="The certificate's key (PEM).")
 @click.option("--session", metavar="ID", default="", help="The session to join (stoker up).")
 @click.option("--max-body", metavar="BYTES", type=WholeNumber(), help="No request may be larger. [32000000]")
+@click.option("--json", "as_json", is_flag=True, help="Say where it listens as one JSON document, for programs.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -87,6 +88,7 @@ def run(
     tls_key: str,
     session: str,
     max_body: int | None,
+    as_json: bool,
 ) -> None:
     """Serve."""
     if len(files) > 2:
@@ -99,6 +101,7 @@ def run(
     options = GatewayOptions(
         site=site, models=Path(files[-1]), host=host, port=port or 0, uds=uds, tls_cert=tls_cert, tls_key=tls_key,
         session=session, most_bytes=max_body or GatewayOptions(models=Path()).most_bytes,
+        as_json=as_json,
     )  # fmt: skip
     try:
         from stoker.apps.gateway.run import serve  # it imports Parsl and the HTTP server: --help does not wait
@@ -106,7 +109,7 @@ def run(
         if error.name not in ("uvicorn", "starlette", "prometheus_client"):
             raise
         raise StokerError(_MISSING.format(error.name)) from error
-    context.exit(serve(options, screen=Screen()))
+    context.exit(serve(options, screen=Screen(json_only=as_json)))
 
 
 @command.group("keys", short_help="Who may ask.")

@@ -23,6 +23,7 @@ from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.guard import Caller, Guard
 from stoker.apps.gateway.metrics import GatewayMetrics
+from stoker.apps.gateway.noting import GatewayNotes
 from stoker.apps.gateway.pages import PAGE, GatewayFigures
 from stoker.apps.gateway.served import ServedModel, ServedModels
 from stoker.apps.gateway.watch import SessionWatch
@@ -35,11 +36,12 @@ Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class Gateway:
-    """All that answers. `most_bytes`: no body may be larger, but for files. `batches`: None has no batches."""
+    """All that answers. `most_bytes`: no body may be larger, but for files. `batches`: None has no batches. `notes`:
+    what `stoker status` shows of it; None leaves nothing there."""
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
-        batches: Batches | None = None,
+        batches: Batches | None = None, notes: GatewayNotes | None = None,
     ) -> None:  # fmt: skip
         self._models = models
         self._watch = watch
@@ -47,6 +49,7 @@ class Gateway:
         self._metrics = GatewayMetrics()
         self._answering = Answering(models, watch, guard, self._metrics, most_bytes=most_bytes)
         self._batches = batches
+        self._notes = notes
         self._batch_routes = BatchRoutes(batches, most_bytes=most_bytes) if batches is not None else None
         self._figures = GatewayFigures(models, watch, site=site)
         self.when_over: Callable[[], None] = lambda: None
@@ -70,7 +73,10 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         _keep_garbage_cheap()
-        beside = [asyncio.create_task(work) for work in (self._watch.keep_warm(), self._until_over(), self._tidy())]
+        works = [self._watch.keep_warm(), self._until_over(), self._tidy()]
+        if self._notes is not None:
+            works.append(self._notes.keep())
+        beside = [asyncio.create_task(work) for work in works]
         if self._batches is not None:
             self._batches.resume()
         try:

@@ -19,3 +19,5 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str = ""
     session: str = ""
     most_bytes: int = 32_000_000
+    as_json: bool = False
+    """Where it listens is told to programs, as one JSON document; what people read goes to stderr."""

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -19,6 +20,7 @@ from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.guard import Guard
 from stoker.apps.gateway.http import Gateway
 from stoker.apps.gateway.key_file import KeyFile
+from stoker.apps.gateway.noting import GatewayNotes
 from stoker.apps.gateway.options import GatewayOptions
 from stoker.apps.gateway.place import GatewayPlace, GatewayState, is_loopback, listen, listen_on_path, tunnel
 from stoker.apps.gateway.served import ServedModels
@@ -56,6 +58,9 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
             screen.line(f"  {how}")
             for line in (*_trouble(models), *_where(options, keys, port=port, models=models)):
                 screen.line(line)
+            if options.as_json:
+                screen.json(_place_for_programs(options, port=port, session=loaded.id, models=models))
+            notes = GatewayNotes(loaded, models, name=place.folder.name, address=_address(options, port))
             gateway = Gateway(
                 models, SessionWatch(loaded, models), Guard(keys), site=loaded.executor.site.name,
                 most_bytes=options.most_bytes,
@@ -63,6 +68,7 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
                     place.folder / "batches", FileStore(place.folder / "files"), models=options.models.resolve(),
                     session=loaded.id,
                 ),
+                notes=notes,
             )  # fmt: skip
             _run(gateway, listener, options)
             if loaded.over is not None:
@@ -149,16 +155,41 @@ def _trouble(models: ServedModels) -> Iterator[str]:
 
 def _where(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedModels) -> Iterator[str]:
     """Where clients find it, and who may ask."""
-    scheme = "https" if options.tls_cert else "http"
+    address = _address(options, port)
     yield f"  {count(len(models), 'model')}: {', '.join(models)}"
     if options.uds:
-        yield f"  {options.uds} (a Unix socket, yours alone): curl --unix-socket {options.uds} {scheme}://stoker/v1/models"
+        asked = f"{_scheme(options)}://stoker/v1/models"
+        yield f"  {address} (a Unix socket, yours alone): curl --unix-socket {address} {asked}"
     else:
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        yield f"  {scheme}://{host}:{port}/v1     a page: {scheme}://{host}:{port}/"
+        yield f"  {address}/v1     a page: {address}/"
         if is_loopback(options.host):
             yield f"  from your laptop: {tunnel(port)}"
     if keys.exists:
         yield f"  {count(len(keys.read()), 'key')} may ask ({keys.path})"
     elif not options.uds:
         yield "  open: everybody on this machine may ask, until there is a key: stoker serve keys add NAME"
+
+
+def _place_for_programs(options: GatewayOptions, *, port: int, session: str, models: ServedModels) -> dict[str, Any]:
+    """Where clients find it, as JSON. `base_url`: what OpenAI's clients are given; None where it is a Unix socket."""
+    address = _address(options, port)
+    return {
+        "base_url": None if options.uds else f"{address}/v1",
+        "page": None if options.uds else f"{address}/",
+        "socket": options.uds or None,
+        "session": session,
+        "pid": os.getpid(),
+        "models": list(models),
+    }
+
+
+def _address(options: GatewayOptions, port: int) -> str:
+    """The URL before any path; of a Unix socket, its path."""
+    if options.uds:
+        return options.uds
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{_scheme(options)}://{host}:{port}"
+
+
+def _scheme(options: GatewayOptions) -> str:
+    return "https" if options.tls_cert else "http"

@@ -1,7 +1,6 @@
 """Models x prompts x generation parameters over the rows of a data file.
 
 plan.py      the sweep file, and the combinations that it comes to
-rows.py      the rows of its data file: checked in a first pass, read again in every other
 functions.py the decorated functions: what stays hot, and what is called. Begin here
 options.py   what a run can be told
 results.py   from what calls bring back to the rows of the final file

@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.inference_sweep.rows import SweepRows, check_rows
+from stoker.apps.common.data_rows import DataRows, check_rows
 from stoker.errors import ConfigError
 from stoker.toml_files import parse_toml, refuse_unknown
 
@@ -81,7 +81,7 @@ class Sweep(msgspec.Struct, frozen=True):
     models: tuple[SweepModel, ...]
     prompts: tuple[Template, ...]
     parameters: tuple[dict[str, Any], ...]
-    rows: SweepRows
+    rows: DataRows
 
 
 class Combination(msgspec.Struct, frozen=True):
@@ -136,7 +136,9 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
     parameters = _grid(whole.get("parameters", {}), file=path)
     source = data or path.parent / _text(whole, "data", file=path, where="top", empty=False)
     column = _text(whole, "id", file=path, where="top", empty=True)
-    rows = check_rows(source, column=column, wanted={prompt.name: prompt.columns for prompt in prompts}, limit=limit)
+    rows = check_rows(
+        source, column=column, wanted={f"the prompt {prompt.name}": prompt.columns for prompt in prompts}, limit=limit
+    )
     return Sweep(
         file=str(path),
         models=tuple(models),

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from stoker.apps.common.data_rows import DataItem
 from stoker.apps.inference_sweep.functions import WrittenTexts
 from stoker.apps.inference_sweep.plan import PARAMETERS, Combination, Sweep
-from stoker.apps.inference_sweep.rows import SweepItem
 from stoker.errors import StokerError
 from stoker.run_folder import Record
 
@@ -40,7 +40,7 @@ class SweepCall(msgspec.Struct, frozen=True):
     """One call to be made."""
 
     combination: Combination
-    items: tuple[SweepItem, ...]
+    items: tuple[DataItem, ...]
 
 
 class OpenSweepCall(msgspec.Struct, frozen=True):

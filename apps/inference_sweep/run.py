@@ -23,6 +23,7 @@ import msgspec
 
 import stoker
 from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
+from stoker.apps.common.data_rows import DataItem
 from stoker.apps.common.hints import columns, command, count, say_kept
 from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate, language_model
@@ -44,7 +45,6 @@ from stoker.apps.inference_sweep.results import (
     make_records,
     make_rows,
 )
-from stoker.apps.inference_sweep.rows import SweepItem
 from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import Recipe, model_recipe
@@ -144,7 +144,7 @@ def _headline(sweep: Sweep, *, name: str, total: int) -> str:
 
 
 def plan_calls(
-    combined: Iterable[Combination], rows: Iterable[SweepItem], log: Container[tuple[str, str]], *, batch_size: int
+    combined: Iterable[Combination], rows: Iterable[DataItem], log: Container[tuple[str, str]], *, batch_size: int
 ) -> Iterator[SweepCall]:
     """The calls that are still to be made, combination by combination. Each combination reads the rows once more."""
     for combination in combined:
@@ -152,7 +152,7 @@ def plan_calls(
             yield SweepCall(combination=combination, items=batch)
 
 
-def _missing(rows: Iterable[SweepItem], log: Container[tuple[str, str]], *, digest: str) -> Iterator[SweepItem]:
+def _missing(rows: Iterable[DataItem], log: Container[tuple[str, str]], *, digest: str) -> Iterator[DataItem]:
     """The rows for which the log has no result of the combination with this digest."""
     return (item for item in rows if (digest, item.id) not in log)
 

@@ -117,10 +117,16 @@ class _ModelJob(Generic[T]):
 
 class EngineThread:
     """An engine, its thread, and the requests of all slots. `make` makes the engine when it is wanted first: a model
-    that only scores labels needs none."""
+    that only scores labels needs none. What is computed is computed within `computing()` (`core_share`)."""
 
-    def __init__(self, make: Callable[[], InferenceEngine]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], InferenceEngine],
+        *,
+        computing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self._make = make
+        self._computing = computing
         self._engine: InferenceEngine | None = None
         self._turn = threading.RLock()  # who holds it may touch the model; the thread holds it for a step at a time
         self._inbox: deque[Generation | int] = deque()
@@ -228,7 +234,8 @@ class EngineThread:
                 self._work.notify()
         before, self._holder = self._holder, threading.get_ident()
         try:
-            yield
+            with self._computing():
+                yield
         finally:
             self._holder = before
             self._hand_over()
@@ -291,10 +298,11 @@ class EngineThread:
                 if not (self._open or self._jobs):
                     continue
                 began = self._begin_turn()
-                if self._open:
-                    self._step()
-                if self._jobs:
-                    self._jobs.popleft().run()
+                with self._computing():
+                    if self._open:
+                        self._step()
+                    if self._jobs:
+                        self._jobs.popleft().run()
                 took_s = time.monotonic() - began
                 self._step_s += (took_s - self._step_s) * (_PACE if self._step_s else 1.0)
 

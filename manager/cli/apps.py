@@ -16,7 +16,7 @@ import click
 
 from stoker.errors import StokerError
 from stoker.manager.cli import entry_points, programs
-from stoker.manager.executor.detached import JOINS
+from stoker.manager.executor.standing import JOINS
 
 
 class FromEntryPoints(click.Group):

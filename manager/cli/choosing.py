@@ -25,7 +25,7 @@ import msgspec
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import console
-from stoker.manager.executor import detached
+from stoker.manager.executor import standing
 from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.protocol.session import SessionFolder, find_session, named_folder
 
@@ -105,7 +105,7 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
         folder = SessionFolder(place)
         with contextlib.suppress(SessionError):
             session = folder.read().session
-            if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
+            if session.startswith(name) and (not detached_only or standing.is_detached(folder)):
                 found.append((session, folder))
     is_alone = len(found) == 1  # it is meant whether its manager is there or not, and the command asks that anyway
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a host that is away answers late
@@ -143,11 +143,11 @@ def _here() -> Path | None:
 
 def _is_not_over(folder: SessionFolder) -> bool:
     with contextlib.suppress(SessionError):
-        return not detached.over(folder)
+        return not standing.over(folder)
     return False
 
 
 def _is_up(folder: SessionFolder) -> bool:
     with contextlib.suppress(SessionError):
-        return detached.is_up(folder)
+        return standing.is_up(folder)
     return False

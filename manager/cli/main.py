@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -9,23 +11,16 @@ import click
 
 from stoker.errors import StokerError
 from stoker.manager.cli import console, entry_points
-from stoker.manager.cli.apps import FromEntryPoints, run
-from stoker.manager.cli.attach import attach
-from stoker.manager.cli.caches import caches
-from stoker.manager.cli.calls import calls
-from stoker.manager.cli.doctor import doctor
-from stoker.manager.cli.down import down
-from stoker.manager.cli.explain import explain
-from stoker.manager.cli.init import init
-from stoker.manager.cli.known import sessions
-from stoker.manager.cli.logs import logs
-from stoker.manager.cli.plan import plan
-from stoker.manager.cli.replay import replay
-from stoker.manager.cli.simulate import simulate
-from stoker.manager.cli.status import status
-from stoker.manager.cli.up import up
+from stoker.manager.cli.apps import FromEntryPoints
 from stoker.version import RELEASE
 from stoker.working_folder import REMOVED, is_removed
+
+OWN = {
+    "run": "apps", "init": "init", "up": "up", "down": "down", "attach": "attach", "doctor": "doctor",
+    "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
+    "simulate": "simulate", "sessions": "known", "caches": "caches",
+}  # fmt: skip
+"""Stoker's own commands, and the modules of `stoker.manager.cli` that have them: each is imported when it is wanted."""
 
 
 class CommandGroup(FromEntryPoints):
@@ -33,27 +28,31 @@ class CommandGroup(FromEntryPoints):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Sorted. A package cannot replace one of Stoker's own."""
-        return sorted({*super().list_commands(ctx), *entry_points.names(entry_points.COMMANDS)})
+        return sorted({*OWN, *super().list_commands(ctx), *entry_points.names(entry_points.COMMANDS)})
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click
         """Stoker's own command, else a package's. Raises StokerError for one that cannot be imported."""
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
+        if cmd_name in OWN:
+            own: click.Command = getattr(importlib.import_module(f"stoker.manager.cli.{OWN[cmd_name]}"), cmd_name)
             return own
         name = entry_points.matching(entry_points.COMMANDS, cmd_name)
         return entry_points.load_command(entry_points.COMMANDS, name) if name else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, with the nearest name for one that is not there."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1, cutoff=0.4)
+            hint = f"did you mean {close[0]}?" if close else "stoker --help lists them"
+            ctx.fail(f"no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(RELEASE, prog_name="stoker", message="%(prog)s %(version)s")
 def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""
-
-
-for command in (
-    run, init, up, down, attach, doctor, status, calls, explain, logs, replay, plan, simulate, sessions, caches,
-):  # fmt: skip
-    cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,9 @@ import click
 from stoker.manager.cli import choosing, console
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.sessions import status_of, takes_session
+from stoker.manager.protocol.gateway_notes import gateway_notes
 from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.show_gateways import gateway_rows
 from stoker.manager.protocol.show_status import render
 from stoker.manager.protocol.to_client import Status
 
@@ -35,28 +37,39 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
     folder, answer = status_of(session)
     policy = policy_of(folder)
     if as_json:
-        told = {"over": answer.over, "folder": str(folder.path), "policy": policy or "default", "status": answer.status}
-        console.json(told)
+        console.json(
+            {
+                "over": answer.over,
+                "folder": str(folder.path),
+                "policy": policy or "default",
+                "status": answer.status,
+                "gateways": gateway_notes(folder),
+            }
+        )
         return
     if answer.over:
         console.line(f"{answer.over}; its last state:")
-    console.lines(render(answer.status, over=bool(answer.over), policy=policy))
+    served = [] if answer.over else _served(folder, answer.status)
+    console.lines(render(answer.status, over=bool(answer.over), policy=policy, served=served))
 
 
 class StatusPicture:
     """A session that is looked at again and again. On a terminal it stands still; elsewhere what is new is printed.
-    `policy`: who decides in it, where it is not the default."""
+    `policy`: who decides in it, where it is not the default; `folder`: where its gateways leave their notes, if they
+    are to be shown."""
 
-    def __init__(self, place: console.Redrawn, *, policy: str = "") -> None:
+    def __init__(self, place: console.Redrawn, *, policy: str = "", folder: SessionFolder | None = None) -> None:
         self._place = place
         self._policy = policy
+        self._folder = folder
         self._last: Status | None = None
         self._trouble = ""
 
     def show(self, status: Status) -> None:
         """Show it as it is now."""
         if console.is_terminal():
-            self._place.show(render(status, policy=self._policy))
+            served = _served(self._folder, status) if self._folder is not None else []
+            self._place.show(render(status, policy=self._policy, served=served))
         else:
             console.lines(log_lines(status, before=self._last, policy=self._policy))
         self._last, self._trouble = status, ""
@@ -94,6 +107,10 @@ def _moving(status: Status) -> tuple[int, ...]:
     return status.queued, status.running, status.done, status.failed, status.cancelled
 
 
+def _served(folder: SessionFolder, status: Status) -> list[str]:
+    return gateway_rows(gateway_notes(folder), status, now=time.time())
+
+
 def policy_of(folder: SessionFolder) -> str:
     """Who decides in a session, in words; empty where the default policies do."""
     from stoker.manager.live.chosen import policy_in_words
@@ -110,7 +127,7 @@ def _watch(session: str) -> None:
     try:
         folder = choosing.session_to_show(session)
         with Observer(folder) as observer, console.redrawn() as place:
-            picture = StatusPicture(place, policy=policy_of(folder))
+            picture = StatusPicture(place, policy=policy_of(folder), folder=folder)
             while True:
                 picture.show(observer.status())
                 time.sleep(watch_every_s())

@@ -19,14 +19,13 @@ from pathlib import Path
 import msgspec
 
 from stoker.contexts.state import state_folder
-from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
-from stoker.manager.executor import engines
+from stoker.manager.executor import engines, standing
 from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
 from stoker.manager.factory.pilot_command import refuse_odd_imports
-from stoker.manager.live import interfaces, lease, presence
+from stoker.manager.live import lease
 from stoker.manager.live.chosen import check_policies, keep_policies
 from stoker.manager.live.taken import TAKEN_OVER
 from stoker.manager.protocol.session import SessionFolder, find_session
@@ -36,20 +35,11 @@ from stoker.working_folder import working_folder
 
 log = logging.getLogger("stoker")
 
-JOINS = "STOKER_SESSION"
-"""Names in the environment the session that programs join which name no site."""
 _TRIES = 5
 START_LIMIT_S = 60.0
 """A manager that has many calls in its journal takes a while to read it."""
 _TAIL_LINES = 15
 _TERMINATE_S = 5.0
-
-
-class Launch(msgspec.Struct, frozen=True):
-    """How a session's manager is started."""
-
-    session: str
-    options: tuple[str, ...]
 
 
 def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
@@ -75,7 +65,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
     make_folder(folder, elsewhere="stoker up --folder DIR, or the environment variable STOKER_HOME")
     keep_policies(folder, sites, search_path=python_path())
     idle = ("--idle", f"{idle_s:g}") if idle_s else ()
-    launch = Launch(name, (*manager_options(sites), *idle))
+    launch = standing.Launch(name, (*manager_options(sites), *idle))
     try:
         write_sites(folder.sites, sites, python_path=python_path())
         prepare(folder, sites)
@@ -110,52 +100,14 @@ def _unregister(folder: SessionFolder) -> None:
             link.unlink(missing_ok=True)
 
 
-def name_of(folder: SessionFolder) -> str:
-    """The id of a session, also of one whose manager has not listened. Raises SessionError for a damaged one."""
-    if folder.file.exists():
-        return folder.read().session
-    return _read_launch(folder).session if folder.launch.exists() else folder.path.name
-
-
-def is_detached(folder: SessionFolder) -> bool:
-    """Whether the session outlives programs."""
-    return folder.launch.exists()
-
-
-def is_up(folder: SessionFolder) -> bool:
-    """True if the session's manager is there and can be reached (`manager.live.presence`)."""
-    return presence.is_up(folder)
-
-
-def unreachable(folder: SessionFolder) -> str:
-    """Why a manager that lives on this machine cannot be reached; empty if it lives elsewhere, or this machine's
-    network is not at fault."""
-    if not folder.file.exists():
-        return ""
-    file, holder = folder.read(), lease.read_if_whole(lease.lease_file(folder))
-    if holder is None or not lease.is_alive(holder) or not (why := interfaces.no_way_to(file.address)):
-        return ""
-    return f"the manager of session {file.session} ({holder}) at {file.address} cannot be reached: {why}"
-
-
-def over(folder: SessionFolder) -> str:
-    """Why the session is over; empty while it is not, as far as its lease says."""
-    return folder.over()
-
-
-def unwritten(folder: SessionFolder) -> str:
-    """Why the journal of a session that is over lacks its last records; empty if it does not."""
-    return lease.unwritten(lease.lease_file(folder))
-
-
 def find(name: str) -> tuple[SessionFolder, Site]:
     """The session that a program joins, by id or folder, and what it calls the site. A manager that is gone is started
     again. Raises SessionError."""
     wait_for_begun(name)
     folder = find_session(name)
-    if not is_up(folder):
+    if not standing.is_up(folder):
         start(folder, waiting=log.warning)
-    sites = "+".join(sites_of(folder)) if is_detached(folder) else folder.read().site
+    sites = "+".join(sites_of(folder)) if standing.is_detached(folder) else folder.read().site
     return folder, msgspec.structs.replace(Site.default(), name=sites, engine=engines.engine_of(folder))
 
 
@@ -166,10 +118,10 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     `waiting` hears what is waited for, if that takes long. `to_end`: it is started to end the session, and listens on
     any port if those of its site are taken. Raises SessionError with the end of the manager's log.
     """
-    launch = _read_launch(folder)
+    launch = standing.read_launch(folder)
     if to_end:
         launch = msgspec.structs.replace(launch, options=(*launch.options, "--any-port"))
-    if why := unreachable(folder):
+    if why := standing.unreachable(folder):
         raise SessionError(why, session=launch.session)
     path = lease.lease_file(folder)
     before, said_before = lease.read(path), _written_at(folder)
@@ -191,7 +143,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                 other = lease.read(path)
                 if other is not None and other.over:  # somebody was quicker, and has ended the session as well
                     raise _over(launch, other.over)
-                if other is not None and is_up(folder):  # somebody else, or its keeper, was quicker
+                if other is not None and standing.is_up(folder):  # somebody else, or its keeper, was quicker
                     register(folder)
                     return other
                 if other is None or not lease.is_alive(other):
@@ -215,11 +167,11 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     return holder
 
 
-def _over(launch: Launch, why: str) -> SessionError:
+def _over(launch: standing.Launch, why: str) -> SessionError:
     return SessionError(f"session {launch.session} is over: {why}", session=launch.session)
 
 
-def _spawn(folder: SessionFolder, launch: Launch) -> subprocess.Popen[bytes]:
+def _spawn(folder: SessionFolder, launch: standing.Launch) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "stoker.manager.main", "--session", str(folder.path)]
     with open(folder.manager_log, "ab") as log:
         return subprocess.Popen(
@@ -242,17 +194,6 @@ def python_path() -> str:
     paths = list(dict.fromkeys([str(working_folder()), *filter(None, given)]))
     refuse_odd_imports(paths)
     return os.pathsep.join(paths)
-
-
-def _read_launch(folder: SessionFolder) -> Launch:
-    try:
-        return msgspec.json.decode(folder.launch.read_bytes(), type=Launch)
-    except OSError:
-        raise SessionError(
-            f"the session in {folder.path} belonged to a program and is over with it; `stoker up` starts one that stays"
-        ) from None
-    except UNREADABLE as error:
-        raise SessionError(f"{folder.launch} is damaged: {error}") from error
 
 
 def _failed(folder: SessionFolder, what: str, *, said_at: int) -> SessionError:

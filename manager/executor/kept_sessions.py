@@ -11,7 +11,7 @@ import msgspec
 
 from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, SessionError
-from stoker.manager.executor import detached
+from stoker.manager.executor import detached, standing
 from stoker.manager.protocol.session import SessionFolder, holds_session
 from stoker.site import Site
 from stoker.site_files import site_text
@@ -36,8 +36,8 @@ def kept_session(
     sites = detached.collect([site] if site is not None else [])
     for folder in _sessions(before):
         with suppress(SessionError, ConfigError):  # one that is damaged is not the one that is meant
-            name = detached.name_of(folder)
-            if _is_for(folder, sites) and (name == before or detached.is_up(folder)):
+            name = standing.name_of(folder)
+            if _is_for(folder, sites) and (name == before or standing.is_up(folder)):
                 return KeptSession(name, folder.path, started=False)
     made = detached.make(sites)
     try:
@@ -55,7 +55,7 @@ def _sessions(before: str) -> Iterator[SessionFolder]:
     links.sort(key=lambda link: (link.name != before, -link.lstat().st_mtime))
     for link in links:
         folder = SessionFolder(link.resolve())
-        if detached.is_detached(folder) and not detached.over(folder):
+        if standing.is_detached(folder) and not standing.over(folder):
             yield folder
 
 

@@ -29,12 +29,12 @@ from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.largest import MOST_AT_ONCE
 from stoker.log_files import BoundedLog
-from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.options import check_count, check_load, parsls_config
 from stoker.manager.executor.prepared import AppWants
 from stoker.manager.executor.retries import retry_cost
+from stoker.manager.executor.standing import JOINS
 from stoker.manager.executor.stream import interrupt_open
 from stoker.manager.executor.wants import read_wants
 from stoker.manager.protocol.session import SessionFolder

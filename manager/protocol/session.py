@@ -16,6 +16,7 @@
         sites/                   the site files of its sources of pilots
         submit/                  what was submitted to batch systems, and what those jobs printed
         objects/                 payloads over 1 MB and files that clients hand in, by cache name
+        gateways/                what `stoker serve` says of its models (see `gateway_notes`)
         pilots/<pilot>/          pilot.log, lib-<n>.log: what pilots and their libraries print
 
 `STOKER_HOME` (default `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`) is the user's state folder; `sessions/`

@@ -24,14 +24,16 @@ _SHOWN_STEM = 13
 _SHOWN_NOTICES = 5
 
 
-def render(status: SessionFacts, *, over: bool = False, policy: str = "") -> list[str]:
-    """The lines of `stoker status`. `policy`: who decides, where it is not the default."""
+def render(status: SessionFacts, *, over: bool = False, policy: str = "", served: Sequence[str] = ()) -> list[str]:
+    """The lines of `stoker status`. `policy`: who decides, where it is not the default. `served`: what its gateways say
+    of their models (`show_gateways`)."""
     out = [_headline(status, over=over), ""]
     out += _table(
         [
             ("pilots", _pilots(status, over=over)),
             *_rows("policy", [policy] if policy else []),
             *_rows("contexts", _contexts(status.contexts)),
+            *_rows("models", served),
             *_rows("objects", _objects(status.objects)),
             *_rows("losses", [_losses(status)] if _losses(status) else []),
             *_rows("notices", _notices(status)),

@@ -21,11 +21,18 @@ import msgspec
 
 from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
-from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.kept_sessions import KeptSession, kept_session
+from stoker.manager.executor.standing import JOINS
 from stoker.manager.live.chosen import honoured_in, policy_in_words
 from stoker.manager.live.clock import Clock
 from stoker.manager.protocol.calls import CallForecast, CallProgress, Features
+from stoker.manager.protocol.gateway_notes import (
+    WRITTEN_EVERY_S,
+    GatewayNote,
+    ServedModelFigures,
+    remove_gateway_note,
+    write_gateway_note,
+)
 from stoker.manager.protocol.listed import ListedCall, ListedState
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.status import JOURNAL, ContextStatus
@@ -38,10 +45,11 @@ if TYPE_CHECKING:
     from stoker.manager.executor.loading import Session
 
 __all__ = [
-    "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus",
-    "Features", "KeptSession", "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp",
-    "checkpoint_of", "context_facts", "facts_of", "honoured_by", "joined_session", "journal_trouble", "kept_session",
-    "observe", "policy_of", "sent_call",
+    "WRITTEN_EVERY_S", "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts",
+    "ContextStatus", "Features", "GatewayNote", "KeptSession", "ListedCall", "ListedState", "Observer",
+    "ServedModelFigures", "Session", "Status", "StokerApp", "checkpoint_of", "context_facts", "facts_of",
+    "honoured_by", "joined_session", "journal_trouble", "kept_session", "observe", "policy_of", "remove_gateway_note",
+    "sent_call", "write_gateway_note",
 ]  # fmt: skip
 
 _HOME = {

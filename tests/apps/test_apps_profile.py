@@ -47,7 +47,7 @@ def test_a_site_and_a_session_are_not_both_taken() -> None:
     reason="needs torch and transformers",
 )
 def test_a_model_is_measured_in_a_session_and_the_manager_keeps_it(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path / "tiny")
+    write_tiny_model(tmp_path / "tiny", longest=256)
     done = subprocess.run(
         [*PROFILE, "tiny", "--quick", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S,
         check=False, env={**os.environ, "STOKER_HOME": str(tmp_path / "home")},

@@ -17,19 +17,19 @@ import pytest
 
 import stoker
 from stoker.apps.common import calls
+from stoker.apps.common.data_rows import DataItem, DataRows, check_rows
 from stoker.apps.inference_sweep import rows as sweep_rows
 from stoker.apps.inference_sweep import run as sweep_run
 from stoker.apps.inference_sweep.functions import Request
 from stoker.apps.inference_sweep.plan import SweepModel
 from stoker.apps.inference_sweep.results import OpenSweepCall, SweepCall
-from stoker.apps.inference_sweep.rows import SweepItem, SweepRows, check_rows
 from stoker.console import Screen
 from stoker.contexts import Recipe
 from stoker.datafile import Row, read_rows, write_rows
 from stoker.errors import ConfigError
 
 WANTED = {"plain": ("question",)}
-HELD = (Row, SweepItem, SweepCall, Request)
+HELD = (Row, DataItem, SweepCall, Request)
 """Everything that carries a row's texts in the program."""
 
 
@@ -40,7 +40,7 @@ def write_data(path: Path, count: int) -> Path:
     return path
 
 
-def checked(path: Path, **more: int) -> SweepRows:
+def checked(path: Path, **more: int) -> DataRows:
     return check_rows(path, column="id", wanted=WANTED, **more)
 
 

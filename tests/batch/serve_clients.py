@@ -140,15 +140,17 @@ def _take(chunk: dict[str, Any], answer: Answer) -> None:
 
 
 class Clients:
-    """Clients that ask steadily, half of them with streams. `right` is what each question's answer must be."""
+    """Clients that ask steadily, half of them with streams, and pause for `pause_s` at the most between two questions.
+    `right` is what each question's answer must be."""
 
-    def __init__(self, url: str, *, clients: int, seed: int) -> None:
+    def __init__(self, url: str, *, clients: int, seed: int, pause_s: float = 0.5) -> None:
         self.url = url
         self.tally = Tally()
         self.outages: list[Outage] = []
         self.right: dict[Question, str] = {}
         self._clients = clients
         self._seed = seed
+        self._pause_s = pause_s
         self._begun = time.monotonic()
 
     async def learn(self) -> None:
@@ -169,7 +171,7 @@ class Clients:
         async with self._client() as client:
             while not over.is_set():
                 await self._request(client, chance.choice(QUESTIONS), stream=number % 2 == 0)
-                await asyncio.sleep(chance.uniform(0.05, 0.5))
+                await asyncio.sleep(chance.uniform(0.1 * self._pause_s, self._pause_s))
 
     async def _request(self, client: httpx.AsyncClient, question: Question, *, stream: bool) -> None:
         kind = "stream" if stream else "plain"

@@ -38,6 +38,8 @@ from faults.world import World, kill
 from gateway.running import RunningGateway
 
 MINUTES, EVERY_S, WALLTIME, CLIENTS = 30.0, 30.0, "3 min", 12
+PAUSE_S = 0.5
+"""A client waits at most so long before it asks again."""
 MANAGER_AT, GATEWAY_AT = 0.4, 0.7
 """Shares of the time after which each is killed."""
 STREAMS_BAR = 0.999
@@ -50,12 +52,15 @@ MODELS = '[models.small]\npath = "models/tiny"\nmin = 2\n'
 class ServeSoak:
     """One run. `record` is what is known of it, at any moment."""
 
-    def __init__(self, folder: Path, *, seed: int, every_s: float, walltime: str, clients: int) -> None:
+    def __init__(
+        self, folder: Path, *, seed: int, every_s: float, walltime: str, clients: int, pause_s: float = PAUSE_S
+    ) -> None:
         self.folder = folder
         self.record: dict[str, Any] = {
             "seed": seed, "every_s": every_s, "walltime": walltime, "clients": clients, "ok": False, "events": [],
         }  # fmt: skip
         self._seed, self._every_s, self._walltime, self._many = seed, every_s, walltime, clients
+        self._pause_s = pause_s
         self._begun = 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -90,7 +95,7 @@ class ServeSoak:
         gateway.start()
         try:
             self._hot(gateway)
-            clients = Clients(gateway.url, clients=self._many, seed=self._seed)
+            clients = Clients(gateway.url, clients=self._many, seed=self._seed, pause_s=self._pause_s)
             asyncio.run(self._ask(clients, Disturbance(world, cluster, gateway, clients, self), seconds=seconds))
             self.record |= clients.tally.record()
             self.record["addresses"] = sorted({clients.url, gateway.url})

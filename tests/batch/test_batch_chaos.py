@@ -1,6 +1,6 @@
 """Everything at once on a real cluster: at the end every call has exactly one outcome, and nothing is left running.
 
-It is `make soak` (see `soak`) for STOKER_SOAK_S seconds (default 30), with the seed STOKER_SOAK_SEED (default: by
+It is `make soak` (see `soak`) for STOKER_SOAK_S seconds (default 20), with the seed STOKER_SOAK_SEED (default: by
 chance; it is printed).
 """
 
@@ -23,7 +23,7 @@ from batch.chaos_victims import Ran
 from batch.chaos_watch import LIBRARY_FDS, MORE_BYTES, MORE_FDS, YOUNG_S, Growth, own_fds
 from batch.lab import needs
 
-SECONDS = float(os.environ.get("STOKER_SOAK_S") or 30)
+SECONDS = float(os.environ.get("STOKER_SOAK_S") or 20)
 SEED = int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6))
 
 

@@ -31,7 +31,7 @@ def test_answers_are_whole_and_right_whatever_is_taken_away(tmp_path: Path, monk
     if why := needs.missing_for_slurm():
         pytest.skip(why)
     monkeypatch.chdir(tmp_path)
-    soak = soak_serve.ServeSoak(tmp_path / "record", seed=SEED, every_s=30.0, walltime="2 min", clients=6)
+    soak = soak_serve.ServeSoak(tmp_path / "record", seed=SEED, every_s=30.0, walltime="2 min", clients=4, pause_s=3.0)
     record = soak.run(seconds=SECONDS)
     said = f"STOKER_SOAK_SEED={SEED}\n" + "\n".join([*soak_serve.told(record), json.dumps(record, default=str)])
     assert record["ok"], said

@@ -47,18 +47,18 @@ def test_a_plan_says_when_what_and_how_sure(stoker: Stoker, site: str) -> None:
 @pytest.mark.usefixtures("measured")
 def test_what_a_run_costs_is_its_device_hours_at_the_price_of_the_site(stoker: Stoker, site: str) -> None:
     def costs() -> list[float]:
-        shown = stoker("plan", site, "verify", "--inputs", "1000").output.splitlines()
+        shown = stoker("plan", site, "verify", "--inputs", "300").output.splitlines()
         [line] = [line for line in shown if line.startswith("  cost ")]
         return [float(number) for number in re.findall(r"[0-9.]+", line.partition(",")[0])]
 
     at_two = costs()
-    told = msgspec.json.decode(stoker("plan", site, "verify", "--inputs", "1000", "--json").output)
+    told = msgspec.json.decode(stoker("plan", site, "verify", "--inputs", "300", "--json").output)
     hours = told["as_written"]["device_hours"]
     assert min(at_two) / 2.0 <= hours["p50"] <= max(at_two) / 2.0
     Path(site).write_text(Path(site).read_text().replace("price = 2.0", "price = 200.0"))
     assert costs() == pytest.approx([100 * cost for cost in at_two], rel=0.1)
     Path(site).write_text(Path(site).read_text().replace("price = 200.0\n", ""))
-    assert "  cost " not in stoker("plan", site, "verify", "--inputs", "1000").output, "nothing is said without a price"
+    assert "  cost " not in stoker("plan", site, "verify", "--inputs", "300").output, "nothing is said without a price"
 
 
 @pytest.mark.usefixtures("measured")

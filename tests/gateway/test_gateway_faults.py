@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 from importlib.util import find_spec
 
@@ -35,6 +37,24 @@ def text_of(chunks):
 
 def loads(gateway):
     return httpx.get(f"{gateway.url}/status").json()
+
+
+def status_of(gateway, *options):
+    command = [*SERVE, "status", gateway.session, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+
+
+def test_status_shows_the_models_that_are_served(gateway):
+    with client_of(gateway) as client:
+        assert text_of(chat(client, stream=True))
+    shown = until(lambda: re.search(r"^  models    small .*$", status_of(gateway), re.MULTILINE), why="a row")
+    assert "1 hot" in shown[0]
+    said = status_of(gateway)
+    assert f"served at {gateway.url} (pid " in said
+    assert re.search(r"gone +cannot be used: ", said)
+    (note,) = json.loads(status_of(gateway, "--json"))["gateways"]
+    assert [model["name"] for model in note["models"]][:2] == ["small", "vectors"]
+    assert note["models"][0]["ttft_s"] > 0
 
 
 def test_a_gateway_that_was_killed_is_where_it_was_and_its_models_are_hot(gateway):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import ssl
 import subprocess
@@ -72,8 +73,11 @@ def answer_of(client):
 
 def test_clients_trust_a_gateway_by_its_certificate(gateway, beside, certificate):
     cert, key = map(str, certificate)
-    secure = beside("secure.toml", "--tls-cert", cert, "--tls-key", key)
+    secure = beside("secure.toml", "--tls-cert", cert, "--tls-key", key, "--json")
     assert secure.url.startswith("https://127.0.0.1:")
+    document = until(lambda: re.search(r"^\{.*?^\}", "".join(secure.said), re.DOTALL | re.MULTILINE), why="--json")
+    told = json.loads(document[0])
+    assert (told["base_url"], told["session"], told["models"]) == (f"{secure.url}/v1", gateway.session, ["small"])
     trusting = httpx.Client(verify=ssl.create_default_context(cafile=cert), timeout=LIMIT_S)
     with client_of(secure.url, http_client=trusting) as client, client_of(gateway.url) as plain:
         assert answer_of(client) == answer_of(plain)

@@ -31,7 +31,7 @@ PART = "results.jsonl.part"
 ATTEMPT = "attempt.jsonl.part"
 _RUN = "run.json"
 _LOCK = ".lock"
-FINALS = ("results.parquet", "results.jsonl", "responses.jsonl")
+FINALS = ("results.parquet", "results.jsonl", "results.npy", "responses.jsonl")
 """What the final file of a run may be called."""
 
 

@@ -1,4 +1,4 @@
-"""The rows of a sweep's data file. They are read from the file in every pass, so the file may be larger than memory.
+"""The rows of a run's data file. They are read from the file in every pass, so the file may be larger than memory.
 
 The first pass, `check_rows`, checks every row and keeps a checksum of each (4 bytes). Every later pass compares each
 row with its checksum, so a row that has changed meanwhile reaches no model.
@@ -22,7 +22,7 @@ from stoker.errors import ConfigError
 _SHOWN_PLACES = 5
 
 
-class SweepItem(msgspec.Struct, frozen=True):
+class DataItem(msgspec.Struct, frozen=True):
     """One row of the data, named. `place` is where in the file it stands."""
 
     id: str
@@ -30,11 +30,11 @@ class SweepItem(msgspec.Struct, frozen=True):
     place: str = ""
 
 
-class SweepRows(msgspec.Struct, frozen=True):
+class DataRows(msgspec.Struct, frozen=True):
     """The rows of a data file. Each loop over them reads the file again, up to the last row that was checked.
 
     `column` names the rows; empty: their numbers do. `digest`: 16 hex digits that stand for all rows. `notes`: what is
-    odd about them, and does not stop the sweep.
+    odd about them, and does not stop the run.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class SweepRows(msgspec.Struct, frozen=True):
         """How many rows were checked."""
         return len(self.checksums)
 
-    def __iter__(self) -> Iterator[SweepItem]:
+    def __iter__(self) -> Iterator[DataItem]:
         """The rows, in the order of the file. Raises ConfigError where a row has changed since it was checked."""
         left = iter(self.checksums)
         for row in itertools.islice(read_rows(self.path), len(self.checksums)):
@@ -68,11 +68,12 @@ class SweepRows(msgspec.Struct, frozen=True):
             )
 
 
-def check_rows(path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], limit: int = 0) -> SweepRows:
-    """Check the first `limit` rows of a file (0: all). `wanted`: the columns that each prompt wants, by its name.
+def check_rows(path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], limit: int = 0) -> DataRows:
+    """Check the first `limit` rows of a file (0: all). `wanted`: the columns that are wanted, by what wants them
+    (`the prompt one`).
 
     Raises ConfigError for a file without rows, a row without a name or with the name of an earlier one, and a row
-    without a column that a prompt wants.
+    without a column that is wanted.
     """
     digest, checksums = hashlib.sha256(b"["), array("I")
     names: dict[str, int] = {}
@@ -89,7 +90,7 @@ def check_rows(path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], 
         raise ConfigError(f"{path}: holds no rows", file=str(path))
     digest.update(b"]")
     notes = [cells.note(name, path=path, rows=len(checksums)) for name, cells in empty.items() if cells.count]
-    return SweepRows(
+    return DataRows(
         path=path, column=column, digest=digest.hexdigest()[:16], checksums=checksums, notes=tuple(notes)
     )  # fmt: skip
 
@@ -108,24 +109,24 @@ class _EmptyCells:
 
     def note(self, column: str, *, path: Path, rows: int) -> str:
         places = ", ".join(self.places) + (", …" if self.count > len(self.places) else "")
-        return f"{path}: {column} is empty in {self.count:,} of {rows:,} rows ({places}): the prompt has no text there"
+        return f"{path}: {column} is empty in {self.count:,} of {rows:,} rows ({places})"
 
 
-def _item_of(row: Row, *, path: Path, column: str) -> SweepItem:
+def _item_of(row: Row, *, path: Path, column: str) -> DataItem:
     name = row.number if not column else row.fields.get(column)
     if not isinstance(name, str | int) or name == "":
         raise ConfigError(
             f"{path}: {row.place}: {column} must name the row, and is {name!r:.40}",
             file=str(path), line=row.number, key=column,
         )  # fmt: skip
-    return SweepItem(id=str(name), fields=row.fields, place=row.place)
+    return DataItem(id=str(name), fields=row.fields, place=row.place)
 
 
-def _text_of(item: SweepItem) -> bytes:
+def _text_of(item: DataItem) -> bytes:
     return repr((item.id, sorted(item.fields.items()))).encode()
 
 
-def _refuse_twice(names: dict[str, int], item: SweepItem, row: Row, *, path: Path, column: str) -> None:
+def _refuse_twice(names: dict[str, int], item: DataItem, row: Row, *, path: Path, column: str) -> None:
     """Raise ConfigError if an earlier row has this name. `names`: the number of each earlier row, by its name."""
     first = names.setdefault(item.id, row.number)
     if first != row.number:
@@ -139,13 +140,13 @@ def _refuse_twice(names: dict[str, int], item: SweepItem, row: Row, *, path: Pat
 def _check_columns(
     row: Row, wanted: Mapping[str, Sequence[str]], empty: Mapping[str, _EmptyCells], *, path: Path
 ) -> None:
-    """Note the empty cells of a row. Raise ConfigError if the row lacks a column that a prompt wants."""
-    for prompt, columns in wanted.items():
+    """Note the empty cells of a row. Raise ConfigError if the row lacks a column that is wanted."""
+    for who, columns in wanted.items():
         for name in columns:
             if name not in row.fields:
                 has = ", ".join(map(str, row.fields))
                 raise ConfigError(
-                    f"{path}: {row.place}: {name} is missing, and the prompt {prompt} wants it (the row has {has})",
+                    f"{path}: {row.place}: {name} is missing, and {who} wants it (the row has {has})",
                     file=str(path), line=row.number, key=name,
                 )  # fmt: skip
     for name, cells in empty.items():

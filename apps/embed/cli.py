@@ -1,0 +1,66 @@
+"""`stoker run embed`: the options, checked, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stoker.apps.embed import APP
+from stoker.apps.embed.options import EmbedOptions
+from stoker.console import Screen, WholeNumber
+
+_DEFAULT = EmbedOptions()
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command(APP, short_help="A vector for each text of a data file.", context_settings={"max_content_width": 120})
+@click.argument("data", metavar="[FILE]", required=False)
+@click.option("--model", metavar="PATH", help="The encoder: a folder, or a name on the model hub.")
+@click.option("--text", metavar="COLUMN", help=f"The column of the texts. [{_DEFAULT.text}]")
+@click.option("--id", metavar="COLUMN", help="The column that names the rows. [their numbers]")
+@click.option("--pooling", type=click.Choice(["mean", "cls", "last"]), help="[what the model was made for]")
+@click.option("--no-normalize", is_flag=True, help="Vectors of any length, not of length 1.")
+@click.option("--truncate", is_flag=True, help="Of a text that is too long for the model, take the beginning.")
+@click.option("--dtype", metavar="TYPE", help="float32, bfloat16, float16. [float32 on a CPU, the model's on a GPU]")
+@click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
+@click.option("--batch-size", type=WholeNumber(), help=f"Texts a call. [{_DEFAULT.batch_size}]")
+@click.option("--tensor-batch", type=WholeNumber(), help=f"Texts computed at a time. [{_DEFAULT.tensor_batch}]")
+@click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]")
+@click.option("--out", metavar="DIR", type=_FOLDER, help="The run folder. [runs/embed-DATE-TIME]")
+@click.option("--resume", metavar="DIR", type=_FOLDER, help="Go on with this run, with its options.")
+@click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same is there.")
+@click.option("--format", type=click.Choice(["parquet", "npy"]), help="Of the results file. [parquet]")
+@click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    *,
+    no_normalize: bool,
+    truncate: bool,
+    out: Path | None,
+    resume: Path | None,
+    fresh: bool,
+    json_: bool,
+    **others: Any,
+) -> None:
+    """A vector for each text of FILE (.jsonl, .csv, .parquet, .arrow, or a saved data set), by an encoder.
+
+    Texts of like length are computed together, so little is padded. A run that was stopped is gone on with by the next
+    one that asks for the same. The results have a row for each text, in the order of the file: Parquet with `id`,
+    `embedding` and `error`, or a NumPy array.
+
+    A text that the model cannot take (an empty one, or one that is too long) costs no other its vector: the exit
+    status is 1, and --resume tries such texts again.
+    """
+    from stoker.apps.embed.run import run  # it imports Parsl, for which --help does not wait
+
+    if resume and (out or fresh or others["data"]):
+        raise click.UsageError("--resume names the run to go on with; leave FILE, --out and --fresh away")
+    given = {name: value for name, value in others.items() if value is not None}
+    given |= {"normalize": False} if no_normalize else {}
+    given |= {"truncate": True} if truncate else {}
+    code = run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_)
+    context.exit(code)

@@ -1,0 +1,77 @@
+"""The function of this application that runs on a pilot. Its context is a ready-made one: `encoder(path)`.
+
+vectors = embed_texts.with_options(context=encoder("models/small"))
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from stoker import app
+
+
+class TextEmbedder(Protocol):
+    """What an encoder context offers to this application."""
+
+    def embed_array(
+        self, texts: Sequence[str], *, pooling: str, normalize: bool, batch_size: int, truncate: bool
+    ) -> tuple[Any, int]:
+        """An array of float32, `[texts, width]`, and the tokens of all texts. Raises ValueError for a text that the
+        model cannot take."""
+
+
+class EmbedRequest(msgspec.Struct, frozen=True):
+    """One call's work. `tensor_batch`: the most texts that are computed at a time."""
+
+    number: int
+    texts: tuple[str, ...]
+    pooling: str = ""
+    normalize: bool = True
+    truncate: bool = False
+    tensor_batch: int = 32
+
+
+class EmbeddedTexts(msgspec.Struct, frozen=True):
+    """What a call brings back. `vectors`: of each text the bytes of its float32 numbers, least significant byte first;
+    empty where `errors` says why the model cannot take the text."""
+
+    number: int
+    vectors: list[bytes]
+    errors: list[str]
+    tokens: int
+    infer_s: float
+
+
+@app
+def embed_texts(model: TextEmbedder, request: EmbedRequest) -> EmbeddedTexts:
+    """The vectors of some texts. A text that the model cannot take costs no other its vector."""
+    begun = time.perf_counter()
+    try:
+        vectors, tokens = _vectors(model, request, request.texts)
+        errors = [""] * len(vectors)
+    except ValueError:
+        # The model refuses all texts of a call for one of them: which one, each alone tells.
+        vectors, errors, tokens = [], [], 0
+        for text in request.texts:
+            try:
+                [vector], count = _vectors(model, request, (text,))
+            except ValueError as error:
+                vector, count = b"", 0
+                errors.append(str(error).replace("text 0 ", "the text ", 1) or type(error).__name__)
+            else:
+                errors.append("")
+            vectors.append(vector)
+            tokens += count
+    return EmbeddedTexts(request.number, vectors, errors, tokens, time.perf_counter() - begun)
+
+
+def _vectors(model: TextEmbedder, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], int]:
+    found, tokens = model.embed_array(
+        list(texts), pooling=request.pooling, normalize=request.normalize, batch_size=request.tensor_batch,
+        truncate=request.truncate,
+    )  # fmt: skip
+    return [row.astype("<f4").tobytes() for row in found], tokens

@@ -1,0 +1,124 @@
+"""How many threads a library computes with, where others compute on its cores too.
+
+Each of PyTorch's threads waits awake for the others between two operations. As long as every thread has a core, that is
+the fastest way. Where it has not (two pilots on one node, a node without bound cores, a user's other program), threads
+that wait take the cores from those that are waited for: two libraries of two threads each on two cores computed at a
+thirtieth of what one thread each reached (measured: docs/decisions/066).
+
+So a library looks at what it gets. If it computes with `n` threads and has had clearly less processor time than `n`
+cores give, while no core was idle either, it goes on with as many threads as it had cores. When cores are idle again it
+tries more; if they turn out to be taken, it tries less and less often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from math import floor
+
+import torch
+
+log = logging.getLogger(__name__)
+
+_WINDOW_S = 0.5
+"""Seconds of computing after which a library looks at what it has had."""
+_CROWDED = 0.75
+"""With less than this share of a core for each thread, a library looks whether cores were idle."""
+_IDLE = 0.8
+"""So much of a core has to be idle for one more thread."""
+_TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
+
+
+class CoreShare:
+    """The number of threads for what is computed in `computing()`: `most` at first.
+
+    `idle_cores`: how many of this process's cores have been idle, in the mean, since it was asked last; None where that
+    cannot be known, and then the number stays.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        *,
+        idle_cores: Callable[[], float | None],
+        clock: Callable[[], float] = time.perf_counter,
+        cpu_time: Callable[[], float] = time.process_time,
+    ) -> None:
+        self.most = self.threads = most
+        self._idle_cores, self._clock, self._cpu_time = idle_cores, clock, cpu_time
+        self._wall_s = self._cpu_s = 0.0
+        self._try_at, self._pause_s = 0.0, _TRY_AGAIN_S
+        self._tries = False
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """The block computes, in the calling thread and its helpers."""
+        if self.threads != torch.get_num_threads():
+            torch.set_num_threads(self.threads)
+        began_s, began_cpu_s = self._clock(), self._cpu_time()
+        try:
+            yield
+        finally:
+            now = self._clock()
+            self._wall_s += now - began_s
+            self._cpu_s += self._cpu_time() - began_cpu_s
+            if self._wall_s >= _WINDOW_S:
+                self._adapt(now)
+
+    def _adapt(self, now: float) -> None:
+        share, idle = self._cpu_s / self._wall_s, self._idle_cores()
+        self._wall_s = self._cpu_s = 0.0
+        if idle is None:
+            return
+        missing = self.threads - share
+        if self.threads > 1 and share < _CROWDED * self.threads and idle < missing / 2:
+            if self._tries:
+                self._pause_s = min(_LONGEST_S, 2 * self._pause_s)
+            else:
+                log.info("others compute on these cores too: %d threads had %.1f cores", self.threads, share)
+            self.threads, self._try_at, self._tries = max(1, floor(share + 0.2)), now + self._pause_s, False
+        elif self._tries:
+            self._tries, self._pause_s = False, _TRY_AGAIN_S
+        elif self.threads < self.most and now >= self._try_at and idle >= _IDLE:
+            self.threads, self._tries = min(self.most, self.threads + floor(idle + 1 - _IDLE)), True
+
+
+class _IdleClock:
+    """What Linux counts as idle time of the cores that this process may use (proc_stat(5))."""
+
+    def __init__(self) -> None:
+        self._at, self._idle_s = 0.0, 0.0
+
+    def __call__(self) -> float | None:
+        now, idle_s = time.perf_counter(), self._read()
+        if idle_s is None:
+            return None
+        found = (idle_s - self._idle_s) / (now - self._at) if self._at else None
+        self._at, self._idle_s = now, idle_s
+        return found
+
+    @staticmethod
+    def _read() -> float | None:
+        mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        try:
+            with open("/proc/stat") as file:
+                rows = [line.split() for line in file if line.startswith("cpu")]
+            ticks = sum(int(row[4]) + int(row[5]) for row in rows if row[0] in mine)
+        except (OSError, ValueError, IndexError):
+            return None
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@functools.cache
+def core_share() -> CoreShare:
+    """The one of this process. Made when it is asked for first: at most as many threads as PyTorch has then."""
+    return CoreShare(torch.get_num_threads(), idle_cores=_IdleClock())
+
+
+def computing_on(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What to compute in on this device: on a CPU, with as many threads as this library has cores."""
+    return core_share().computing if device.startswith("cpu") else contextlib.nullcontext

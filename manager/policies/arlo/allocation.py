@@ -1,0 +1,255 @@
+"""How many devices each runtime gets: Arlo's equations 1 to 7 (§3.3), solved exactly. Pure.
+
+A *runtime* is the model compiled for one length; runtimes are ordered by it. During one period of the objective
+runtime `i` is asked for `requests` (Q_i), and an instance of it answers at most `capacity` (M_i) of them in time. What
+the instances of a runtime cannot answer is demoted to the next longer one (eqs 4, 5). The sum of latencies over all
+requests is minimized (eq. 1), over all ways to give away exactly `devices` (eq. 2) in which each runtime has the
+instances that its own requests fill (eq. 3) and the longest one has at least one (eq. 7).
+
+The search goes through the runtimes in their order. What it knows of the shorter ones is how many devices they have
+had, how many requests they have demoted, and what they cost; with the same devices, fewer demoted requests at less cost
+are never worse, so others are forgotten. The costs of what is left are bounded from below by the same problem with
+demotion at its cheapest, where each runtime's cost is replaced by its convex hull; what cannot become better than the
+best answer known so far is not followed. Neither loses an optimum.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from math import floor, inf
+
+import msgspec
+
+from stoker.errors import StokerError
+
+_ROUNDING = 1e-9
+"""Costs that differ by less, in relation, are the same."""
+
+
+class NotEnoughDevicesError(StokerError):
+    """Equation 3 asks for more devices than there are. `needed`: how many."""
+
+    def __init__(self, needed: int, devices: int) -> None:
+        super().__init__(f"the requests fill {needed} devices, and there are {devices}")
+        self.needed = needed
+
+
+class LatencyTable(msgspec.Struct, frozen=True):
+    """The mean latency of the requests that one instance is given in one period, by their number: linear between the
+    points, and beyond the last one as between the last two. `points`: requests and seconds, both rising."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(self.points))
+        if not self.points or not rising:
+            raise ValueError(f"a latency table has rising points, at least one: {self.points}")
+
+    @classmethod
+    def one_by_one(cls, request_s: float, *, capacity: int) -> LatencyTable:
+        """Requests that an instance answers one after the other, in `request_s` each (§5: a batch size of 1)."""
+        points = {1.0: request_s, float(max(2, capacity)): request_s * (max(2, capacity) + 1) / 2}
+        return cls(tuple(points.items()))
+
+    def mean_s(self, requests: float) -> float:
+        """Seconds, for this many requests; fewer than the first point take as long as it."""
+        points = self.points
+        if requests <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        at = min(bisect_right(points, (requests, inf)), len(points) - 1)
+        (x0, y0), (x1, y1) = points[at - 1], points[at]
+        return y0 + (requests - x0) * (y1 - y0) / (x1 - x0)
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether each further request costs at least as much as the one before."""
+        slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(self.points)]
+        return all(a <= b * (1 + _ROUNDING) for a, b in pairwise(slopes))
+
+
+class RuntimeDemand(msgspec.Struct, frozen=True):
+    """One runtime in one period: its `requests` (Q_i), the `capacity` of an instance (M_i, requests), and their
+    latency (L_i)."""
+
+    requests: float
+    capacity: int
+    latency: LatencyTable
+
+    @property
+    def least(self) -> int:
+        """Instances that its requests fill (eq. 3)."""
+        return floor(self.requests / self.capacity)
+
+
+class Allocation(msgspec.Struct, frozen=True):
+    """Instances of each runtime, in their order, and the sum of the latencies of one period's requests, in seconds."""
+
+    instances: tuple[int, ...]
+    latency_s: float
+
+
+def allocate(devices: int, runtimes: Sequence[RuntimeDemand]) -> Allocation:
+    """The best allocation. Raises NotEnoughDevicesError where equations 3 and 7 cannot hold."""
+    least = [runtime.least for runtime in runtimes]
+    least[-1] = max(1, least[-1])
+    if sum(least) > devices:
+        raise NotEnoughDevicesError(sum(least), devices)
+    return _AllocationSearch(devices, runtimes, least).best()
+
+
+def cost_of(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float:
+    """What an allocation costs (eq. 1), in seconds; infinity where the longest runtime has no instance for what is
+    left to it."""
+    left, total = 0.0, 0.0
+    for number, (count, runtime) in enumerate(zip(instances, runtimes, strict=True)):
+        cost, left = _step(runtime, count, left, is_last=number == len(runtimes) - 1)
+        total += cost
+    return total
+
+
+def _step(runtime: RuntimeDemand, count: int, demoted: float, *, is_last: bool) -> tuple[float, float]:
+    """What this many instances of a runtime cost, and how many requests they demote (eqs 4 to 6)."""
+    wanted, most = demoted + runtime.requests, count * runtime.capacity
+    served = wanted if is_last else min(wanted, most)
+    if not served:
+        return 0.0, wanted
+    if not count:
+        return inf, 0.0
+    return runtime.latency.mean_s(served / count) * served, max(wanted - served, 0.0)
+
+
+class _Node(msgspec.Struct, frozen=True, gc=False):
+    """What is known behind some runtimes: devices that they have had, requests demoted, the cost, and how it came."""
+
+    used: int
+    demoted: float
+    cost: float
+    count: int
+    before: _Node | None
+
+
+class _AllocationSearch:
+    def __init__(self, devices: int, runtimes: Sequence[RuntimeDemand], least: Sequence[int]) -> None:
+        self._runtimes = runtimes
+        self._least = least
+        self._spare = devices - sum(least)
+        """Devices beyond the least ones: what there is to decide about."""
+        self._bounds = [*_bounds(runtimes, least, self._spare), [0.0] * (self._spare + 1)]
+        """For each runtime, by the spare devices left: less than it and all longer ones never cost."""
+
+    def best(self) -> Allocation:
+        found = self._greedy()
+        front = [_Node(0, 0.0, 0.0, 0, None)]
+        for number in range(len(self._runtimes)):
+            most = found.cost * (1 - _ROUNDING)  # only what is better is looked for
+            front = _undominated(node for before in front for node in self._after(before, number, most=most))
+            if not front:
+                break  # nothing is better than what was found at first
+        ends = [node for node in front if node.used == self._spare]
+        best = min([found, *ends], key=lambda node: node.cost)
+        return Allocation(self._instances(best), best.cost)
+
+    def _greedy(self) -> _Node:
+        """A good allocation: runtime after runtime takes what is best if no longer one had anything demoted."""
+        node = _Node(0, 0.0, 0.0, 0, None)
+        for number in range(len(self._runtimes)):
+            node = min(self._counts(node, number, most=inf), key=lambda each: self._bound(each, number))
+        return node
+
+    def _after(self, before: _Node, number: int, *, most: float) -> Iterator[_Node]:
+        return (node for node in self._counts(before, number, most=most) if self._bound(node, number) <= most)
+
+    def _bound(self, node: _Node, number: int) -> float:
+        return node.cost + self._bounds[number + 1][self._spare - node.used]
+
+    def _counts(self, before: _Node, number: int, *, most: float) -> Iterator[_Node]:
+        """What follows from each number of spare devices for a runtime that may be part of an answer below `most`."""
+        runtime, least, free = self._runtimes[number], self._least[number], self._spare - before.used
+        is_last = number == len(self._runtimes) - 1
+
+        def node(extra: int) -> _Node:
+            cost, demoted = _step(runtime, least + extra, before.demoted, is_last=is_last)
+            return _Node(before.used + extra, demoted, before.cost + cost, extra, before)
+
+        if is_last:
+            yield node(free)
+            return
+        # From `enough` on nothing is demoted, and bounds are convex: they fall to the best number, and rise behind it.
+        enough = min(free + 1, max(0, -floor(-(before.demoted + runtime.requests) / runtime.capacity) - least))
+        yield from map(node, range(enough))
+        if enough > free or not runtime.latency.is_convex:
+            yield from map(node, range(enough, free + 1))
+            return
+        best = _lowest(lambda extra: self._bound(node(extra), number), enough, free)
+        yield node(best)
+        for way in (range(best - 1, enough - 1, -1), range(best + 1, free + 1)):
+            for extra in way if most < inf else ():
+                one = node(extra)
+                if self._bound(one, number) > most:
+                    break
+                yield one
+
+    def _instances(self, node: _Node) -> tuple[int, ...]:
+        counts: list[int] = []
+        at: _Node = node
+        while at.before is not None:
+            counts.append(at.count)
+            at = at.before
+        return tuple(least + extra for least, extra in zip(self._least, reversed(counts), strict=True))
+
+
+def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
+    """Of nodes with the same devices, those that no other beats in both demoted requests and cost."""
+    kept: list[_Node] = []
+    for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
+        if not kept or kept[-1].used != node.used or node.demoted < kept[-1].demoted:
+            kept.append(node)
+    return kept
+
+
+def _lowest(value: Callable[[int], float], first: int, last: int) -> int:
+    """Where a convex function of whole numbers is lowest."""
+    while first < last:
+        middle = (first + last) // 2
+        if value(middle) <= value(middle + 1):
+            last = middle
+        else:
+            first = middle + 1
+    return first
+
+
+def _bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
+    """For each runtime a lower bound of what it and all longer ones cost, by their spare devices: what each demotes is
+    answered by the longer ones as if they had nothing else to do."""
+    savings: list[float] = []
+    base, fastest, found = 0.0, 0.0, []
+    for number in range(len(runtimes) - 1, -1, -1):
+        runtime, is_last = runtimes[number], number == len(runtimes) - 1
+        costs = []
+        for extra in range(spare + 1):
+            cost, demoted = _step(runtime, least[number] + extra, 0.0, is_last=is_last)
+            costs.append(cost + demoted * fastest)
+        start, slopes = _hull(costs)
+        base += start
+        savings = sorted([*savings, *slopes])[:spare]
+        found.append(list(accumulate(savings, initial=base)))
+        fastest = runtime.latency.points[0][1] if is_last else min(fastest, runtime.latency.points[0][1])
+    return found[::-1]
+
+
+def _hull(values: Sequence[float]) -> tuple[float, list[float]]:
+    """The lower convex hull over 0, 1, 2, ...: its first value, and its steps."""
+    corners: list[int] = []
+    for at, value in enumerate(values):
+        while len(corners) > 1:
+            a, b = corners[-2:]
+            if (values[b] - values[a]) * (at - a) < (value - values[a]) * (b - a):
+                break
+            corners.pop()
+        corners.append(at)
+    slopes: list[float] = []
+    for a, b in pairwise(corners):
+        slopes += [(values[b] - values[a]) / (b - a)] * (b - a)
+    return values[0], slopes

@@ -1,0 +1,122 @@
+"""Which instance of which runtime takes a request: Arlo's multi-level queue and its Algorithm 1 (§3.4). Pure.
+
+A level is a runtime; levels stand by their length. A request may go to every level that is long enough. The first
+whose least loaded instance is less congested than the threshold takes it, where the congestion is the instance's
+outstanding requests in relation to its capacity, and the threshold falls from level to level: a request is demoted to a
+longer runtime only if that one is clearly emptier, as longer requests have nowhere else to go. If every level is
+congested, the request goes to the shortest one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+Instance = TypeVar("Instance", bound=Hashable)
+
+THRESHOLD, DECAY, PEEKED = 0.85, 0.9, 6
+"""Lambda, alpha and L of §5."""
+_STALE = 4
+"""A level is tidied when it holds this many entries for each of its instances."""
+
+
+class RuntimeTooShortError(ValueError):
+    """A request is longer than every runtime that has an instance. `tokens`, `longest`: both lengths."""
+
+    def __init__(self, tokens: int, longest: int) -> None:
+        super().__init__(f"a request of {tokens} tokens, and the longest runtime takes {longest}")
+        self.tokens, self.longest = tokens, longest
+
+
+class _Level(Generic[Instance]):
+    """The instances of one runtime. Their entries are not taken out when their load changes: those that say another
+    load than theirs are passed over."""
+
+    def __init__(self, length: int, capacity: int) -> None:
+        self.length = length
+        self.capacity = capacity
+        self.loads: dict[Instance, int] = {}
+        self._heap: list[tuple[int, int, Instance]] = []
+        self._pushed = 0
+
+    def set(self, instance: Instance, load: int) -> None:
+        self.loads[instance] = load
+        self._pushed += 1
+        if len(self._heap) > _STALE * len(self.loads):
+            self._heap = [(each, at, name) for at, (name, each) in enumerate(self.loads.items(), self._pushed)]
+            self._pushed += len(self._heap)
+            heapify(self._heap)
+        else:
+            heappush(self._heap, (load, self._pushed, instance))
+
+    def head(self) -> tuple[int, Instance]:
+        """The least loaded instance, and its load. The level has one."""
+        heap, loads = self._heap, self.loads
+        while True:
+            load, _, instance = heap[0]
+            if loads.get(instance) == load:
+                return load, instance
+            heappop(heap)
+
+
+class RuntimeQueues(Generic[Instance]):
+    """The instances of every runtime by their load. `runtimes`: lengths in tokens, rising, each with the capacity of an
+    instance in requests."""
+
+    def __init__(
+        self, runtimes: Sequence[tuple[int, int]], *, threshold: float = THRESHOLD, decay: float = DECAY,
+        peeked: int = PEEKED,
+    ) -> None:  # fmt: skip
+        self._lengths = [length for length, _ in runtimes]
+        if not runtimes or any(a >= b for a, b in zip(self._lengths, self._lengths[1:], strict=False)):
+            raise ValueError(f"runtimes have rising lengths, at least one: {self._lengths}")
+        self._levels: list[_Level[Instance]] = [_Level(length, capacity) for length, capacity in runtimes]
+        self._level_of: dict[Instance, _Level[Instance]] = {}
+        self._thresholds = [threshold * decay**peek for peek in range(peeked)]
+
+    def add(self, instance: Instance, runtime: int) -> None:
+        """An instance of the runtime with this number has come, with nothing to do."""
+        level = self._level_of[instance] = self._levels[runtime]
+        level.set(instance, 0)
+
+    def remove(self, instance: Instance) -> None:
+        """An instance has gone."""
+        del self._level_of.pop(instance).loads[instance]
+
+    def take(self, tokens: int) -> Instance:
+        """The instance that a request of this length goes to; it counts as outstanding from now on.
+
+        Raises RuntimeTooShortError.
+        """
+        level, load, chosen = self._choose(tokens)
+        level.set(chosen, load + 1)
+        return chosen
+
+    def done(self, instance: Instance) -> None:
+        """A request of this instance is over."""
+        level = self._level_of[instance]
+        level.set(instance, level.loads[instance] - 1)
+
+    def load(self, instance: Instance) -> int:
+        """Requests that an instance has."""
+        return self._level_of[instance].loads[instance]
+
+    def _choose(self, tokens: int) -> tuple[_Level[Instance], int, Instance]:
+        top = None
+        for threshold, level in zip(self._thresholds, self._candidates(tokens), strict=False):
+            load, instance = level.head()
+            if load < threshold * level.capacity:
+                return level, load, instance
+            top = top or (level, load, instance)
+        if top is None:
+            longest = max((level.length for level in self._levels if level.loads), default=0)
+            raise RuntimeTooShortError(tokens, longest)
+        return top
+
+    def _candidates(self, tokens: int) -> Iterator[_Level[Instance]]:
+        levels = self._levels
+        for at in range(bisect_left(self._lengths, tokens), len(levels)):
+            if levels[at].loads:
+                yield levels[at]

@@ -1,0 +1,203 @@
+"""`stoker run embed`: its results as files, and a real run that is killed, goes on, and ends like one that was not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from session_that_is_up import SessionUp
+
+from stoker.apps.common.data_rows import DataItem
+from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
+from stoker.apps.embed.results import first_error, make_records, write_npy, write_parquet
+from stoker.errors import StokerError
+
+STOKER = [sys.executable, "-m", "stoker.manager.cli.main"]
+LIMIT_S = 180
+WORDS = ("paris", "lies", "in", "france", "and", "water", "boils")
+VECTORS = {"a": [1.0, 2.0], "c": [-0.5, 0.25]}
+
+
+def items(*ids: str) -> list[DataItem]:
+    return [DataItem(id=id, fields={}, place=f"line {number}") for number, id in enumerate(ids, 1)]
+
+
+def records() -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Of a, b and c, where the model could not take b."""
+    vectors = [np.float32(VECTORS["a"]).tobytes(), b"", np.float32(VECTORS["c"]).tobytes()]
+    made, failed = make_records(("a", "b", "c"), EmbeddedTexts(0, vectors, ["", "too long", ""], 9, 0.1))
+    return {(each["id"],): each for each in made}, {(each["id"],): each for each in failed}
+
+
+def test_a_parquet_file_has_a_row_for_each_text_in_the_order_of_the_data(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "x", items("c", "b", "a"), *records())
+    assert pyarrow.parquet.read_table(tmp_path / "x").to_pylist() == [
+        {"id": "c", "embedding": VECTORS["c"], "error": ""},
+        {"id": "b", "embedding": None, "error": "too long"},
+        {"id": "a", "embedding": VECTORS["a"], "error": ""},
+    ]
+
+
+def test_a_numpy_array_has_nan_for_a_text_without_a_vector(tmp_path: Path) -> None:
+    write_npy(tmp_path / "x", items("b", "c", "a", "b"), *records(), rows=4)
+    found = np.load(tmp_path / "x")
+    assert (found.shape, found.dtype, found.flags["C_CONTIGUOUS"]) == ((4, 2), np.float32, True)
+    assert np.isnan(found[[0, 3]]).all()
+    assert found[1:3].tolist() == [VECTORS["c"], VECTORS["a"]]
+
+
+def test_the_first_text_without_a_vector_is_told_with_its_place() -> None:
+    _, failed = records()
+    assert first_error(items("a", "b", "c"), failed, file=Path("t.csv")) == "t.csv: line 2: row b: too long"
+    assert first_error(items("a", "c"), failed, file=Path("t.csv")) == ""
+
+
+def test_vectors_that_are_missing_are_no_results(tmp_path: Path) -> None:
+    with pytest.raises(StokerError, match="2 texts went out and 1 vectors came back"):
+        make_records(("a", "b"), EmbeddedTexts(0, [b""], [""], 1, 0.1))
+    with pytest.raises(StokerError, match="there is no result for row z"):
+        write_parquet(tmp_path / "x", items("z"), *records())
+
+
+class Letters:
+    """An embedder that counts letters, and takes no empty text."""
+
+    def embed_array(self, texts: list[str], **_: Any) -> tuple[Any, int]:
+        for number, text in enumerate(texts):
+            if not text:
+                raise ValueError(f"text {number} is empty; the model needs a token to read")
+        return np.float32([[len(text), text.count("a")] for text in texts]), sum(map(len, texts))
+
+
+def test_a_text_that_the_model_cannot_take_costs_no_other_its_vector() -> None:
+    found = embed_texts.function(Letters(), EmbedRequest(number=7, texts=("banana", "", "kiwi")))
+    assert (found.number, found.tokens) == (7, 10)
+    assert [np.frombuffer(vector, "<f4").tolist() for vector in found.vectors] == [[6.0, 3.0], [], [4.0, 0.0]]
+    assert found.errors == ["", "the text is empty; the model needs a token to read", ""]
+
+
+# ---- real runs
+
+
+needs_torch = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
+    reason="needs torch and transformers",
+)
+
+
+def stoker(folder: Path, *arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [*STOKER, "run", *arguments], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small BERT of random weights whose tokens are words."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder = tmp_path_factory.mktemp("models") / "small"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(7)
+    config = BertConfig(
+        vocab_size=5 + len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=40, initializer_range=0.5,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.slow
+@needs_torch
+def test_a_run_that_is_killed_goes_on_and_has_each_vector_once(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: str
+) -> None:
+    texts = [" ".join(WORDS[: 1 + number % 7] * (1 + number % 4)) for number in range(1500)]
+    texts[5], texts[9] = "", "water " * 60  # no token but those around it; and too long for the model
+    rows = ({"name": f"r{number}", "said": text} for number, text in enumerate(texts))
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["embed", "texts.jsonl", "--model", model, "--text", "said", "--id", "name", "--batch-size", "20"]
+    with SessionUp(tmp_path_factory.mktemp("up")) as up:
+        part = tmp_path / "out" / "results.jsonl.part"
+        running = subprocess.Popen(
+            [*STOKER, "run", *options, "--out", "out", *up.joined], cwd=tmp_path, stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + LIMIT_S
+        while not part.exists() or part.read_bytes().count(b"\n") < 100:
+            assert running.poll() is None
+            assert time.monotonic() < deadline, "no vectors came"
+            time.sleep(0.005)
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        kept = part.read_bytes().count(b"\n")
+        assert kept < 1500
+        out = stoker(tmp_path, *options, "--out", "out", *up.joined, code=1)
+        assert f"going on with out: {kept:,} of 1,500 are there" in out
+        assert "failed: 1 of 1,500 texts have no vector" in out
+        assert "texts.jsonl: line 10: row r9: the text comes to 62 tokens; the model reads 40" in out
+        assert "try them again:  stoker run embed --resume out" in out
+        out = stoker(tmp_path, *options, "--truncate", "--out", "whole", "--format", "npy", "--json", *up.joined)
+        summary = json.loads(out)
+        assert (summary["texts"], summary["errors"], summary["attempt"]["texts"]) == (1500, 0, 1500)
+        assert summary["attempt"]["tokens"] == sum(min(len(text.split()) + 2, 40) for text in texts)
+    table = pyarrow.parquet.read_table(tmp_path / "out" / "results.parquet").to_pylist()
+    assert [row["id"] for row in table] == [f"r{number}" for number in range(1500)]
+    whole = np.load(tmp_path / "whole" / "results.npy")
+    assert np.allclose(np.linalg.norm(whole, axis=1), 1, atol=1e-5)
+    for number, row in enumerate(table):
+        if number != 9:
+            assert np.allclose(row["embedding"], whole[number], atol=1e-5), "a text's vector depends on the text alone"
+    assert [row["error"] != "" for row in table].index(True) == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["embed"], "embed wants a file of texts: stoker run embed FILE"),
+        (["embed", "t.csv"], "embed wants an encoder: --model PATH"),
+        (["embed", "t.csv", "--model", "{model}"], "t.csv: line 2: text is missing, and --text wants it (the row has"),
+        (
+            ["embed", "t.jsonl", "--model", "{model}", "--text", "n"],
+            "n must be text, and is 1; name another column with --text",
+        ),
+        (["embed", "none.csv", "--model", "{model}"], "none.csv: no such file"),
+        (["embed", "t.csv", "--model", "./nowhere", "--text", "said"], "nowhere"),
+        (["embed", "t.csv", "--resume", "x"], "--resume names the run to go on with"),
+    ],
+)
+@needs_torch
+def test_what_cannot_be_used_is_said_in_a_sentence(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    from click.testing import CliRunner
+
+    from stoker.apps.embed.cli import command
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("said,n\nparis lies in france,1\n")
+    (tmp_path / "t.jsonl").write_text('{"said": "paris lies in france", "n": 1}\n')
+    monkeypatch.setattr("stoker.apps.embed.run._infer", _reads_requests)
+    result = CliRunner().invoke(command, [each.format(model=model) for each in arguments[1:]])
+    assert result.exit_code != 0
+    assert said in result.output + str(result.exception or "")
+
+
+def _reads_requests(options: Any, recipe: Any, rows: Any, *, log: Any, **_: Any) -> None:
+    """What a run does before it needs a session."""
+    from stoker.apps.embed.run import _requests
+
+    list(_requests(options, rows, log, sent={}))

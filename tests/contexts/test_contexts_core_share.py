@@ -1,0 +1,117 @@
+"""How many threads a library computes with where others compute on its cores. Pure but for PyTorch's number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from lazily import lazily
+
+torch, core_share = lazily("torch", "stoker.contexts.inference.core_share")
+
+
+@pytest.fixture(autouse=True)
+def threads_stay() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Machine:
+    """Cores of which others take some; a share computes on it for a second at a time."""
+
+    def __init__(self, most: int, *, cores: float) -> None:
+        self.cores, self.now, self.cpu_s = cores, 0.0, 0.0
+        self.busy = 1.0  # the part of the time in which each of its threads has something to do
+        self.idle: float | None = 0.0
+        self.seems_idle: float | None = None
+        self.share = core_share.CoreShare(
+            most,
+            idle_cores=lambda: self.idle if self.seems_idle is None else self.seems_idle,
+            clock=lambda: self.now,
+            cpu_time=lambda: self.cpu_s,
+        )
+
+    def compute(self, *, times: int = 1, others: float = 0.0) -> list[int]:
+        """Compute while `others` want so many cores; the threads it was done with, each time."""
+        used = []
+        for _ in range(times):
+            with self.share.computing():
+                threads = torch.get_num_threads()
+                wanted = threads * self.busy
+                mine = min(wanted, self.cores * wanted / (wanted + others) if wanted + others > self.cores else wanted)
+                self.now += 1.0
+                self.cpu_s += mine
+                if self.idle is not None:
+                    self.idle = max(0.0, self.cores - wanted - others)
+            used.append(threads)
+        return used
+
+
+def test_alone_it_computes_with_all_its_threads() -> None:
+    assert set(Machine(4, cores=4).compute(times=20)) == {4}
+
+
+def test_beside_others_it_computes_with_as_many_threads_as_it_has_cores() -> None:
+    machine = Machine(4, cores=4)
+    assert machine.compute(times=4, others=2) == [4, 2, 2, 2]
+    machine = Machine(4, cores=4)  # of others with as many threads as cores it has less, the fewer it has
+    assert machine.compute(times=4, others=4) == [4, 2, 1, 1]
+    machine = Machine(2, cores=2)
+    assert machine.compute(times=4, others=2) == [2, 1, 1, 1]
+
+
+def test_threads_that_have_nothing_to_do_are_no_sign_of_others() -> None:
+    machine = Machine(8, cores=8)
+    machine.busy = 0.3
+    assert set(machine.compute(times=20)) == {8}
+
+
+def test_where_idle_time_is_not_known_the_number_stays() -> None:
+    machine = Machine(4, cores=4)
+    machine.idle = None
+    assert set(machine.compute(times=10, others=8)) == {4}
+
+
+def test_when_the_others_have_gone_it_has_its_threads_back() -> None:
+    machine = Machine(4, cores=4)
+    assert machine.compute(times=3, others=2)[-1] == 2
+    assert machine.compute(times=8, others=0)[-1] == 4
+
+
+def test_it_tries_less_and_less_often_where_cores_only_seem_to_be_idle() -> None:
+    machine = Machine(2, cores=2)
+    machine.compute(times=2, others=2)
+    tries = []
+    for second in range(200):
+        machine.seems_idle = 1.0 if machine.share.threads == 1 else 0.0  # the others pause whenever this looks
+        if machine.compute(others=2) == [2]:
+            tries.append(second)
+    pauses = [after - before for before, after in pairwise(tries)]
+    assert 3 <= len(tries) <= 8
+    assert pauses == sorted(pauses)
+    assert pauses[-1] >= 4 * pauses[0]
+
+
+def test_the_number_is_that_of_the_thread_that_computes() -> None:
+    machine = Machine(3, cores=3)
+    with ThreadPoolExecutor(1) as pool:
+        machine.compute(times=2, others=6)
+        assert machine.share.threads == 1
+        assert pool.submit(machine.compute).result(10) == [1]
+
+
+def test_idle_time_of_the_cores_of_this_process_is_read() -> None:
+    clock = core_share._IdleClock()
+    assert clock() is None  # there is nothing to compare with
+    found = clock()
+    assert found is not None
+    assert found >= 0.0
+
+
+def test_on_a_gpu_nothing_is_counted() -> None:
+    with core_share.computing_on("cuda:0")():
+        pass
+    assert core_share.computing_on("cpu") == core_share.core_share().computing

@@ -1,0 +1,91 @@
+"""What `stoker status` shows of the models that gateways serve, from their notes. No gateway runs."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from stoker.manager.protocol.gateway_notes import (
+    GatewayNote,
+    ServedModelFigures,
+    gateway_notes,
+    remove_gateway_note,
+    write_gateway_note,
+)
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.show_gateways import gateway_rows
+from stoker.manager.protocol.status import ContextStatus, LibraryStatus
+from stoker.manager.protocol.to_client import Status
+
+
+def context(key: str, *, hot: int = 0, failure: str = "") -> ContextStatus:
+    return ContextStatus(
+        key=key, name=f"{key}-1", hot=hot, loading=0, queued=0, running=0, loads=hot, ended=0, load_s=1.0,
+        load_total_s=1.0, run_s=0.1, run_total_s=1.0, memory_bytes=1, waits_for="", served=0, last_failure=failure,
+    )  # fmt: skip
+
+
+def library(number: int, recipe: str, pilot: str) -> LibraryStatus:
+    return LibraryStatus(number, recipe, "ready", "", pilot, ("cuda:0",), 1, 9, 1, 1)
+
+
+STATUS = Status(
+    session="k3v9", uptime_s=3, queued=0, running=0, done=0, failed=0, rate=0, left_s=0, pilots=(), blocks={},
+    lost_pilots=0, rerun_calls=0, refused={}, contexts=(context("llama", hot=2), context("qwen", hot=1)),
+    libraries=(library(1, "llama-1", "n014"), library(2, "llama-1", "n015"), library(3, "qwen-1", "n014")),
+)  # fmt: skip
+LLAMA = ServedModelFigures(
+    "llama-8b", "llama", "llama-1", running=14, tokens_per_s=1210.2, ttft_s=0.213, ttft_objective_s=1.0, met=0.997
+)
+QWEN = ServedModelFigures("qwen-7b", "qwen", "qwen-1")
+COLD = ServedModelFigures("mixtral", "mixtral", "mixtral-1")
+NOTE = GatewayNote("http://127.0.0.1:8000", "login3", 4711, (LLAMA, QWEN, COLD), at=100.0)
+
+
+def test_models_that_are_loaded_have_a_row_each_and_the_others_are_counted() -> None:
+    assert gateway_rows([NOTE], STATUS, now=101.0) == [
+        "llama-8b   2 hot   14 running   1,210 tokens/s   TTFT 0.21 s (objective 1.0 s)   99.7 % met"
+        "   shares n014 with qwen-7b",
+        "qwen-7b    1 hot   0 running   shares n014 with llama-8b",
+        "1 other cold",
+        "served at http://127.0.0.1:8000 (pid 4711 on login3)",
+    ]
+
+
+def test_a_gateway_that_has_just_come_up_has_no_model_loaded() -> None:
+    note = msgspec.structs.replace(NOTE, models=(COLD, ServedModelFigures("other", "other", "other-1")))
+    assert gateway_rows([note], STATUS, now=101.0)[0] == "2 models, none hot yet"
+
+
+def test_trouble_is_told() -> None:
+    unread = ServedModelFigures("gone", trouble="there is no folder /models/gone")
+    failed = ServedModelFigures("broken", "broken", "broken-1")
+    status = msgspec.structs.replace(STATUS, contexts=(context("broken", failure="OSError: no such file"),))
+    rows = gateway_rows([msgspec.structs.replace(NOTE, models=(unread, failed))], status, now=101.0)
+    assert rows[:2] == [
+        "gone     cannot be used: there is no folder /models/gone",
+        "broken   0 hot   0 running   could not be loaded: OSError: no such file",
+    ]
+
+
+def test_of_a_gateway_that_was_killed_it_is_said_that_it_is_silent() -> None:
+    (row,) = gateway_rows([NOTE], STATUS, now=280.0)
+    assert row.startswith("the gateway at http://127.0.0.1:8000 has said nothing for 3 min: `stoker serve`")
+
+
+def test_notes_are_written_read_and_removed(tmp_path) -> None:
+    write_gateway_note(tmp_path, "models-1f", NOTE)
+    write_gateway_note(tmp_path, "models-2f", msgspec.structs.replace(NOTE, address="http://127.0.0.1:7999"))
+    found = gateway_notes(SessionFolder(tmp_path))
+    assert [note.address for note in found] == ["http://127.0.0.1:7999", "http://127.0.0.1:8000"]
+    assert found[1].models == NOTE.models
+    remove_gateway_note(tmp_path, "models-2f")
+    remove_gateway_note(tmp_path, "models-2f")
+    assert len(gateway_notes(SessionFolder(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("kept", [b"", b"\xff\xfe", b'{"address": 3}', b"[1]"])
+def test_a_note_that_cannot_be_read_is_left_out(tmp_path, kept: bytes) -> None:
+    write_gateway_note(tmp_path, "models-1f", NOTE)
+    (tmp_path / "gateways" / "bad.json").write_bytes(kept)
+    assert len(gateway_notes(SessionFolder(tmp_path))) == 1

@@ -1,0 +1,82 @@
+"""Arlo's choice of an instance for a request (Algorithm 1). Pure."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues, RuntimeTooShortError
+
+
+def loaded(*levels: tuple[int, int, list[int]]) -> RuntimeQueues[str]:
+    """Levels of a length, a capacity, and the outstanding requests of each instance, called q1a, q1b, q2a, ..."""
+    queues: RuntimeQueues[str] = RuntimeQueues([(length, capacity) for length, capacity, _ in levels])
+    for number, (_, _, loads) in enumerate(levels):
+        for letter, load in zip("abcdef", loads, strict=False):
+            queues.add(f"q{number + 1}{letter}", number)
+            queues._levels[number].set(f"q{number + 1}{letter}", load)
+    return queues
+
+
+def test_the_example_of_the_paper() -> None:
+    """§3.4: of length 200 with 54/60 at the ideal runtime, and 28/48 at the next."""
+    queues = loaded((128, 80, [70]), (256, 60, [56, 54]), (384, 48, [30, 28]), (512, 40, [5]))
+    assert queues.take(200) == "q3b"
+    assert queues.load("q3b") == 29
+
+
+def test_the_threshold_falls_from_level_to_level() -> None:
+    """0.8 is under 0.85 and not under 0.765; a level without an instance is no level."""
+    assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [8])).take(100) == "q1a"
+    assert loaded((128, 10, [9]), (256, 10, []), (512, 10, [7])).take(100) == "q3a"
+
+
+def test_where_all_are_congested_the_shortest_takes_it() -> None:
+    assert loaded((128, 10, [12, 11]), (256, 10, [10]), (512, 10, [10])).take(64) == "q1b"
+
+
+def test_no_more_than_six_levels_are_looked_at() -> None:
+    levels = [(64 * (number + 1), 10, [10]) for number in range(6)]
+    assert loaded(*levels, (448, 10, [0])).take(10) == "q1a"
+    assert loaded(*levels[1:], (448, 10, [0])).take(10) == "q6a"
+
+
+def test_a_request_that_is_longer_than_every_runtime_is_told_both_lengths() -> None:
+    with pytest.raises(RuntimeTooShortError, match="513 tokens, and the longest runtime takes 512"):
+        loaded((128, 10, [0]), (512, 10, [0]), (1024, 10, [])).take(513)
+    with pytest.raises(ValueError, match="rising lengths"):
+        RuntimeQueues([(128, 10), (128, 10)])
+
+
+def test_loads_are_those_of_a_plain_count_whatever_happens() -> None:
+    """Requests come and end, instances come and go; the least loaded of a level is always at its head."""
+    chance = random.Random(5)
+    queues: RuntimeQueues[int] = RuntimeQueues([(128, 20), (256, 10), (512, 5)])
+    runtime_of: dict[int, int] = {}
+    counts: dict[int, int] = {}
+    for step in range(4000):
+        kind = chance.random()
+        if kind < 0.02 or not counts:
+            runtime_of[step], counts[step] = chance.randrange(3), 0
+            queues.add(step, runtime_of[step])
+        elif kind < 0.03 and len(counts) > 1:
+            gone = chance.choice(list(counts))
+            queues.remove(gone)
+            del counts[gone], runtime_of[gone]
+        elif kind < 0.55:
+            tokens = chance.randrange(1, 513)
+            try:
+                chosen = queues.take(tokens)
+            except RuntimeTooShortError:
+                assert all((128, 256, 512)[runtime] < tokens for runtime in runtime_of.values())
+                continue
+            alike = [counts[each] for each in counts if runtime_of[each] == runtime_of[chosen]]
+            assert counts[chosen] == min(alike)
+            assert (128, 256, 512)[runtime_of[chosen]] >= tokens
+            counts[chosen] += 1
+        elif busy := [each for each, count in counts.items() if count]:
+            ended = chance.choice(busy)
+            queues.done(ended)
+            counts[ended] -= 1
+        assert all(queues.load(each) == count for each, count in counts.items())
