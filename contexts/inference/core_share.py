@@ -16,6 +16,7 @@ import contextlib
 import functools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from math import floor
@@ -34,7 +35,8 @@ _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
 class CoreShare:
-    """The number of threads for what is computed in `computing()`: `most` at first.
+    """The number of threads for what is computed in `computing()`: as many as PyTorch has in the calling thread, until
+    others turn out to compute on the same cores.
 
     `idle_cores`: how many of this process's cores have been idle, in the mean, since it was asked last; None where that
     cannot be known, and then the number stays.
@@ -42,49 +44,65 @@ class CoreShare:
 
     def __init__(
         self,
-        most: int,
         *,
         idle_cores: Callable[[], float | None],
         clock: Callable[[], float] = time.perf_counter,
         cpu_time: Callable[[], float] = time.process_time,
     ) -> None:
-        self.most = self.threads = most
         self._idle_cores, self._clock, self._cpu_time = idle_cores, clock, cpu_time
-        self._wall_s = self._cpu_s = 0.0
+        self._most: int | None = None
+        """The most threads that there are cores for; None: as many as are wanted."""
+        self._wall_s = self._cpu_s = self._thread_s = 0.0
         self._try_at, self._pause_s = 0.0, _TRY_AGAIN_S
         self._tries = False
+        self._local = threading.local()
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """The block computes, in the calling thread and its helpers."""
-        if self.threads != torch.get_num_threads():
-            torch.set_num_threads(self.threads)
+        wanted, threads = self._fit()
         began_s, began_cpu_s = self._clock(), self._cpu_time()
         try:
             yield
         finally:
             now = self._clock()
             self._wall_s += now - began_s
+            self._thread_s += threads * (now - began_s)
             self._cpu_s += self._cpu_time() - began_cpu_s
             if self._wall_s >= _WINDOW_S:
-                self._adapt(now)
+                self._adapt(now, wanted)
 
-    def _adapt(self, now: float) -> None:
-        share, idle = self._cpu_s / self._wall_s, self._idle_cores()
-        self._wall_s = self._cpu_s = 0.0
+    def _fit(self) -> tuple[int, int]:
+        """Set the calling thread's number of threads. Returns how many it would have alone, and how many it has now.
+
+        What somebody else has set since is a new wish.
+        """
+        has = torch.get_num_threads()
+        wanted, was_set = getattr(self._local, "set", (has, has))
+        if has != was_set:
+            wanted = has
+        fits = wanted if self._most is None else min(wanted, self._most)
+        if fits != has:
+            torch.set_num_threads(fits)
+        self._local.set = wanted, fits
+        return wanted, fits
+
+    def _adapt(self, now: float, wanted: int) -> None:
+        threads, share, idle = self._thread_s / self._wall_s, self._cpu_s / self._wall_s, self._idle_cores()
+        self._wall_s = self._cpu_s = self._thread_s = 0.0
         if idle is None:
             return
-        missing = self.threads - share
-        if self.threads > 1 and share < _CROWDED * self.threads and idle < missing / 2:
+        if threads > 1 and share < _CROWDED * threads and idle < (threads - share) / 2:
             if self._tries:
                 self._pause_s = min(_LONGEST_S, 2 * self._pause_s)
             else:
-                log.info("others compute on these cores too: %d threads had %.1f cores", self.threads, share)
-            self.threads, self._try_at, self._tries = max(1, floor(share + 0.2)), now + self._pause_s, False
+                log.info("others compute on these cores too: %.0f threads had %.1f cores", threads, share)
+            self._most, self._try_at, self._tries = max(1, floor(share + 0.2)), now + self._pause_s, False
         elif self._tries:
             self._tries, self._pause_s = False, _TRY_AGAIN_S
-        elif self.threads < self.most and now >= self._try_at and idle >= _IDLE:
-            self.threads, self._tries = min(self.most, self.threads + floor(idle + 1 - _IDLE)), True
+        elif self._most is not None and now >= self._try_at and idle >= _IDLE:
+            more = self._most + floor(idle + 1 - _IDLE)
+            self._most, self._tries = more if more < wanted else None, True
 
 
 class _IdleClock:
@@ -115,8 +133,8 @@ class _IdleClock:
 
 @functools.cache
 def core_share() -> CoreShare:
-    """The one of this process. Made when it is asked for first: at most as many threads as PyTorch has then."""
-    return CoreShare(torch.get_num_threads(), idle_cores=_IdleClock())
+    """The one of this process."""
+    return CoreShare(idle_cores=_IdleClock())
 
 
 def computing_on(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -26,10 +26,10 @@ class Machine:
         self.cores, self.now, self.cpu_s = cores, 0.0, 0.0
         self.busy = 1.0  # the part of the time in which each of its threads has something to do
         self.idle: float | None = 0.0
-        self.seems_idle: float | None = None
+        self.seems_idle: Callable[[], float] = lambda: self.idle  # type: ignore[assignment, return-value]
+        torch.set_num_threads(most)
         self.share = core_share.CoreShare(
-            most,
-            idle_cores=lambda: self.idle if self.seems_idle is None else self.seems_idle,
+            idle_cores=lambda: self.seems_idle(),
             clock=lambda: self.now,
             cpu_time=lambda: self.cpu_s,
         )
@@ -84,23 +84,28 @@ def test_when_the_others_have_gone_it_has_its_threads_back() -> None:
 def test_it_tries_less_and_less_often_where_cores_only_seem_to_be_idle() -> None:
     machine = Machine(2, cores=2)
     machine.compute(times=2, others=2)
-    tries = []
-    for second in range(200):
-        machine.seems_idle = 1.0 if machine.share.threads == 1 else 0.0  # the others pause whenever this looks
-        if machine.compute(others=2) == [2]:
-            tries.append(second)
+    machine.seems_idle = lambda: 1.0 if torch.get_num_threads() == 1 else 0.0  # the others pause whenever this looks
+    tries = [second for second in range(200) if machine.compute(others=2) == [2]]
     pauses = [after - before for before, after in pairwise(tries)]
     assert 3 <= len(tries) <= 8
     assert pauses == sorted(pauses)
     assert pauses[-1] >= 4 * pauses[0]
 
 
-def test_the_number_is_that_of_the_thread_that_computes() -> None:
+def test_each_thread_that_computes_has_what_fits() -> None:
     machine = Machine(3, cores=3)
     with ThreadPoolExecutor(1) as pool:
-        machine.compute(times=2, others=6)
-        assert machine.share.threads == 1
+        assert machine.compute(times=2, others=6) == [3, 1]
         assert pool.submit(machine.compute).result(10) == [1]
+
+
+def test_a_number_that_a_program_sets_counts_as_its_wish() -> None:
+    machine = Machine(4, cores=4)
+    assert machine.compute(times=2, others=2) == [4, 2]
+    torch.set_num_threads(1)
+    assert machine.compute(times=30) == [1] * 30
+    torch.set_num_threads(3)
+    assert machine.compute() == [3]
 
 
 def test_idle_time_of_the_cores_of_this_process_is_read() -> None:
