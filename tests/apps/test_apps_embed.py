@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from session_that_is_up import SessionUp
+from tiny_encoder import WORDS, write_tiny_encoder
 
 from stoker.apps.common.data_rows import DataItem
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
@@ -23,7 +24,6 @@ from stoker.errors import StokerError
 
 STOKER = [sys.executable, "-m", "stoker.manager.cli.main"]
 LIMIT_S = 180
-WORDS = ("paris", "lies", "in", "france", "and", "water", "boils")
 VECTORS = {"a": [1.0, 2.0], "c": [-0.5, 0.25]}
 
 
@@ -104,20 +104,9 @@ def stoker(folder: Path, *arguments: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small BERT of random weights whose tokens are words."""
-    import torch
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
+    """A small encoder."""
     folder = tmp_path_factory.mktemp("models") / "small"
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(7)
-    config = BertConfig(
-        vocab_size=5 + len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=40, initializer_range=0.5,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
+    write_tiny_encoder(folder)
     return str(folder)
 
 

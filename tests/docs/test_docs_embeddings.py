@@ -1,0 +1,58 @@
+"""docs/embeddings.md keeps its promises: its command runs, and its program's function gives vectors."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from docs.pages import commands, programs
+from tiny_encoder import write_tiny_encoder
+
+PAGE = "docs/embeddings.md"
+MODEL = Path("models", "all-MiniLM-L6-v2")
+LIMIT_S = 150
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
+    reason="needs torch and transformers",
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the model and the texts of the page."""
+    write_tiny_encoder(tmp_path / MODEL)
+    texts = ["paris lies in france", "water boils"]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_command_gives_each_row_a_vector(place: Path) -> None:
+    (command,) = commands(PAGE)
+    words = [sys.executable, "-m", "stoker.manager.cli.main", *shlex.split(command)[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (results,) = place.glob("runs/embed-*/results.parquet")
+    rows = pyarrow.parquet.read_table(results).to_pylist()
+    assert [(row["id"], len(row["embedding"]), row["error"]) for row in rows] == [("1", 32, ""), ("2", 32, "")]
+    assert json.loads((results.parent / "summary.json").read_text())["texts"] == 2
+    assert "texts/s and" in done.stdout
+
+
+@pytest.mark.usefixtures("place")
+def test_the_function_of_its_program_embeds() -> None:
+    from stoker.contexts.encoding import load_encoder
+
+    (block,) = programs(PAGE)
+    names: dict[str, Any] = {"__name__": "program"}
+    exec(compile(block.text, PAGE, "exec"), names)
+    (vector,) = names["embed"].function(load_encoder(str(MODEL)), ["water boils"])
+    assert sum(number * number for number in vector) == pytest.approx(1, abs=1e-5)
