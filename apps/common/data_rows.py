@@ -68,9 +68,11 @@ class DataRows(msgspec.Struct, frozen=True):
             )
 
 
-def check_rows(path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], limit: int = 0) -> DataRows:
+def check_rows(
+    path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], limit: int = 0, empty_means: str = ""
+) -> DataRows:
     """Check the first `limit` rows of a file (0: all). `wanted`: the columns that are wanted, by what wants them
-    (`the prompt one`).
+    (`the prompt one`). `empty_means`: what an empty cell comes to, for its note.
 
     Raises ConfigError for a file without rows, a row without a name or with the name of an earlier one, and a row
     without a column that is wanted.
@@ -89,7 +91,11 @@ def check_rows(path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], 
     if not checksums:
         raise ConfigError(f"{path}: holds no rows", file=str(path))
     digest.update(b"]")
-    notes = [cells.note(name, path=path, rows=len(checksums)) for name, cells in empty.items() if cells.count]
+    notes = [
+        cells.note(name, path=path, rows=len(checksums), means=empty_means)
+        for name, cells in empty.items()
+        if cells.count
+    ]
     return DataRows(
         path=path, column=column, digest=digest.hexdigest()[:16], checksums=checksums, notes=tuple(notes)
     )  # fmt: skip
@@ -107,9 +113,10 @@ class _EmptyCells:
         if len(self.places) < _SHOWN_PLACES:
             self.places.append(place)
 
-    def note(self, column: str, *, path: Path, rows: int) -> str:
+    def note(self, column: str, *, path: Path, rows: int, means: str) -> str:
         places = ", ".join(self.places) + (", …" if self.count > len(self.places) else "")
-        return f"{path}: {column} is empty in {self.count:,} of {rows:,} rows ({places})"
+        found = f"{path}: {column} is empty in {self.count:,} of {rows:,} rows ({places})"
+        return f"{found}: {means}" if means else found
 
 
 def _item_of(row: Row, *, path: Path, column: str) -> DataItem:

@@ -136,9 +136,8 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
     parameters = _grid(whole.get("parameters", {}), file=path)
     source = data or path.parent / _text(whole, "data", file=path, where="top", empty=False)
     column = _text(whole, "id", file=path, where="top", empty=True)
-    rows = check_rows(
-        source, column=column, wanted={f"the prompt {prompt.name}": prompt.columns for prompt in prompts}, limit=limit
-    )
+    wanted = {f"the prompt {prompt.name}": prompt.columns for prompt in prompts}
+    rows = check_rows(source, column=column, wanted=wanted, limit=limit, empty_means="the prompt has no text there")
     return Sweep(
         file=str(path),
         models=tuple(models),

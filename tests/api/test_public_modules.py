@@ -36,10 +36,11 @@ NAMES = {
     "run_folder": {"Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_options", "write_whole"},
     "sessions": {
         "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus",
-        "Features", "KeptSession", "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp",
+        "Features", "GatewayNote", "KeptSession", "ListedCall", "ListedState", "Observer", "ServedModelFigures", "Session",
+        "Status", "StokerApp", "WRITTEN_EVERY_S",
         "checkpoint_of", "context_facts", "facts_of", "honoured_by", "joined_session",
         "journal_trouble", "kept_session", "observe", "policy_of",
-        "sent_call",
+        "remove_gateway_note", "sent_call", "write_gateway_note",
     },
     "toml_files": {"nearest", "parse_toml", "read_struct", "refuse_setting", "refuse_unknown"},
     "tuning": {

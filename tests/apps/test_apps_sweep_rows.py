@@ -16,9 +16,8 @@ import pyarrow.parquet
 import pytest
 
 import stoker
-from stoker.apps.common import calls
+from stoker.apps.common import calls, data_rows
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows
-from stoker.apps.inference_sweep import rows as sweep_rows
 from stoker.apps.inference_sweep import run as sweep_run
 from stoker.apps.inference_sweep.functions import Request
 from stoker.apps.inference_sweep.plan import SweepModel
@@ -129,7 +128,7 @@ def test_a_sweep_holds_a_few_of_many_rows(tmp_path: Path, monkeypatch: pytest.Mo
             return super().take(number)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep_rows, "read_rows", counted)
+    monkeypatch.setattr(data_rows, "read_rows", counted)
     monkeypatch.setattr(sweep_run, "_recipe", recipe_of)
     monkeypatch.setattr(sweep_run, "MOST_ROWS_AHEAD", 20 * batch)
     monkeypatch.setattr(sweep_run, "LEAST_CALLS_AHEAD", 4)

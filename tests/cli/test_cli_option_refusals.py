@@ -16,7 +16,7 @@ from stoker.manager.cli.numbers import Seconds, WholeNumber
 ARGUMENTS = {
     "explain": ["c-0"], "plan": ["local", "fact_verification"], "simulate": ["awareness"], "tune submit": ["job.toml"],
     "run prompt_tuning": ["job.toml"], "tune bank": ["prompts.txt"], "replay": ["x"],
-    "tune status": ["x"], "tune report": ["x"],
+    "tune status": ["x"], "tune report": ["x"], "run embed": ["texts.jsonl", "--model", "small"],
 }  # fmt: skip
 """What a command wants beside its options."""
 WRONG_TEXTS = {
@@ -33,6 +33,8 @@ WRONG_TEXTS = {
     "--prompts": ["/no/such/file"],
     "--site": ["/no/such/site.toml", "no-such-site"],
     "--sweep": ["/no/such/file"],
+    "--text": ["no-such-column"],
+    "--id": ["no-such-column"],
     "--data": ["/no/such/file"],
     "--gang": ["x", "0", "3-1", "1-x"],
     "--out": ["a-file", "/proc/x"],
@@ -92,12 +94,15 @@ CASES = [
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a file in it; no session is known."""
+    """A folder with a file, a text, and what looks like a model; no session is known."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("STOKER_SESSION", "")  # `run --session` sets it: what is known before is put back
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     (tmp_path / "a-file").write_text("x")
+    (tmp_path / "texts.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text("{}")
 
 
 @pytest.mark.usefixtures("here")

@@ -30,7 +30,7 @@ class RuntimeTooShortError(ValueError):
         self.tokens, self.longest = tokens, longest
 
 
-class _Level(Generic[Instance]):
+class _RuntimeLevel(Generic[Instance]):
     """The instances of one runtime. Their entries are not taken out when their load changes: those that say another
     load than theirs are passed over."""
 
@@ -72,8 +72,8 @@ class RuntimeQueues(Generic[Instance]):
         self._lengths = [length for length, _ in runtimes]
         if not runtimes or any(a >= b for a, b in zip(self._lengths, self._lengths[1:], strict=False)):
             raise ValueError(f"runtimes have rising lengths, at least one: {self._lengths}")
-        self._levels: list[_Level[Instance]] = [_Level(length, capacity) for length, capacity in runtimes]
-        self._level_of: dict[Instance, _Level[Instance]] = {}
+        self._levels: list[_RuntimeLevel[Instance]] = [_RuntimeLevel(length, capacity) for length, capacity in runtimes]
+        self._level_of: dict[Instance, _RuntimeLevel[Instance]] = {}
         self._thresholds = [threshold * decay**peek for peek in range(peeked)]
 
     def add(self, instance: Instance, runtime: int) -> None:
@@ -103,7 +103,7 @@ class RuntimeQueues(Generic[Instance]):
         """Requests that an instance has."""
         return self._level_of[instance].loads[instance]
 
-    def _choose(self, tokens: int) -> tuple[_Level[Instance], int, Instance]:
+    def _choose(self, tokens: int) -> tuple[_RuntimeLevel[Instance], int, Instance]:
         top = None
         for threshold, level in zip(self._thresholds, self._candidates(tokens), strict=False):
             load, instance = level.head()
@@ -115,7 +115,7 @@ class RuntimeQueues(Generic[Instance]):
             raise RuntimeTooShortError(tokens, longest)
         return top
 
-    def _candidates(self, tokens: int) -> Iterator[_Level[Instance]]:
+    def _candidates(self, tokens: int) -> Iterator[_RuntimeLevel[Instance]]:
         levels = self._levels
         for at in range(bisect_left(self._lengths, tokens), len(levels)):
             if levels[at].loads:
