@@ -36,8 +36,8 @@ NAMES = {
     "run_folder": {"Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_options", "write_whole"},
     "sessions": {
         "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus",
-        "Features", "GatewayNote", "KeptSession", "ListedCall", "ListedState", "Observer", "ServedModelFigures", "Session",
-        "Status", "StokerApp", "WRITTEN_EVERY_S",
+        "Features", "GatewayNote", "KeptSession", "ListedCall", "ListedState", "Observer", "ServedModelFigures",
+        "Session", "Status", "StokerApp", "WRITTEN_EVERY_S",
         "checkpoint_of", "context_facts", "facts_of", "honoured_by", "joined_session",
         "journal_trouble", "kept_session", "observe", "policy_of",
         "remove_gateway_note", "sent_call", "write_gateway_note",
