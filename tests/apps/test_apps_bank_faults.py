@@ -87,7 +87,9 @@ def test_killed_in_the_middle_of_insertions_nothing_that_was_told_is_lost(tmp_pa
         assert line(process) == "0"
         time.sleep(float(rng.uniform(0, 0.15)))
         process.send_signal(signal.SIGKILL)
-        rest, _ = process.communicate(timeout=60)
+        assert process.stdout is not None
+        rest = process.stdout.read()  # `communicate` would leave out what `line` has read ahead
+        process.wait(60)
         numbers = [0, *(int(one) for one in rest.split("\n")[:-1])]
         assert numbers == list(range(len(numbers)))
         told |= {key_of(f"turn{turn} {number} " + "x" * 3000) for number in numbers}
