@@ -1,6 +1,6 @@
-"""How tests wait for something to become true: often at first, then less, so that many that wait leave the cores to
-those that are waited for. To look through all processes takes milliseconds, and a command of ours a third of a second:
-what takes long to look at is looked at less often."""
+"""How tests wait for something to become true. They look often at first, and then less often, so that waiting tests
+leave the cores to the programs that they wait for. Some looks are expensive: a search through all processes takes
+milliseconds, and a `stoker` command a third of a second. After an expensive look the pause is longer."""
 
 from __future__ import annotations
 

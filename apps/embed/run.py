@@ -34,8 +34,9 @@ from stoker.units import show_seconds
 
 INTERRUPTED = 130
 _ROWS_AHEAD = 32_000
-"""At most so many rows are in flight, in no fewer than `_LEAST_CALLS_AHEAD` calls."""
+"""The rows that are in flight at the most, unless that would be fewer calls than `_LEAST_CALLS_AHEAD`."""
 _LEAST_CALLS_AHEAD = 32
+"""Calls in flight at the most, where calls are large: with fewer of them devices would be idle."""
 
 
 class EmbedAttempt(msgspec.Struct):

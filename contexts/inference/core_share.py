@@ -1,13 +1,14 @@
 """How many threads a library computes with, where others compute on its cores too.
 
-Each of PyTorch's threads waits awake for the others between two operations. As long as every thread has a core, that is
-the fastest way. Where it has not (two pilots on one node, a node without bound cores, a user's other program), threads
-that wait take the cores from those that are waited for: two libraries of two threads each on two cores computed at a
-thirtieth of what one thread each reached (measured: docs/decisions/066).
+PyTorch's threads wait for each other between two operations, and they use the processor while they wait. That is the
+fastest way as long as every thread has a core. It is the slowest where there are more threads than cores (two pilots on
+one node, a node without bound cores, a user's other program): a waiting thread keeps its core, and a thread with work
+has none. Two libraries of two threads each, on two cores, computed at a thirtieth of the speed of two libraries of one
+thread each (docs/decisions/066).
 
-So a library looks at what it gets. If it computes with `n` threads and has had clearly less processor time than `n`
-cores give, while no core was idle either, it goes on with as many threads as it had cores. When cores are idle again it
-tries more; if they turn out to be taken, it tries less and less often.
+So a library measures its processor time. If `n` threads had clearly less of it than `n` cores give, and no core was
+idle, the library goes on with as many threads as it had cores. When cores become idle it tries more threads. Each time
+that this fails, it waits twice as long before the next try.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Machine:
         )
 
     def compute(self, *, times: int = 1, others: float = 0.0) -> list[int]:
-        """Compute while `others` want so many cores; the threads it was done with, each time."""
+        """Compute while other programs want `others` cores. Returns the number of threads, for each time."""
         used = []
         for _ in range(times):
             with self.share.computing():

@@ -201,7 +201,8 @@ class _AllocationSearch:
 
 
 def _undominated(nodes: Iterator[_Node]) -> list[_Node]:
-    """Of nodes with the same devices, those that no other beats in both demoted requests and cost."""
+    """The nodes that may lead to an optimum. A node is left out if another one with the same devices has demoted no
+    more requests and costs no more."""
     kept: list[_Node] = []
     for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
         if not kept or kept[-1].used != node.used or node.demoted < kept[-1].demoted:

@@ -31,8 +31,10 @@ class RuntimeTooShortError(ValueError):
 
 
 class _RuntimeLevel(Generic[Instance]):
-    """The instances of one runtime. Their entries are not taken out when their load changes: those that say another
-    load than theirs are passed over."""
+    """The instances of one runtime, with the least loaded one at the head of a heap.
+
+    A change of load adds an entry and leaves the old one in the heap; `head` skips entries that are out of date.
+    """
 
     def __init__(self, length: int, capacity: int) -> None:
         self.length = length
