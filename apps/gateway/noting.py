@@ -38,8 +38,9 @@ class GatewayNotes:
                     await asyncio.to_thread(write_gateway_note, self._session.folder, self._name, self.now())
                     told = ""
                 except OSError as error:
-                    if told != str(error):
-                        told = str(error)
+                    why = error.strerror or str(error)  # its text names a draft, another one each time
+                    if told != why:
+                        told = why
                         log.warning("stoker status will not show these models: %s", error)
                 await asyncio.sleep(WRITTEN_EVERY_S)
         finally:

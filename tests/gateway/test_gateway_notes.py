@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 import msgspec
 import pytest
 
@@ -82,6 +85,23 @@ def test_notes_are_written_read_and_removed(tmp_path) -> None:
     remove_gateway_note(tmp_path, "models-2f")
     remove_gateway_note(tmp_path, "models-2f")
     assert len(gateway_notes(SessionFolder(tmp_path))) == 1
+
+
+def test_a_disk_that_takes_no_note_is_told_of_once(tmp_path, monkeypatch, caplog) -> None:
+    pytest.importorskip("starlette")
+    from stoker.apps.gateway import noting
+
+    class Session:
+        folder = tmp_path
+
+    (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # where the note would be
+    monkeypatch.setattr(noting, "WRITTEN_EVERY_S", 0.01)
+    notes = noting.GatewayNotes(Session(), {}, name="models-1f", address="http://127.0.0.1:8000")  # type: ignore[arg-type]
+    with contextlib.suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(notes.keep(), 0.3))
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "stoker status will not show these models"
+    ]
 
 
 @pytest.mark.parametrize("kept", [b"", b"\xff\xfe", b'{"address": 3}', b"[1]"])
