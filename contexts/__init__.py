@@ -13,6 +13,7 @@ _HOME = {
     "CausalLM": "stoker.contexts.language_model",
     "EncoderModel": "stoker.contexts.encoding",
     "Evicted": "stoker.contexts.ambient",
+    "Family": "stoker.contexts.runtime_family",
     "Gang": "stoker.contexts.ranks",
     "Needs": "stoker.contexts.recipe",
     "ObjectRef": "stoker.contexts.recipe",
@@ -25,6 +26,7 @@ _HOME = {
     "device": "stoker.contexts.ambient",
     "devices": "stoker.contexts.ambient",
     "encoder": "stoker.contexts.encoder",
+    "family": "stoker.contexts.runtime_family",
     "gang": "stoker.contexts.ambient",
     "load_causal_lm": "stoker.contexts.causal_lm",
     "load_variable_from_serverless": "stoker.contexts.ambient",
@@ -42,6 +44,7 @@ __all__ = [
     "CausalLM",
     "EncoderModel",
     "Evicted",
+    "Family",
     "Gang",
     "Needs",
     "ObjectRef",
@@ -54,6 +57,7 @@ __all__ = [
     "device",
     "devices",
     "encoder",
+    "family",
     "gang",
     "load_causal_lm",
     "load_variable_from_serverless",
@@ -85,6 +89,7 @@ if TYPE_CHECKING:
     from stoker.contexts.language_model import CausalLM
     from stoker.contexts.ranks import Gang
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
+    from stoker.contexts.runtime_family import Family, family
     from stoker.contexts.state import state_folder
 
 

@@ -85,7 +85,8 @@ class Recipe(msgspec.Struct, frozen=True):
     serves calls that want no context. `preload` names modules that the zygote imports before it forks.
     A library runs `slots` calls at once; 0: as many as its context allows once it is loaded (see `slots_of`).
     A library that serves `calls_per_library` calls retires (0 = never). `arguments` are the loader's, in short: they
-    tell people which of two recipes of one loader this is.
+    tell people which of two recipes of one loader this is. `longest_input`: the longest input that it takes, in tokens,
+    where it is a runtime of a family (0 = any; see `runtime_family.py`).
     """
 
     key: str
@@ -99,6 +100,7 @@ class Recipe(msgspec.Struct, frozen=True):
     calls_per_library: int = 0
     arguments: str = ""
     limits: LibraryLimits = NO_LIMITS
+    longest_input: int = 0
 
     @property
     def title(self) -> str:
@@ -119,6 +121,8 @@ class Recipe(msgspec.Struct, frozen=True):
         if self.objects:
             size = sum(part.size_bytes for part in self.objects)
             parts.append(f"{len(self.objects)} object{'s' * (len(self.objects) != 1)} of {show_bytes(size)}")
+        if self.longest_input:
+            parts.append(f"inputs up to {self.longest_input:,} tokens")
         if self.awareness is not Awareness.FULL:
             parts.append(f"awareness {self.awareness.value}")
         if self.limits.least or self.limits.most:

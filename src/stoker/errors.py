@@ -4,6 +4,7 @@
     ├── ConfigError             a site file or an option is wrong: names file, line, key and the nearest valid key
     │   └── UnitError           a size or a duration cannot be read
     ├── RecipeError             a context recipe cannot be made from what was given
+    ├── InputTooLongError       an input is longer than every runtime of its family: names both lengths
     ├── SerializationError      a function, argument, result or exception cannot be pickled: names which
     ├── SessionError            the session cannot be started, found, joined or kept
     │   └── ProtocolError       a peer said something that is not in the protocol, or of another version or session
@@ -60,6 +61,10 @@ class UnitError(ConfigError, ValueError):
 
 class RecipeError(StokerError):
     """A context recipe cannot be made from what was given."""
+
+
+class InputTooLongError(StokerError, ValueError):
+    """An input is longer than every runtime of its family. Facts: `tokens`, `longest`."""
 
 
 class SerializationError(StokerError):
