@@ -166,7 +166,7 @@ class AllocateRuntimes(LoadWhereWanted):
         for victim in self._too_many(family, plan)[: max(0, most - out)]:
             if not missing:
                 return
-            load = self._in_their_place(missing[-1], [victim])
+            load = self.in_their_place(missing[-1], [victim])
             if load:
                 yield Unload(victim.id, f"{missing.pop().recipe.name} gets its device by the lengths of the calls")
                 yield from load
