@@ -17,6 +17,7 @@ from stoker.manager.cli.simulate_table import count
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies.named import SHIPPED
 from stoker.manager.sim.check import doubtful
+from stoker.manager.sim.families import contexts_named
 from stoker.manager.sim.workload import SweepCalls, contexts_of
 from stoker.manager.study import run_folder
 from stoker.manager.study.comparison import columns_for, compare, with_bounds
@@ -159,7 +160,8 @@ def _header(plan: SimulationPlan) -> list[str]:
     if plan.jobs > 1:
         facts.append(f"{plan.jobs} at a time")
     about = [scenario.about] if scenario.about else []
-    doubts = [f"note: {doubt}" for doubt in doubtful(scenario.world, wanted=contexts_of(scenario.workload))]
+    wanted = contexts_named(scenario.world, contexts_of(scenario.workload))
+    doubts = [f"note: {doubt}" for doubt in doubtful(scenario.world, wanted=wanted)]
     return [f"scenario {scenario.name} · {' · '.join(facts)}", *about, *doubts]
 
 

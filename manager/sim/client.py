@@ -31,7 +31,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     `output`: tokens that a call to an engine writes (0 = `expected_output`), which no policy knows either: it is told
     `expected_output`, or where that is 0 the mean of the calls of its context that have ended. `objective`: when its
-    tokens should come.
+    tokens should come. `variants`: other contexts that can serve it, best first.
     """
 
     at_s: float
@@ -46,6 +46,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     items_done: int = 0
     output: int = 0
     objective: Objective = NO_OBJECTIVE
+    variants: tuple[str, ...] = ()
 
     @property
     def prompt(self) -> int:
@@ -98,14 +99,15 @@ class SimClient:
         now, sim = self._sim.agenda.now, self._sim
         messages: list[to_manager.FromClient] = []
         batch: list[CallSpec] = []
-        key: tuple[str, int, float, tuple[int, int], Objective] | None = None
+        key: tuple[str, int, float, tuple[int, int], Objective, tuple[str, ...]] | None = None
         from_s = now
 
         def close() -> None:
             if batch and key is not None:
-                context, priority, deadline_s, gang, wanted = key
+                context, priority, deadline_s, gang, wanted, variants = key
                 objective = replace(self._told(wanted), deadline_at=from_s + deadline_s if deadline_s else 0.0)
-                options = CallOptions(priority=priority, objective=objective, gang=gang)
+                keys = tuple(map(RecipeKey, variants)) if "variants" in sim.honours else ()
+                options = CallOptions(priority=priority, objective=objective, gang=gang, variants=keys)
                 messages.append(
                     to_manager.Submit(FunctionKey(context), RecipeKey(context), list(batch), options)
                 )  # one function a context
@@ -113,12 +115,15 @@ class SimClient:
 
         while self._next is not None and round(self._next.at_s, 6) <= now:
             arrival = self._next
-            if arrival.context not in self._defined:
-                self._defined.add(arrival.context)
-                model = sim.world.contexts[arrival.context]
-                messages.append(to_manager.DefineRecipe(recipe_of(arrival.context, model)))
-                messages.append(to_manager.DefineFunction(FunctionKey(arrival.context), arrival.context, b""))
-            this = arrival.context, arrival.priority, arrival.deadline_s, arrival.gang, arrival.objective
+            for name in (arrival.context, *arrival.variants):
+                if name not in self._defined:
+                    self._defined.add(name)
+                    messages.append(to_manager.DefineRecipe(recipe_of(name, sim.world.contexts[name])))
+                    messages.append(to_manager.DefineFunction(FunctionKey(name), name, b""))
+            this = (
+                arrival.context, arrival.priority, arrival.deadline_s, arrival.gang, arrival.objective,
+                arrival.variants,
+            )  # fmt: skip
             if this != key:
                 close()
                 key, from_s = this, arrival.at_s
@@ -149,6 +154,8 @@ class SimClient:
         honours = self._sim.honours
         if "ttft_s" not in honours:
             wanted = replace(wanted, ttft_s=0.0, ttft_per_token_s=0.0, ttft_most_s=0.0)
+        if "latency_s" not in honours:
+            wanted = replace(wanted, latency_s=0.0)
         return wanted if "tpot_s" in honours else replace(wanted, tpot_s=0.0)
 
     def _expect_tokens(self, call: CallId, arrival: Arrival, *, came_at: float) -> None:
@@ -219,4 +226,5 @@ def recipe_of(name: str, model: ContextModel) -> Recipe:
         awareness=model.awareness,
         calls_per_library=0 if model.awareness is Awareness.FULL else 1,
         limits=LibraryLimits(model.min_libraries, model.max_libraries, model.keep_alive_s),
+        longest_input=model.longest_input,
     )

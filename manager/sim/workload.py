@@ -76,7 +76,8 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What each call is. `context`: one, or several by their weights (`{small = 3, large = 1}`). Lengths are means in
     tokens, lognormal with their `_cv`; policies are told each call's input, and the mean of the output. `deadline`
     counts from when the call comes; 0 = none. `gang`: on how many libraries together a call may run, at least and at
-    most. `tokens`: when the tokens of a call to an engine should come."""
+    most. `tokens`: when the tokens of a call to an engine should come; `latency`: how
+    long a call should take, once it has come (0 = not wanted)."""
 
     context: str | dict[str, Weight]
     items: Positive = 1
@@ -88,6 +89,7 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     deadline_s: Duration = msgspec.field(default=NO_TIME, name="deadline")
     gang: tuple[Positive, Positive] = (1, 1)
     tokens: TokenObjective = TokenObjective()
+    latency_s: Duration = msgspec.field(default=NO_TIME, name="latency")
 
     def __post_init__(self) -> None:
         if not self.context:
@@ -277,7 +279,7 @@ class _Dress:
         self._inputs, self._outputs = Stream(seed, "arrivals/inputs"), Stream(seed, "arrivals/outputs")
         weights = {workload.context: 1.0} if isinstance(workload.context, str) else workload.context
         self._names = tuple(weights)
-        self._objective = workload.tokens.objective
+        self._objective = msgspec.structs.replace(workload.tokens.objective, latency_s=float(workload.latency_s))
         self._up_to = tuple(accumulate(weights.values()))
 
     def call(self, number: int, *, at_s: float, items: int) -> Arrival:

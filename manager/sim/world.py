@@ -99,6 +99,8 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
 
     `max_libraries` are loaded at once (0 = any number), and one that has been idle for `keep_alive` is unloaded as long
     as `min_libraries` remain. A policy that does not honour that has the calls refused.
+
+    Contexts of one `family` serve the same calls, each up to its `longest_input` in tokens; a workload names it.
     """
 
     files: tuple[Files, ...] = ()
@@ -123,8 +125,12 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
     min_libraries: Count = 0
     max_libraries: Count = 0
     keep_alive_s: Duration | None = msgspec.field(default=None, name="keep_alive")
+    family: str = ""
+    longest_input: Count = 0
 
     def __post_init__(self) -> None:
+        if bool(self.family) != bool(self.longest_input):
+            raise ValueError("longest_input: a runtime of a family has both, the family and the longest input it takes")
         for setting, is_there in (("call", self.call_s), ("item", self.item_s), ("warm_items", self.warm_items)):
             if self.engine and is_there:
                 raise ValueError(f"{setting}: the steps of its engine say how long a call takes; leave it out")

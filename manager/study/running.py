@@ -25,6 +25,7 @@ from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.bound import lower_bound
 from stoker.manager.sim.check import in_order, refuse_impossible
 from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.families import contexts_named, of_lengths
 from stoker.manager.sim.run import RunOutcome, Simulation, SimulationError
 from stoker.manager.sim.workload import contexts_of
 from stoker.manager.sim.world import World
@@ -128,7 +129,7 @@ def run_one(
     chosen = find(policy)
     policies = chosen.make()
     world = limited(scenario.world, policies.awareness)
-    refuse_impossible(world, wanted=contexts_of(scenario.workload), until_s=scenario.until_s)
+    refuse_impossible(world, wanted=contexts_named(world, contexts_of(scenario.workload)), until_s=scenario.until_s)
     counted = scenario.outputs.calls is CallDetail.COUNTED
     simulation = Simulation(world, _calls(scenario, world, seed=seed), policies, seed=seed, counted=counted)
     until_s = float(scenario.until_s) or math.inf
@@ -144,8 +145,9 @@ def run_one(
 
 
 def _calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:
-    calls = arrivals_of(scenario.workload, seed=seed, folder=Path(), contexts=world.contexts)
-    return in_order(world, calls)
+    known = {*world.contexts, *(model.family for model in world.contexts.values())}
+    calls = arrivals_of(scenario.workload, seed=seed, folder=Path(), contexts=known)
+    return in_order(world, of_lengths(world, calls))
 
 
 class StallWatch:

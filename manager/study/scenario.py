@@ -55,6 +55,7 @@ from stoker.config_errors import explain, parse_toml
 from stoker.config_lines import line_of
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import impossible, nearest
+from stoker.manager.sim.families import contexts_named
 from stoker.manager.sim.workload import Workload, contexts_of
 from stoker.manager.sim.world import NO_TIME, Rate, World
 from stoker.manager.study import overrides, step_profiles
@@ -180,7 +181,8 @@ _WORLD = frozenset(field.encode_name for field in msgspec.structs.fields(World))
 
 
 def _refuse_impossible(scenario: Scenario, made: Sequence[Override], *, text: str, file: str) -> None:
-    world, wanted = scenario.world, contexts_of(scenario.workload)
+    world = scenario.world
+    wanted = contexts_named(world, contexts_of(scenario.workload))
     for name in wanted:
         if name not in world.contexts:
             hint = nearest(name, world.contexts)

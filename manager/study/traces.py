@@ -37,7 +37,7 @@ from stoker.manager.study.tables import TableRow, open_bytes, read_table, show_p
 _MOST_GPUS = 10_000
 _MOST_ITEMS = 1_000_000_000
 _MOST_MEMBERS = 1_000_000
-_OTHERWISE = frozenset({"gang", "objective"})
+_OTHERWISE = frozenset({"gang", "objective", "variants"})
 _COLUMNS = (*(name for name in Arrival.__struct_fields__ if name not in _OTHERWISE), "gang_least", "gang_most")
 
 

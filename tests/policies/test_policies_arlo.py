@@ -195,6 +195,24 @@ def test_the_last_library_of_the_longest_runtime_stays(family: Any) -> None:
     assert t.ended["long"].ok
 
 
+def test_the_devices_that_are_left_are_planned_for_at_once(family: Any) -> None:
+    """The pilot with the only library of the longest runtime dies, and the plan that wanted it is not old yet."""
+    t = family(out_of_service=0.5)
+    t.pilot("p1")
+    t.ask("first", tokens=256).run()
+    t.pilot("p2")
+    t.pilot("p3")
+    for second in range(40):
+        t.many(4, tokens=20, name=f"s{second}")
+        t.run(until=t.now + 1.0)
+    assert t.hot() == {"r256": 1, "r64": 2}
+    t.kill(next(x.pilot.id for x in t.core.state.libraries.values() if x.context.recipe.key == "r256"))
+    t.ask("long", tokens=200)
+    t.run(until=t.now + 5.0)
+    assert t.hot() == {"r256": 1, "r64": 1}
+    assert t.ended["long"].ok
+
+
 def test_a_runtime_that_fails_to_load_is_left_out_and_the_others_serve_its_calls(family: Any) -> None:
     t = family(broken={64: "it does not compile"})
     t.pilot("p1", devices=4)

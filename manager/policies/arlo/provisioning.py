@@ -20,7 +20,7 @@ _ROUND_S = 1.0
 _RECENT_S = 10.0
 """Latencies of so long count as recent."""
 _FEW = 20
-"""Fewer calls have no 98th percentile to speak of."""
+"""Fewer recent calls, of which the first may have waited for a load, bring no block."""
 
 
 class TrackLatency(Quiet):
@@ -39,8 +39,9 @@ class TrackLatency(Quiet):
         self._ends: deque[tuple[float, list[float]]] = deque()
         """When a round was, and the latencies of the calls that had ended in it, as shares of what they want."""
         self._not_before = 0.0
-        """No decision before then: what was decided last has to show first."""
-        self._calm_since = 0.0
+        """No decision before then: what was decided last has to show in recent latencies first."""
+        self._look_at = 0.0
+        """When the latencies of the last `calm_s` are weighed next, for a block to go."""
 
     def demand(self, view: View) -> Sequence[Action]:
         """What the other policy says, but for more blocks than its first where families alone want them."""
@@ -74,43 +75,55 @@ class TrackLatency(Quiet):
             self._ends.append((view.now, changes.latency_shares))
         while self._ends and self._ends[0][0] < view.now - self._calm_s:
             self._ends.popleft()
-        recent = self._percentile(view.now - _RECENT_S)
-        if recent is None or recent >= self._release_below:
-            self._calm_since = view.now
-        if view.now < self._not_before or recent is None:
+        if view.now < self._not_before:
             return ()
-        if recent >= self._add_at:
+        recent = self._shares(view.now - _RECENT_S)
+        if len(recent) >= _FEW and _percentile(recent) >= self._add_at:
             return self._more(view)
-        if view.now - self._calm_since >= self._calm_s:
-            return self._fewer(view, recent)
+        if view.now >= self._look_at:
+            self._look_at = view.now + self._calm_s
+            lately = self._shares(view.now - self._calm_s)
+            if lately and _percentile(lately) < self._release_below:
+                return self._fewer(view, _percentile(lately))
         return ()
 
     def rests(self, view: View) -> bool:
         """True when nothing has ended for a while: then there is no latency to track."""
         return not self._ends and not view.calls
 
-    def _percentile(self, since: float) -> float | None:
-        """The 98th percentile of what ended since then; None of too few."""
-        shares = sorted(share for at, some in self._ends if at >= since for share in some)
-        return shares[min(len(shares) - 1, int(0.98 * len(shares)))] if len(shares) >= _FEW else None
+    def _shares(self, since: float) -> list[float]:
+        """The latencies of what ended since then, as shares of what was wanted."""
+        return [share for at, some in self._ends if at >= since for share in some]
 
     def _more(self, view: View) -> Sequence[Action]:
         """One block of the first source that has room; none while one is on its way."""
         able = [source for source in view.sources.values() if source.room > 0 and not source.stopped]
         if not able or any(source.coming for source in view.sources.values()):
             return ()
-        self._not_before = view.now + _RECENT_S
+        self._not_before = view.now + 2 * _RECENT_S
         return (WantBlocks(able[0].source.name, 1),)
 
     def _fewer(self, view: View, recent: float) -> Sequence[Action]:
         """The least busy block goes."""
-        spare = [block for source in view.sources.values() if _may_shrink(source) for block in _staying(source)]
+        spare = [
+            block
+            for source in view.sources.values()
+            if _may_shrink(source)
+            for block in _staying(source)
+            if not _has_a_last_one(view, block)
+        ]
         if not spare:
             return ()
-        self._not_before = self._calm_since = view.now + _RECENT_S
+        self._not_before = view.now + 2 * _RECENT_S
         chosen = min(spare, key=lambda block: (_load(view, block), -block.since))
         why = f"98 of 100 calls end within {recent:.0%} of the time that they have"
         return (ReleaseBlock(chosen.id, why),)
+
+
+def _percentile(shares: list[float]) -> float:
+    """The 98th percentile of some."""
+    ordered = sorted(shares)
+    return ordered[min(len(ordered) - 1, int(0.98 * len(ordered)))]
 
 
 def _may_shrink(source: SourceState) -> bool:
@@ -119,6 +132,16 @@ def _may_shrink(source: SourceState) -> bool:
 
 def _staying(source: SourceState) -> list[Block]:
     return [source.blocks[id] for id in source.staying]
+
+
+def _has_a_last_one(view: View, block: Block) -> bool:
+    """Whether a block holds the last ready library of the longest runtime of a family: every call can run there."""
+    for id in block.pilots:
+        for library in view.pilots[id].libraries.values():
+            context = library.context
+            if is_runtime(context) and not context.lists and sum(x.usable for x in context.libraries.values()) == 1:
+                return True
+    return False
 
 
 def _load(view: View, block: Block) -> int:

@@ -106,7 +106,7 @@ class AllocateRuntimes(LoadWhereWanted):
         """What the family is to come to; None while none of its calls has come, or it has no device and no place."""
         key = family[-1].recipe.key
         plan = self._plans.get(key)
-        if plan is not None and not self._is_due(view, family, plan):
+        if plan is not None and not self._is_due(view, family, plan, devices):
             return plan
         if not devices or not self._arrivals.came_since(family, -1.0):
             return None
@@ -118,9 +118,11 @@ class AllocateRuntimes(LoadWhereWanted):
         self._plans[key] = RuntimePlan(wanted, devices, view.now, view.now + next_s)
         return self._plans[key]
 
-    def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan) -> bool:
-        """Whether a plan is to be made anew: it is old and calls have come, or what it wants cannot be loaded."""
-        if any(gave_up(context) and plan.wanted.get(context.recipe.key, 0) for context in family):
+    def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
+        """Whether a plan is to be made anew: it is old and calls have come, devices have gone, or a runtime that it
+        wants cannot be loaded. For more devices it waits: they serve as the longest runtime meanwhile (§4)."""
+        vain = any(gave_up(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
+        if vain or 0 < devices < plan.devices:
             return True
         return view.now >= plan.due_at and self._arrivals.came_since(family, plan.made_at)
 

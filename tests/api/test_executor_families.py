@@ -1,0 +1,93 @@
+"""Which runtime of a family a call wants, by the length of its input."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import Future
+
+import pytest
+
+import stoker
+from stoker.errors import ConfigError, InputTooLongError, RecipeError
+from stoker.manager.executor.wants import SpecificationError, read_wants
+
+
+@stoker.context
+def runtime(length):
+    return length
+
+
+FAMILY = stoker.family({64: runtime(64), 16: runtime(16), 32: runtime(32)}, count=len)
+
+
+def lengths(wants):
+    return [recipe.longest_input for recipe in (wants.recipe, *wants.variants)]
+
+
+def test_a_family_is_ordered_by_length_and_its_recipes_say_theirs():
+    assert FAMILY.lengths == (16, 32, 64)
+    assert [recipe.longest_input for recipe in FAMILY.recipes] == [16, 32, 64]
+    assert "inputs up to 16 tokens" in repr(FAMILY.recipes[0])
+    assert runtime(16).longest_input == 0
+
+
+@pytest.mark.parametrize("runtimes", [{}, {0: runtime(1)}, {-3: runtime(1)}, {8: "llm"}, {8: runtime}])
+def test_what_is_no_family_is_refused(runtimes):
+    with pytest.raises(RecipeError, match="famil"):
+        stoker.family(runtimes)
+
+
+def test_a_call_wants_the_shortest_that_is_long_enough_and_then_the_longer_ones():
+    wants = read_wants({"context": FAMILY}, takes_context=True)
+    assert lengths(wants.chosen(("x" * 16,), {})) == [16, 32, 64]
+    assert lengths(wants.chosen(("x" * 17,), {})) == [32, 64]
+    assert lengths(wants.chosen((), {"text": "x" * 64})) == [64]
+    chosen = wants.chosen(("x",), {})
+    assert chosen.options.variants == tuple(recipe.key for recipe in chosen.variants)
+    assert chosen.takes_context
+
+
+def test_calls_of_one_length_share_what_they_want():
+    wants = read_wants({"context": FAMILY})
+    assert wants.chosen(("x",), {}) is wants.chosen(("xx",), {})
+    assert wants.chosen(("x",), {}) is not wants.chosen(("x" * 20,), {})
+
+
+def test_the_length_that_features_say_counts():
+    wants = read_wants({"context": FAMILY, "features": {"input_length": 20}})
+    assert lengths(wants.chosen(("x" * 60,), {})) == [32, 64]
+
+
+def test_an_input_that_is_too_long_is_refused_with_both_lengths():
+    wants = read_wants({"context": FAMILY})
+    said = r"65 tokens, and the longest runtime of runtime-\w+ takes 64"
+    with pytest.raises(InputTooLongError, match=said) as caught:
+        wants.chosen(("x" * 65,), {})
+    assert (caught.value.tokens, caught.value.longest) == (65, 64)
+    with pytest.raises(ValueError, match="65 tokens"):
+        raise pickle.loads(pickle.dumps(caught.value))
+
+
+def test_where_nothing_says_the_length_the_call_is_refused():
+    wants = read_wants({"context": stoker.family({8: runtime(8)})})
+    with pytest.raises(ConfigError, match="how long its input is"):
+        wants.chosen(("x",), {})
+
+
+def test_an_argument_that_is_not_there_yet_is_waited_for():
+    wants = read_wants({"context": FAMILY})
+    assert not wants.can_choose((Future(),), {})
+    assert wants.can_choose(("x",), {})
+    assert not read_wants({"context": FAMILY.recipes[0]}).can_choose(("x",), {})
+
+
+def test_a_family_names_its_variants_itself():
+    with pytest.raises(SpecificationError, match="variants"):
+        read_wants({"context": FAMILY, "variants": [runtime(1)]})
+
+
+def test_what_counts_inputs_stays_where_the_calls_are_made():
+    wants = read_wants({"context": stoker.family({8: runtime(8)}, count=lambda text: len(text))})
+    again = pickle.loads(pickle.dumps(wants))
+    assert again.family.lengths == (8,)
+    assert again.family.count is None
