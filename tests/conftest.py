@@ -18,6 +18,8 @@ from suite_order import LongestFirst
 
 from stoker.contexts.state import snapshot_folder
 
+_STARTED = Path(__file__).parent / "started"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of this suite."""
@@ -34,7 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     start, and compiling the same sources anew was half of what many of them cost. And converting the demo's model
     takes most of a minute: they share one snapshot, kept from run to run, which begins as the user's, or as that of
     the user's pilots here. Several tests share the cores: a thread of PyTorch that waits for work sleeps rather than
-    spins, which took a quarter of the time of tests with models. While tests are
+    spins, which took a quarter of the time of tests with models. They import Parsl without its monitoring
+    (`started/sitecustomize.py`). While tests are
     collected, nothing becomes garbage. A random example has no time limit of its own: on a busy machine it would judge
     the machine.
     """
@@ -44,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("MAKELEVEL", None)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_STARTED), os.environ.get("PYTHONPATH")]))
     sys.dont_write_bytecode = False
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

@@ -53,7 +53,8 @@ WRITERS: dict[type, dict[str, str]] = {
         "libraries": "libraries", "load_failures": "loads", "load_s": "loads", "load_total_s": "loads",
         "limits": "limits", "lists": "variants", "loads": "loads", "lost_loads": "loads", "paces": "accounting",
         "queue": "queues", "rate": "call_ends", "resident_bytes": "loads", "run_s": "accounting",
-        "run_total_s": "accounting", "runs": "accounting", "said_limits": "limits", "served": "call_ends", "slots": "loads",
+        "run_total_s": "accounting", "runs": "accounting", "said_limits": "limits", "served": "call_ends",
+        "slots": "loads",
         "starved_since": "queues",
     },
     Library: {

@@ -232,8 +232,9 @@ def test_a_manager_that_cannot_run_ends_the_executor_with_its_log(load, until):
 
 
 @pytest.mark.parametrize("app", [python_app, stoker.app])
-def test_monitoring_gets_tasks_and_no_resources(load, tmp_path, app):
+def test_monitoring_gets_tasks_and_no_resources(load, tmp_path, app, monkeypatch):
     pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("STOKER_TESTS_MONITORING", "1")
     from parsl.monitoring import MonitoringHub
 
     database = tmp_path / "monitoring.db"
@@ -249,8 +250,9 @@ def test_monitoring_gets_tasks_and_no_resources(load, tmp_path, app):
         assert db.execute("select count(*) from block where status = 'RUNNING'").fetchone()[0] >= 1
 
 
-def test_calls_report_to_monitoring_by_the_radio_that_was_named(load, tmp_path):
+def test_calls_report_to_monitoring_by_the_radio_that_was_named(load, tmp_path, monkeypatch):
     pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("STOKER_TESTS_MONITORING", "1")
     from parsl.monitoring import MonitoringHub
     from parsl.monitoring.radios.udp import UDPRadio
 
