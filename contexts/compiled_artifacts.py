@@ -1,0 +1,120 @@
+"""What a compiler has made, kept as a snapshot, so that the first library compiles and the others load.
+
+PyTorch's compiler keeps all that it makes in a folder: graphs, kernels and shared objects. (Its own "cache artifacts",
+torch.compiler.save_cache_artifacts, leave out the shared objects of a CPU: a library that started from them called g++
+again, 18 s of 27 s.) That folder is the snapshot: it is made once and whole as other snapshots are (`snapshot.py`), it
+goes to other pilots under its *form*, and a library works on a copy, so that what others were given never changes.
+
+An artifact that is of no use costs the time to compile, never the load: it is moved aside, and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from stoker.contexts import ambient
+from stoker.contexts.snapshot import make_folder, set_aside, snapshot_facts
+from stoker.contexts.state import snapshot_folder
+from stoker.units import show_seconds
+
+log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+Compile = Callable[[Path], Made]
+"""Compiles with this folder as the compiler's cache: what is in it is not made again."""
+_CACHE, _LOCKS = "cache", "locks"
+_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
+    """What `compile` makes, from what this or another pilot has kept under this form, else anew; and how it came about.
+    Without a form nothing is kept. Raises what compiling raises."""
+    if not form:
+        return _alone(compile), "just compiled, and not kept"
+    place, came = snapshot_folder() / form, ambient.local_path(form)
+    if snapshot_facts(place) is None and (facts := snapshot_facts(came)) is not None:
+        made = _from(came, compile)
+        if made is not None:
+            return made[0], f"another pilot compiled it in {show_seconds(float(facts.get('made_s', 0.0)))}"
+    for _ in range(2):
+        found = _keep(place, compile)
+        facts = snapshot_facts(place)
+        if found is None and facts is None:  # the disk takes nothing
+            break
+        made = found or _from(place, compile)
+        if made is None:
+            set_aside(place)
+            continue
+        if facts is None:
+            return made[0], "just compiled, and not kept"
+        made_s = float(facts.get("made_s", 0.0))
+        ambient.offer_snapshot(form, place, made_s=made_s)
+        return made[0], f"{'just compiled' if found else 'compiled earlier'} in {show_seconds(made_s)}"
+    return _alone(compile), "just compiled, and not kept"
+
+
+def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
+    """Compile, and keep what comes of it at `place`; None if it is there, or cannot be kept. Raises what compiling
+    raises."""
+    found: list[Made] = []
+    failed: list[Exception] = []
+
+    def write(draft: Path) -> None:
+        try:
+            found.append(compile(draft / _CACHE))
+        except Exception as error:
+            failed.append(error)
+            raise
+        shutil.rmtree(draft / _CACHE / _LOCKS, ignore_errors=True)
+
+    try:
+        make_folder(place, write, source="torch.compile")
+    except OSError as error:
+        if failed:
+            raise
+        log.warning("what was compiled is not kept in %s: %s", place.parent, error)
+    return (found[0],) if found else None
+
+
+def _from(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
+    """What comes of an artifact; None if it is of no use."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
+            shutil.copytree(place / _CACHE, Path(folder, _CACHE))
+            return (compile(Path(folder, _CACHE)),)
+    except Exception as error:
+        log.warning("what was compiled before, %s, cannot be used (%s); it is compiled again", place, error)
+        return None
+
+
+def _alone(compile: Compile[Made]) -> Made:
+    with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
+        return compile(Path(folder))
+
+
+@contextlib.contextmanager
+def inductor_cache(folder: Path) -> Iterator[None]:
+    """The compiler keeps what it makes in this folder during the block, and starts no processes that outlive it."""
+    from torch._inductor import config, utils
+
+    before = {name: os.environ.get(name) for name in _VARIABLES}
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.update(zip(_VARIABLES, (str(folder), str(folder / "triton")), strict=True))
+    utils.clear_inductor_caches()
+    try:
+        with config.patch(compile_threads=1):
+            yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        utils.clear_inductor_caches()
