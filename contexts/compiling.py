@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+Inputs = Callable[[], dict[str, torch.Tensor]]
+"""Makes what a network is given. It is asked where the network computes: a tensor that was made elsewhere (outside of
+inference mode) has other code compiled for it."""
 BACKEND: str | Callable[..., Any] = "inductor"
 _FORMAT = 1
 _RUNS = 3
@@ -55,7 +58,7 @@ class Compiler:
         """What `work` returns, computed in the compiler's thread. Raises what it raises."""
         return self._thread.submit(work).result()
 
-    def compile(self, network: Callable[..., Any], inputs: dict[str, torch.Tensor]) -> Callable[..., Any]:
+    def compile(self, network: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
         """The network for inputs of this shape, compiled and run. Raises what torch.compile raises."""
 
         def make(cache: Path) -> Callable[..., Any]:
@@ -68,14 +71,12 @@ class Compiler:
         """End the thread."""
         self._thread.shutdown()
 
-    def _compiled(
-        self, network: Callable[..., Any], inputs: dict[str, torch.Tensor], cache: Path
-    ) -> Callable[..., Any]:
+    def _compiled(self, network: Callable[..., Any], inputs: Inputs, cache: Path) -> Callable[..., Any]:
         mode = "reduce-overhead" if self._device.startswith("cuda") else None
         with compiled_artifacts.inductor_cache(cache), torch.inference_mode():
             made: Callable[..., Any] = torch.compile(network, dynamic=False, mode=mode, backend=BACKEND)
             for _ in range(_RUNS):
-                made(**inputs)
+                made(**inputs())
             if mode is not None:
                 torch.cuda.synchronize()
         return made

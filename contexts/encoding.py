@@ -108,9 +108,8 @@ class EncoderModel:
         raises; the runtime is then as before."""
         if self.runtime is None:
             raise ValueError(f"{self.name} is no runtime: a batch of any shape is not compiled")
-        kind = "classify" if self.labels else "embed"
-        inputs, _ = self._inputs(self._rows([""], truncate=True, check=False), self.runtime)
-        self._networks[kind] = compiler.compile(self._networks[kind], inputs)
+        kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
+        self._networks[kind] = compiler.compile(self._networks[kind], lambda: self._inputs(rows, self.runtime)[0])
         self._compiler = compiler
 
     def count_tokens(self, text: str) -> int:
