@@ -82,16 +82,20 @@ class Compiler:
         return made
 
 
-def compile_runtime(model: EncoderModel, wanted: bool | str, *, model_name: str) -> None:
-    """Have a runtime compiled, if that is wanted: `auto` does so on a GPU. `model_name` says what model it is, the same
-    everywhere.
+def wants_compiling(device: str, wanted: bool | str) -> bool:
+    """True where a runtime is compiled: `auto` means on a GPU."""
+    return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
+
+
+def compile_runtime(model: EncoderModel, wanted: bool | str) -> None:
+    """Have a runtime compiled, if that is wanted.
 
     A runtime that cannot be compiled computes as it is, with a warning. Raises ContextError if it had to be compiled
     (True).
     """
-    if wanted is False or (wanted == "auto" and model.device.startswith("cpu")):
+    if not wants_compiling(model.device, wanted):
         return
-    compiler = Compiler(model.device, form=_form(model, model_name))
+    compiler = Compiler(model.device, form=_form(model))
     began = time.monotonic()
     try:
         model.compile(compiler)
@@ -106,7 +110,9 @@ def compile_runtime(model: EncoderModel, wanted: bool | str, *, model_name: str)
         log.warning("%s, %s tokens: computed as it is, not compiled: %s", model.name, model.longest, why)
     else:
         took = show_seconds(time.monotonic() - began)
-        log.info("runtime of %s tokens of %s on %s in %s: %s", model.longest, model.name, model.device, took, compiler.how)
+        log.info(
+            "runtime of %s tokens of %s on %s in %s: %s", model.longest, model.name, model.device, took, compiler.how
+        )
 
 
 def device_kind(device: str) -> str:
@@ -116,11 +122,11 @@ def device_kind(device: str) -> str:
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _form(model: EncoderModel, model_name: str) -> str:
+def _form(model: EncoderModel) -> str:
     """A name for what is compiled: with the version of PyTorch, the kind of device, and a digest of all else."""
     kind, shape = device_kind(model.device), model.runtime
     facts = [
-        _FORMAT, model_name, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,
+        _FORMAT, model.source, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,
         torch.__version__, str(torch.version.cuda), sys.version_info[:2],
         0 if model.device.startswith("cuda") else torch.get_num_threads(),
     ]  # fmt: skip

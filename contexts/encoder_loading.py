@@ -19,7 +19,8 @@ from transformers.utils import cached_file
 
 from stoker.contexts import ambient
 from stoker.contexts.compiling import compile_runtime
-from stoker.contexts.encoding import EncoderModel, RuntimeShape
+from stoker.contexts.encoder_inputs import RuntimeShape
+from stoker.contexts.encoding import EncoderModel
 from stoker.contexts.sentence_facts import sentence_facts
 from stoker.contexts.torch_settings import be_quiet, dtype_of
 from stoker.units import show_seconds
@@ -51,10 +52,12 @@ def load_encoder(
     network = kind.from_pretrained(path, dtype=dtype_of(dtype, path=path, device=device), **more)
     log.info("encoder %s on %s in %s: %s", path, device, network.dtype, show_seconds(time.monotonic() - began))
     runtime = RuntimeShape(length, batch) if length else None
-    name = Path(path).name
-    model = EncoderModel(network.eval().requires_grad_(False), tokenizer, facts=facts, name=name, runtime=runtime)
-    if length:
-        compile_runtime(model, compiled, model_name=ambient.object_at(path) or path)
+    model = EncoderModel(
+        network.eval().requires_grad_(False), tokenizer, facts=facts, name=Path(path).name,
+        source=ambient.object_at(path) or path, runtime=runtime,
+    )  # fmt: skip
+    if runtime is not None:
+        compile_runtime(model, compiled)
     return model
 
 

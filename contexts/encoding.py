@@ -14,14 +14,16 @@ added until there are as many as the shape has; what comes of those is dropped. 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stoker.contexts.encoder_facts import longest_text
+from stoker.contexts.encoder_inputs import RuntimeShape, TokenRow, network_inputs
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.joined_batches import JoinedBatches
 from stoker.contexts.sentence_facts import POOLINGS, SentenceFacts
@@ -29,24 +31,11 @@ from stoker.errors import InputTooLongError, RecipeError
 
 if TYPE_CHECKING:
     from stoker.contexts.compiling import Compiler
+    from stoker.contexts.length_profiles import EncoderProfile
 
 Text = str | tuple[str, str]
 """What is classified: a text, or two of them that the model reads as a pair (a premise and a hypothesis)."""
 _SLOTS = 16
-
-
-class RuntimeShape(NamedTuple):
-    """The shape of every batch of a runtime: tokens of each text, and how many texts."""
-
-    length: int
-    batch: int = 1
-
-
-class _TokenRow(NamedTuple):
-    """A text's tokens, and which of a pair's texts each is of (empty where the model is not told)."""
-
-    ids: list[int]
-    types: list[int]
 
 
 class EncoderModel:
@@ -59,11 +48,14 @@ class EncoderModel:
         *,
         facts: SentenceFacts | None = None,
         name: str = "",
+        source: str = "",
         runtime: RuntimeShape | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
+        self.source = source
+        """What says which model it is, the same everywhere: its object, or its name on the hub."""
         self.facts = facts or SentenceFacts()
         config = model.config
         self.runtime = runtime
@@ -83,7 +75,7 @@ class EncoderModel:
         self._computing = computing_on(self.device)
         self._compiler: Compiler | None = None
         self._reading = threading.Lock()
-        self._joined: JoinedBatches[_TokenRow, npt.NDArray[np.float32]] = JoinedBatches(
+        self._joined: JoinedBatches[TokenRow, npt.NDArray[np.float32]] = JoinedBatches(
             self._compute, length=lambda row: runtime.length if runtime is not None else len(row.ids)
         )
 
@@ -97,6 +89,13 @@ class EncoderModel:
         del device_memory_bytes
         return _SLOTS
 
+    def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
+        """A runtime with this model's weights, not compiled. Raises RecipeError for more tokens than the model reads."""
+        return EncoderModel(
+            self.model, self.tokenizer, facts=self.facts, name=self.name, source=self.source,
+            runtime=RuntimeShape(length, batch),
+        )  # fmt: skip
+
     @property
     def is_compiled(self) -> bool:
         """True for a runtime that was compiled."""
@@ -109,8 +108,28 @@ class EncoderModel:
         if self.runtime is None:
             raise ValueError(f"{self.name} is no runtime: a batch of any shape is not compiled")
         kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
-        self._networks[kind] = compiler.compile(self._networks[kind], lambda: self._inputs(rows, self.runtime)[0])
+        self._networks[kind] = compiler.compile(self._networks[kind], lambda: self._inputs(rows)[0])
         self._compiler = compiler
+
+    def close(self) -> None:
+        """End the thread of a runtime that was compiled."""
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
+        """Measure what texts of each length take in runtimes of it: `stoker.contexts.length_profiling`."""
+        from stoker.contexts.length_profiling import profile_lengths
+
+        return profile_lengths(self, lengths, **how)
+
+    def time_batch(self) -> float:
+        """The seconds of one batch of a runtime, whose texts are a token shorter than it."""
+        (row,) = self._rows([""], truncate=True, check=False)
+        count = self.longest - 1
+        full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
+        began = time.perf_counter()
+        self._compute("classify" if self.labels else self.facts.pooling, [full])
+        return time.perf_counter() - began
 
     def count_tokens(self, text: str) -> int:
         """The length of a text in tokens, with those that the tokenizer puts around it."""
@@ -188,7 +207,7 @@ class EncoderModel:
 
     # ---- tokens
 
-    def _rows(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[_TokenRow]:
+    def _rows(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[TokenRow]:
         if isinstance(texts, str):
             raise ValueError("texts must be a list of texts, and is one text; write [text]")
         if not texts:
@@ -206,7 +225,7 @@ class EncoderModel:
                 raise ValueError(f"text {number} is empty; the model needs a token to read")
             if self.longest and len(row) > self.longest:
                 self._refuse(number, len(row))
-        return [_TokenRow(*row) for row in zip(ids, types, strict=True)]
+        return [TokenRow(*row) for row in zip(ids, types, strict=True)]
 
     def _refuse(self, number: int, tokens: int) -> None:
         """Raise the error of a text that is too long."""
@@ -226,34 +245,23 @@ class EncoderModel:
 
     # ---- the model
 
-    def _compute(self, kind: Hashable, rows: list[_TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
+    def _compute(self, kind: Hashable, rows: list[TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
         """The scores of some rows (`classify`), or their hidden states, pooled in the way that is named."""
         if self._compiler is not None:
             return list(self._compiler.run(lambda: self._numbers(kind, rows)))
         with self._computing():
             return list(self._numbers(kind, rows))
 
-    def _numbers(self, kind: Hashable, rows: list[_TokenRow]) -> npt.NDArray[np.float32]:
+    def _numbers(self, kind: Hashable, rows: list[TokenRow]) -> npt.NDArray[np.float32]:
         with torch.inference_mode():
             numbers: npt.NDArray[np.float32] = self._forward(kind, rows)[: len(rows)].float().cpu().numpy()
         return numbers
 
-    def _inputs(self, rows: list[_TokenRow], shape: RuntimeShape | None) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """What the network is given, `[texts, tokens]` each; and the texts' lengths. In a runtime's shape, the first
-        text stands in the places that are left."""
-        if shape is not None:
-            rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
-        width = shape.length if shape is not None else max(len(row.ids) for row in rows)
-        lengths = torch.tensor([len(row.ids) for row in rows], device=self._device)
-        seen = torch.arange(width, device=self._device)[None, :] < lengths[:, None]
-        ids = self._padded([row.ids for row in rows], self._padding, width=width)
-        inputs = {"input_ids": ids, "attention_mask": seen.long()}
-        if rows[0].types:
-            inputs["token_type_ids"] = self._padded([row.types for row in rows], 0, width=width)
-        return inputs, lengths
+    def _inputs(self, rows: list[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return network_inputs(rows, self.runtime, padding=self._padding, device=self._device)
 
-    def _forward(self, kind: Hashable, rows: list[_TokenRow]) -> torch.Tensor:
-        inputs, lengths = self._inputs(rows, self.runtime)
+    def _forward(self, kind: Hashable, rows: list[TokenRow]) -> torch.Tensor:
+        inputs, lengths = self._inputs(rows)
         if kind == "classify":
             scores: torch.Tensor = self._networks["classify"](**inputs).logits
             return scores
@@ -265,16 +273,15 @@ class EncoderModel:
         weights = inputs["attention_mask"][:, :, None].float()
         return (states.float() * weights).sum(dim=1) / lengths[:, None]
 
-    def _padded(self, rows: list[list[int]], filler: int, *, width: int) -> torch.Tensor:
-        return torch.tensor([row + [filler] * (width - len(row)) for row in rows], device=self._device)
-
 
 def _runtime_length(name: str, runtime: RuntimeShape | None, longest: int) -> int:
     """The most tokens of a text: the runtime's, else the model's. Raises RecipeError for a runtime that is longer."""
     if runtime is None:
         return longest
     if longest and runtime.length > longest:
-        raise RecipeError(f"a runtime of {runtime.length} tokens, and {name} reads {longest} at the most", option="length")
+        raise RecipeError(
+            f"a runtime of {runtime.length} tokens, and {name} reads {longest} at the most", option="length"
+        )
     return runtime.length
 
 
