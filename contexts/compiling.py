@@ -19,16 +19,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from stoker.contexts import compiled_artifacts
+from stoker.contexts.encoder_inputs import RuntimeShape
 from stoker.errors import ContextError
 from stoker.units import show_seconds
-
-if TYPE_CHECKING:
-    from stoker.contexts.encoding import EncoderModel
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +38,25 @@ BACKEND: str | Callable[..., Any] = "inductor"
 _FORMAT = 1
 _RUNS = 3
 """A CUDA graph is warmed up in the first run and recorded in the second; the third runs it."""
+
+
+class Runtime(Protocol):
+    """What is compiled: an `EncoderModel` that is a runtime. `source` says which model it is, the same everywhere;
+    `longest` is its length in tokens."""
+
+    name: str
+    source: str
+    model: Any
+    longest: int
+    labels: list[str]
+    runtime: RuntimeShape | None
+
+    @property
+    def device(self) -> str:
+        """As PyTorch names it."""
+
+    def compile(self, compiler: Compiler) -> None:
+        """Have its network compiled, and compute in the compiler's thread."""
 
 
 class Compiler:
@@ -87,7 +104,7 @@ def wants_compiling(device: str, wanted: bool | str) -> bool:
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 
-def compile_runtime(model: EncoderModel, wanted: bool | str) -> None:
+def compile_runtime(model: Runtime, wanted: bool | str) -> None:
     """Have a runtime compiled, if that is wanted.
 
     A runtime that cannot be compiled computes as it is, with a warning. Raises ContextError if it had to be compiled
@@ -104,8 +121,8 @@ def compile_runtime(model: EncoderModel, wanted: bool | str) -> None:
         why = _first_line(error)
         if wanted is True:
             raise ContextError(
-                f"the runtime of {model.longest} tokens of {model.name} cannot be compiled on {model.device}: {why}. Other"
-                " runtimes serve its texts; compiled='auto' lets it compute as it is",
+                f"the runtime of {model.longest} tokens cannot be compiled on {model.device}: {why}. Other runtimes"
+                " serve its texts; with compiled='auto' it computes as it is",
             ) from error
         log.warning("%s, %s tokens: computed as it is, not compiled: %s", model.name, model.longest, why)
     else:
@@ -122,7 +139,7 @@ def device_kind(device: str) -> str:
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _form(model: EncoderModel) -> str:
+def _form(model: Runtime) -> str:
     """A name for what is compiled: with the version of PyTorch, the kind of device, and a digest of all else."""
     kind, shape = device_kind(model.device), model.runtime
     facts = [

@@ -3,7 +3,6 @@ shape of a runtime. It loads torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,10 +23,12 @@ class RuntimeShape(NamedTuple):
 
 
 def network_inputs(
-    rows: Sequence[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
+    rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """What the network is given, `[texts, tokens]` each, and the texts' lengths. `padding`: the id of the padding token.
-    In a runtime's shape, the first text stands in the places that are left."""
+    """What the network is given, `[texts, tokens]` each, and the texts' lengths.
+
+    `padding`: the id of the padding token. In a runtime's shape, the first text stands in the places that are left.
+    """
     if shape is not None:
         rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
     width = shape.length if shape is not None else max(len(row.ids) for row in rows)

@@ -16,22 +16,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from stoker.contexts.compiling import Compiler
 from stoker.contexts.encoder_facts import longest_text
 from stoker.contexts.encoder_inputs import RuntimeShape, TokenRow, network_inputs
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.joined_batches import JoinedBatches
+from stoker.contexts.length_profiles import EncoderProfile
+from stoker.contexts.length_profiling import profile_lengths
 from stoker.contexts.sentence_facts import POOLINGS, SentenceFacts
 from stoker.errors import InputTooLongError, RecipeError
-
-if TYPE_CHECKING:
-    from stoker.contexts.compiling import Compiler
-    from stoker.contexts.length_profiles import EncoderProfile
 
 Text = str | tuple[str, str]
 """What is classified: a text, or two of them that the model reads as a pair (a premise and a hypothesis)."""
@@ -60,7 +59,7 @@ class EncoderModel:
         config = model.config
         self.runtime = runtime
         """The shape of every batch; None: as its texts are."""
-        self.longest = _runtime_length(name, runtime, _longest(config, tokenizer, self.facts))
+        self.longest = _runtime_length(runtime, _longest(config, tokenizer, self.facts))
         """The most tokens of a text; 0 = any number."""
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
@@ -90,7 +89,7 @@ class EncoderModel:
         return _SLOTS
 
     def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
-        """A runtime with this model's weights, not compiled. Raises RecipeError for more tokens than the model reads."""
+        """A runtime with this model's weights, not compiled. Raises RecipeError for one longer than the model reads."""
         return EncoderModel(
             self.model, self.tokenizer, facts=self.facts, name=self.name, source=self.source,
             runtime=RuntimeShape(length, batch),
@@ -118,8 +117,6 @@ class EncoderModel:
 
     def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
         """Measure what texts of each length take in runtimes of it: `stoker.contexts.length_profiling`."""
-        from stoker.contexts.length_profiling import profile_lengths
-
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
@@ -233,8 +230,8 @@ class EncoderModel:
         if self.runtime is None:
             raise ValueError(f"text {number} comes to {tokens} tokens; the model reads {self.longest}. {advice}")
         raise InputTooLongError(
-            f"text {number} comes to {tokens} tokens; this runtime of {self.name} takes {self.longest}. Send it to a"
-            f" longer runtime. {advice}",
+            f"text {number} comes to {tokens} tokens; this runtime takes {self.longest}. Send it to a longer"
+            f" runtime. {advice}",
             tokens=tokens, longest=self.longest,
         )  # fmt: skip
 
@@ -274,14 +271,15 @@ class EncoderModel:
         return (states.float() * weights).sum(dim=1) / lengths[:, None]
 
 
-def _runtime_length(name: str, runtime: RuntimeShape | None, longest: int) -> int:
+def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
     """The most tokens of a text: the runtime's, else the model's. Raises RecipeError for a runtime that is longer."""
     if runtime is None:
         return longest
     if longest and runtime.length > longest:
         raise RecipeError(
-            f"a runtime of {runtime.length} tokens, and {name} reads {longest} at the most", option="length"
-        )
+            f"a runtime of {runtime.length} tokens, and the model reads {longest} at the most", option="length",
+            longest=longest,
+        )  # fmt: skip
     return runtime.length
 
 

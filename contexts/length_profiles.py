@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.model_source import model_source
+from stoker.contexts.model_source import model_source, shown_name
 from stoker.contexts.objects import object_of
 from stoker.contexts.runtime_lengths import LengthProfile, RuntimeLengths, choose_lengths
 from stoker.contexts.state import state_folder
@@ -49,8 +49,9 @@ class LengthTime(msgspec.Struct, frozen=True):
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What texts took, the shortest length first; each is the median of `repeats` batches of one text.
 
-    `model` is the digest of the model's folder, or its name on the hub. `dtype` and `compiled` are as `encoder` was
-    told; `computed_dtype` and `is_compiled` what came of it on `device`, a kind of device, with `threads` threads.
+    `model` is the digest of the model's folder, or its name on the hub; `name` is for people. `dtype` and `compiled`
+    are as `encoder` was told; `computed_dtype` and `is_compiled` what came of it on `device`, a kind of device, with
+    `threads` threads.
     `measured_at` is in seconds since 1970.
     """
 
@@ -111,7 +112,7 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
     """Keep what was measured of the model at `path`, in the place of what was measured before on such a device.
     Returns the file. Raises OSError, and RecipeError for a path that is no model's."""
-    whole = msgspec.structs.replace(profile, model=_digest(path))
+    whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = [whole.model, whole.dtype, str(whole.compiled), whole.device]

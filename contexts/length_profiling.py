@@ -11,17 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
-from stoker.contexts.compiling import compile_runtime, device_kind, wants_compiling
+from stoker.contexts.compiling import Runtime, compile_runtime, device_kind, wants_compiling
 from stoker.contexts.encoder_facts import SHORTEST_RUNTIME
 from stoker.contexts.length_profiles import EncoderProfile, LengthTime, usual_lengths
 from stoker.errors import RecipeError
-
-if TYPE_CHECKING:
-    from stoker.contexts.encoding import EncoderModel
 
 REPEATS = 30
 _FEWEST_REPEATS = 5
@@ -33,23 +30,54 @@ Told = Callable[[float, float], None]
 """Takes how far it is and how far it goes."""
 
 
+class TimedRuntime(Runtime, Protocol):
+    """A runtime of the model."""
+
+    @property
+    def is_compiled(self) -> bool:
+        """True once it is."""
+
+    def time_batch(self) -> float:
+        """The seconds of one batch."""
+
+    def close(self) -> None:
+        """End what it computes in."""
+
+
+class ProfiledModel(Protocol):
+    """What is measured: an `EncoderModel`, or what stands for one in a test."""
+
+    name: str
+    longest: int
+    model: Any
+
+    @property
+    def device(self) -> str:
+        """As PyTorch names it."""
+
+    def as_runtime(self, length: int) -> TimedRuntime:
+        """A runtime with its weights."""
+
+
 def profile_lengths(
-    model: EncoderModel,
+    model: ProfiledModel,
     lengths: Sequence[int] = (),
     *,
+    step: int = 0,
     dtype: str = "auto",
     compiled: bool | str = "auto",
     repeats: int = REPEATS,
     told: Told | None = None,
 ) -> EncoderProfile:
-    """The profile of a model over these lengths, which rise (none: multiples of 16 up to the model's longest text).
+    """The profile of a model over these lengths, which rise (none: multiples of `step` up to the model's longest text,
+    see `usual_lengths`).
     `dtype` and `compiled` as the runtimes will have them.
 
     Raises RecipeError for lengths that do not rise or that the model does not read, and ContextError for a runtime that
     cannot be compiled although that is wanted.
     """
-    asked = tuple(lengths) or usual_lengths(model.longest)
-    _refuse(asked, longest=model.longest, name=model.name)
+    asked = tuple(lengths) or usual_lengths(model.longest, step=step)
+    _refuse(asked, longest=model.longest)
     told = told or _tell_nobody
     is_compiled = wants_compiling(model.device, compiled)
     if is_compiled:
@@ -75,7 +103,7 @@ Samples = dict[int, list[float]]
 """The seconds that batches of each length took."""
 
 
-def _in_turns(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
+def _in_turns(model: ProfiledModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
     runtimes = {tokens: model.as_runtime(tokens) for tokens in lengths}
     for runtime in runtimes.values():
         for _ in range(_WARM_UP):
@@ -92,7 +120,7 @@ def _in_turns(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told
 
 
 def _one_after_the_other(
-    model: EncoderModel, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
+    model: ProfiledModel, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
 ) -> tuple[Samples, bool]:
     """The samples, and True if every runtime was compiled."""
     samples: Samples = {}
@@ -122,8 +150,8 @@ def _length_time(tokens: int, taken: Sequence[float]) -> LengthTime:
     return LengthTime(tokens, middle, median(abs(each - middle) for each in taken))
 
 
-def _refuse(lengths: Sequence[int], *, longest: int, name: str) -> None:
+def _refuse(lengths: Sequence[int], *, longest: int) -> None:
     if lengths[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(lengths)):
         raise RecipeError(f"lengths to measure rise, from {SHORTEST_RUNTIME} tokens on; they are {list(lengths)}")
     if longest and lengths[-1] > longest:
-        raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: {name} reads {longest} at the most")
+        raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model reads {longest} at the most")
