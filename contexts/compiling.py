@@ -118,7 +118,7 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
         model.compile(compiler)
     except Exception as error:
         compiler.close()
-        why = _first_line(error)
+        why = _short(error)
         if wanted is True:
             raise ContextError(
                 f"the runtime of {model.longest} tokens cannot be compiled on {model.device}: {why}. Other runtimes"
@@ -152,6 +152,7 @@ def _form(model: Runtime) -> str:
     return f"compiled-{readable[:80]}-{digest}"
 
 
-def _first_line(error: Exception) -> str:
+def _short(error: Exception) -> str:
+    """The kind of an error and its first two lines: the first one of PyTorch's names the backend, the second says why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]:.200}" if lines else type(error).__name__
+    return ": ".join([type(error).__name__, *(line.rstrip(":.") for line in lines[:2])])[:300]
