@@ -153,6 +153,6 @@ def _form(model: Runtime) -> str:
 
 
 def _short(error: Exception) -> str:
-    """The kind of an error and its first two lines: the first one of PyTorch's names the backend, the second says why."""
+    """The kind of an error and its first two lines: of PyTorch's, the first names the backend, the second says why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join([type(error).__name__, *(line.rstrip(":.") for line in lines[:2])])[:300]
