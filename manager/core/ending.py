@@ -27,6 +27,8 @@ def end(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -
     if not outcome.ok or call.id in manager.watch:
         keep(manager, call, outcome, holder=holder)
     manager.changed("calls", call.id)
+    if outcome.ok:
+        manager.took(call)
     manager.results_of(group.client).append(outcome)
 
 

@@ -51,6 +51,8 @@ def pull(manager: Manager, library: Library) -> None:
     if not listed:
         indexing.relist(manager, library)
     queues.fed(manager, context)
+    if context.listed_by:
+        _take_from_others(manager, library)
     if library.held or library.zombies or queue.single() is not None:
         return
     libraries.is_idle(manager, library)
@@ -60,6 +62,14 @@ def pull(manager: Manager, library: Library) -> None:
     for hungry in state.hungry.values():
         if hungry.starved_since is not None and state.now - hungry.asked_at >= ASK_PAUSE_S:
             manager.dirty[hungry] = None
+
+
+def _take_from_others(manager: Manager, library: Library) -> None:
+    """Calls of other contexts that list this library's wait: its policy says which of them it takes."""
+    waiting = any(other.queue.count for other in library.context.listed_by.values())
+    if waiting and library.pilot.reserved is None and indexing.has_room(manager, library):
+        dispatch = manager.policies.dispatch
+        actions.carry_out(manager, dispatch.pull_others(manager.state, library), seam="dispatch")
 
 
 def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
@@ -93,10 +103,17 @@ def limits_changed(manager: Manager, context: Context) -> None:
 
 
 def serve(manager: Manager, context: Context) -> None:
-    """Calls came to the queue: offer it to the context's libraries with room, in the order of the policy."""
-    queue = context.queue
-    for library in manager.policies.dispatch.serve_order(manager.state, context):
+    """Calls came to the queue: offer it to the context's libraries with room, in the order of the policy, then to those
+    of contexts that the calls list."""
+    queue, dispatch = context.queue, manager.policies.dispatch
+    for library in dispatch.serve_order(manager.state, context):
         if not queue.count:
             return
         if indexing.has_room(manager, library):
             pull(manager, library)
+    for other in context.lists.values():
+        for library in dispatch.serve_order(manager.state, other):
+            if not queue.count:
+                return
+            if library.state is LibraryState.READY and library.pilot.state is PilotState.HERE:
+                _take_from_others(manager, library)

@@ -16,6 +16,7 @@ from stoker.manager.core import (
     poison,
     reservations,
     suspects,
+    variants,
 )
 from stoker.manager.core.commands import RecordLoad, RecordSteps
 from stoker.manager.core.manager import Manager
@@ -120,14 +121,23 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
 
 
 def _load_failed(manager: Manager, context: Context, library: Library, failure: Failure) -> None:
+    """A load has failed. Once too often, calls end for which nothing else is or can be loaded."""
     is_over = loads.failed(library, failure)
     manager.changed("contexts", context.recipe.key)
-    alive = any(x.state in (LibraryState.LOADING, LibraryState.READY) for x in context.libraries.values())
-    if not is_over or alive:
+    if not is_over:
         return
+    lost = [each for each in (context, *context.listed_by.values()) if _has_no_hope(each)]
     text = f"context {context.recipe.name} could not be loaded: {failure.message}"
     evidence = Failure(
         FailureKind.CONTEXT, text, failure.pilot, failure.library, failure.signal, failure.exit_code, failure.tail,
         failure.log,
     )  # fmt: skip
-    libraries.fail_waiting(manager, context, evidence)
+    for each in lost:
+        libraries.fail_waiting(manager, each, evidence)
+
+
+def _has_no_hope(context: Context) -> bool:
+    """Whether calls wait for a context, no context that can serve them has a library, and the loads of each of these
+    have failed too often."""
+    alive = any(x.state in (LibraryState.LOADING, LibraryState.READY) for x in variants.libraries_for(context))
+    return context.queue.count > 0 and not alive and all(map(loads.gave_up, (context, *context.lists.values())))

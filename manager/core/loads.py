@@ -71,6 +71,11 @@ def failed(library: Library, failure: Failure) -> bool:
     context.load_failures += 1
     context.last_failure = failure
     context.failed_on[library.pilot.id] = context.failed_on.get(library.pilot.id, 0) + 1
+    return gave_up(context)
+
+
+def gave_up(context: Context) -> bool:
+    """Whether loads of a context have failed so often in a row that it is given up."""
     return context.load_failures >= LOAD_TRIES
 
 

@@ -96,3 +96,11 @@ class Manager:
         """Tell policies that think in rounds that something changed."""
         for changes in self.tracked:
             getattr(changes, what).add(id)
+
+    def took(self, call: Call) -> None:
+        """Tell policies that think in rounds how long a call took that has ended well, if it wants a latency."""
+        wanted_s = call.group.options.objective.latency_s
+        if wanted_s:
+            share = (self.state.now - call.submitted_at) / wanted_s
+            for changes in self.tracked:
+                changes.latency_shares.append(share)

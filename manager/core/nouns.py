@@ -130,8 +130,8 @@ class Context:
 
     __slots__ = (
         "advice", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
-        "index", "last_failure", "libraries", "limits", "load_failures", "load_s", "load_total_s", "loads",
-        "lost_loads", "paces", "queue", "rate", "recipe", "resident_bytes", "run_s", "run_total_s", "runs",
+        "index", "last_failure", "libraries", "limits", "listed_by", "lists", "load_failures", "load_s", "load_total_s",
+        "loads", "lost_loads", "paces", "queue", "rate", "recipe", "resident_bytes", "run_s", "run_total_s", "runs",
         "said_limits", "served", "slots", "starved_since",
     )  # fmt: skip
 
@@ -183,6 +183,10 @@ class Context:
         """How many libraries there may be, and how long an idle one stays: what holds of all that was wished for."""
         self.said_limits: dict[ClientId, LibraryLimits] = {}
         """What each program wished for last, also of those that are gone and may come back."""
+        self.lists: dict[str, Context] = {}
+        """Other contexts that can serve its calls, by recipe key: those that the calls list (see `variants`)."""
+        self.listed_by: dict[str, Context] = {}
+        """Contexts whose calls list this one."""
 
     @property
     def idle(self) -> OrderedDict[LibraryId, Library]:

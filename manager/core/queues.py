@@ -6,7 +6,7 @@ when they starve.
 
 from __future__ import annotations
 
-from stoker.manager.core import judging
+from stoker.manager.core import judging, variants
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Group
 
@@ -72,8 +72,15 @@ def fed(manager: Manager, context: Context) -> None:
 
 
 def starving(manager: Manager, context: Context) -> None:
-    """Note since when a context's calls wait without any library of theirs being hot or on its way."""
-    if not context.queue.count or any(library.usable for library in context.libraries.values()):
+    """Note since when calls wait without any library that may run them being hot or on its way: those of a context, and
+    of contexts whose calls list it."""
+    _note_starving(manager, context)
+    for other in context.listed_by.values():
+        _note_starving(manager, other)
+
+
+def _note_starving(manager: Manager, context: Context) -> None:
+    if not context.queue.count or any(library.usable for library in variants.libraries_for(context)):
         context.starved_since = None
     elif context.starved_since is None:
         context.starved_since = manager.state.now

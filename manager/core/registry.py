@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from stoker.contexts.recipe import Recipe
+from stoker.manager.core import variants
 from stoker.manager.core.client import Client
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.cost import Cost
@@ -103,6 +104,7 @@ def group_of(state: State, client: Client, function: FunctionBlob, context: Cont
         if cost is None:
             cost = state.costs[about] = Cost(function, RecipeKey(context.recipe.key))
         group = state.groups[key] = Group(key, client, context, cost, options)
+        variants.note(context, [state.contexts[other] for other in options.variants if other in state.contexts])
     return group
 
 
@@ -175,6 +177,7 @@ def forget_unused(manager: Manager) -> bool:
 def _forget_context(manager: Manager, context: Context) -> None:
     state, key = manager.state, context.recipe.key
     del state.contexts[key]
+    variants.forget(context)
     manager.dirty.pop(context, None)
     manager.returned.pop(context, None)
     for about in [about for about in state.transfers.snapshots if about[0] == key]:

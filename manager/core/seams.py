@@ -213,6 +213,8 @@ class Changes(msgspec.Struct):
     libraries: set[int] = msgspec.field(default_factory=set)
     pilots: set[str] = msgspec.field(default_factory=set)
     contexts: set[str] = msgspec.field(default_factory=set)
+    latency_shares: list[float] = msgspec.field(default_factory=list)
+    """Of calls that have ended well and want a latency: how long they took since they came, as shares of it."""
 
 
 # ---- seams
@@ -268,6 +270,10 @@ class Dispatch(Rounds, Protocol):
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
         """What a library with room takes: so many calls from the head of its context's queue (those for one library,
         `queue.single()`, of the head's group alone; it is asked again), or actions. O(1)."""
+
+    def pull_others(self, view: View, library: Library) -> Iterable[Action]:
+        """A library has room, its own context's queue has given what it could, and calls of contexts that list its
+        context as a variant wait (`context.listed_by`): the `Send`s of those that it takes."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
         """Calls came to a context's queue, or came back: the libraries that are offered it, in this order. Each with

@@ -24,7 +24,18 @@ A context whose load takes the pilot along `loads.LOADS` times in a row, with no
 
 from __future__ import annotations
 
-from stoker.manager.core import ending, faults, holding, judging, libraries, loads, queues, reservations, walltime
+from stoker.manager.core import (
+    ending,
+    faults,
+    holding,
+    judging,
+    libraries,
+    loads,
+    queues,
+    reservations,
+    variants,
+    walltime,
+)
 from stoker.manager.core.judging import ALONE_AFTER, MOST_LOSSES
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library, Pilot
@@ -190,7 +201,8 @@ def _judge_loads(manager: Manager, context: Context) -> None:
 def _candidates(call: Call) -> list[Library]:
     return [
         library
-        for library in call.group.context.libraries.values()
+        for context in variants.serving(call.group)
+        for library in context.libraries.values()
         if library.state is LibraryState.READY
         and library.pilot.state is PilotState.HERE
         and not any(device.fault for device in library.devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.manager.core import variants
 from stoker.manager.core.load_index import CLOSED, FREE, FULL
 from stoker.manager.core.nouns import Call, Context, Gang, Library
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
@@ -80,7 +81,7 @@ def _context(state: State, context: Context) -> None:
     )
     _hold(len({call.id for call in queued}) == len(queued), f"{name}: a call is queued twice")
     _hold((context.recipe.key in state.hungry) == bool(waiting), f"{name}: hungry is wrong")
-    starving = bool(waiting) and not any(library.usable for library in context.libraries.values())
+    starving = bool(waiting) and not any(library.usable for library in variants.libraries_for(context))
     _hold((context.starved_since is not None) == starving, f"{name}: starved_since is {context.starved_since}")
 
 

@@ -17,6 +17,7 @@ from stoker.contexts.code_payloads import dumps_arguments
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.payloads import plain_bytes
 from stoker.contexts.recipe import Recipe
+from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError, SerializationError
 from stoker.manager.executor.app_checks import (
     check_has_result,
@@ -55,12 +56,13 @@ def app(
     function: None = None,
     /,
     *,
-    context: Recipe | None = None,
+    context: Recipe | Family | None = None,
     batch_size: int | None = None,
     timeout: str | float | None = None,
     priority: int = 0,
     deadline: str | float | None = None,
     late: str = "run",
+    latency: str | float | None = None,
     gang: int | tuple[int, int] = 1,
     features: Features | Mapping[str, Any] | None = None,
     variants: Sequence[Recipe] = (),
@@ -73,12 +75,13 @@ def app(
     function: Callable[..., Any] | None = None,
     /,
     *,
-    context: Recipe | None = None,
+    context: Recipe | Family | None = None,
     batch_size: int | None = None,
     timeout: str | float | None = None,
     priority: int = 0,
     deadline: str | float | None = None,
     late: str = "run",
+    latency: str | float | None = None,
     gang: int | tuple[int, int] = 1,
     features: Features | Mapping[str, Any] | None = None,
     variants: Sequence[Recipe] = (),
@@ -92,17 +95,19 @@ def app(
 
     Used bare (`@app`), or with options:
 
-    - `context`: a recipe. The function gets the loaded context as its first argument; callers leave it out.
+    - `context`: a recipe. The function gets the loaded context as its first argument; callers leave it out. Or a family
+      (`stoker.family`): each call gets the runtime that its input's length wants, or a longer one.
     - `batch_size`: how many items `stoker.map` puts into one call, unless it is told otherwise.
     - `timeout`: ends a call that runs longer (`"10 min"`).
     - `deadline`: when a call should be done, from its submission. Within a priority the nearest comes first, and calls
       without one come after those with one. `late="drop"`: a call that cannot be in time any more (its deadline has
       passed, or no call of its function took as little as is left) is dropped; else you are told, and it runs after
       those that can be in time.
+    - `latency`: how long a call may take, from its submission (`"150 ms"`). It needs a policy that honours it.
     - `gang`: how many devices run a call together, a number or `(smallest, largest)`: see `stoker.gang()`.
     - `features`: what policies may know of a call, `{"items": 200}`.
     - `priority`: higher runs first. `variants`: other contexts that can serve its calls, best first. It needs a policy
-      of your own that honours it; what a policy does not honour is refused (docs/options.md).
+      that honours it, as `arlo` does; what a policy does not honour is refused (docs/options.md).
     - `stream`: whether the pieces that the function yields travel as they come (docs/streams.md). By default they do if
       it contains `yield`; `True` also for a function that returns an iterator. `False`: the result is a list of them.
     - `cache`, `ignore_for_cache`: Parsl's memoization; the context is part of what is remembered.
@@ -129,9 +134,9 @@ def app(
         raise ConfigError("executors: an empty list: no executor could run a call; leave it out for all that there are")
     if ignore_for_cache and not cache:
         raise ConfigError("ignore_for_cache has no effect without cache=True: write that, too, or leave it out")
-    recipe = None if context is None else as_recipe(context)
+    recipe = context if context is None or isinstance(context, Family) else as_recipe(context)
     given: dict[str, Any] = {"context": recipe, "timeout_s": timeout, "deadline_s": deadline, "variants": variants}
-    given |= {"late": late, "gang": gang, "features": features}
+    given |= {"late": late, "gang": gang, "features": features, "latency_s": latency}
     try:
         streams = False if stream is None else stream
         wants = read_wants({**given, "priority": priority, "stream": streams}, takes_context=True)
@@ -140,7 +145,8 @@ def app(
 
     asked = {
         "context": context, "batch_size": batch_size, "timeout": timeout, "priority": priority, "deadline": deadline,
-        "late": late, "gang": gang, "features": features, "variants": variants, "stream": stream, "cache": cache,
+        "late": late, "latency": latency, "gang": gang, "features": features, "variants": variants, "stream": stream,
+        "cache": cache,
         "ignore_for_cache": ignore_for_cache, "executors": executors,
     }  # fmt: skip
 
@@ -218,11 +224,15 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             labels = [executor.label for executor in stoker_executors(kernel, self.__name__)]
             self._found = (kernel, labels)
             self.executors = labels
-        inbox = PieceInbox(keeps_all=True) if self.specification.wants.options.stream else None
+        wants = self._wants_of(args, kwargs)
+        inbox = PieceInbox(keeps_all=True) if wants.options.stream else None
+        if wants is not self.specification.wants:
+            kwargs = {SPECIFICATION: AppWants(wants), **kwargs}
         if kernel.monitoring is None:  # Parsl's monitoring wraps functions and adds arguments
             function = self._with_walltime(kwargs.get("walltime", self.kwargs.get("walltime")))
             prepared = kernel.executors[self._found[1][0]].preparer.function(function)
-            specification = self._specification_now(function, prepared)
+            kwargs.pop(SPECIFICATION, None)
+            specification = self._specification_now(function, prepared, wants)
             packed = self._packed(args, kwargs, specification, prepared)
             if packed is not None:
                 args, kwargs = (), {PACKED: packed}
@@ -231,6 +241,12 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
                 inbox = specification.inbox
             kwargs = {SPECIFICATION: specification, **kwargs}
         return AppCallFuture.of(super().__call__(*args, **kwargs), inbox=inbox)
+
+    def _wants_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wants:
+        """What a call wants: of a family the context for its input. Where that is a future, the call finds its context
+        when the future is done."""
+        wants = self.specification.wants
+        return wants.chosen(args, kwargs) if wants.can_choose(args, kwargs) else wants
 
     def with_options(self, **options: Any) -> StokerApp:
         """The same function under other options; takes what `@app` takes, and keeps what is not named.
@@ -257,14 +273,13 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             self._timed = (walltime, timeout(self.func, walltime))
         return self._timed[1]
 
-    def _specification_now(self, function: Callable[..., Any], prepared: PreparedFunction) -> AppWants:
+    def _specification_now(self, function: Callable[..., Any], prepared: PreparedFunction, wants: Wants) -> AppWants:
         """With the function as it is now: a program may bind what it captures anew before Parsl's kernel has sent the
         call."""
-        wants = self.specification.wants
         try:
             blob = prepared.blob(function, wants)
         except SerializationError:  # the call's future says so
-            return self.specification
+            return AppWants(wants)
         last = self._last
         if last is None or last.function is not blob or last.wants is not wants:
             self._last = last = AppWants(wants, function=blob, made_of=function)

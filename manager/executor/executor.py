@@ -301,6 +301,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
                 args, kwargs = prepared.with_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
             elif wants.recipe.key == BARE.key:
                 folder = self._call_folder
+        if wants.family is not None:
+            wants = wants.chosen(args, kwargs)
         due_at = getattr(resource_specification, "due_at", None)
         blob = None
         if isinstance(resource_specification, AppWants) and is_same(resource_specification.made_of, func):

@@ -26,7 +26,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 from uuid import uuid4
@@ -151,14 +151,20 @@ class Link:
             self.wake()
         return call
 
-    def submit_many(self, submission: Submission, payloads: Iterable[Payload], waiter: Waiter) -> list[CallId]:
-        """Send calls of one submission, with one waiter for all of them. Raises SessionError if the session is over."""
+    def submit_many(
+        self, submission: Submission | Sequence[Submission], payloads: Iterable[Payload], waiter: Waiter
+    ) -> list[CallId]:
+        """Send calls of one submission, or each of its own, with one waiter for all. Raises SessionError if the session
+        is over."""
         if self._over is not None:
             raise self._over
         first_id, sequence = self._first_id, self._sequence
         specs = [CallSpec(CallId(first_id | next(sequence)), payload) for payload in payloads]
         calls = self.waiting.add_all(specs, waiter)
-        self._out.queue.extend([(submission, spec) for spec in specs])
+        if isinstance(submission, Submission):
+            self._out.queue.extend([(submission, spec) for spec in specs])
+        else:
+            self._out.queue.extend(zip(submission, specs, strict=True))
         self._send_now()
         return calls
 

@@ -45,15 +45,14 @@ class MapCalls:
                 self._before, self._with = function.args, function.keywords
             function = app.func
         wants = wants.streaming(streams)
+        self._wants = wants
         self.features = wants.features
         self._large = executor.link.large
         self._prepared = executor.preparer.function(function)
         self.name: str = self._prepared.name
         self._deadline_s = wants.deadline_s
         self._batch_size = batch_size
-        self._make_submission = functools.partial(
-            self._prepared.submission, function, wants, folder=executor.folder_of(wants)
-        )
+        self._make_submission = functools.partial(self._prepared.submission, function, folder=executor.folder_of(wants))
         self._brought: set[str] = set()
         """Modules of the user that the item packed last refers to."""
         self._renew_submission()
@@ -78,18 +77,38 @@ class MapCalls:
             self._renew_submission()
         return packed
 
+    @property
+    def is_family(self) -> bool:
+        """Whether each call has the context that its input wants (`submission_of`)."""
+        return self._wants.family is not None
+
     def submission(self) -> Submission:
         """What calls that are submitted now have in common. Their deadline counts from now, not from the first call."""
-        if not self._deadline_s:
-            return self._submission
-        return dataclasses.replace(self._submission, due_at=time.monotonic() + self._deadline_s)
+        return self._due(self._submission)
+
+    def submission_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
+        """What a call with these arguments has in common with others. Raises InputTooLongError."""
+        if not self.is_family:
+            return self.submission()
+        wants = self._wants.chosen((*self._before, *args), {**self._with, **kwargs})
+        made = self._of_length.get(id(wants))
+        if made is None:
+            made = self._of_length[id(wants)] = self._batched(self._make_submission(wants))
+        return self._due(made)
+
+    def _due(self, made: Submission) -> Submission:
+        return dataclasses.replace(made, due_at=time.monotonic() + self._deadline_s) if self._deadline_s else made
+
+    def _batched(self, made: Submission) -> Submission:
+        if not self._batch_size:
+            return made
+        return dataclasses.replace(made, options=msgspec.structs.replace(made.options, batch=self._batch_size))
 
     def _renew_submission(self) -> None:
-        made: Submission = self._make_submission()
-        if self._batch_size:
-            made = dataclasses.replace(made, options=msgspec.structs.replace(made.options, batch=self._batch_size))
-        self._submission = made
-        self._by_name = travels_with(made.function, made.recipe)
+        self._submission = self._batched(self._make_submission(self._wants))
+        self._of_length: dict[int, Submission] = {}
+        """Of a family, by the identity of what calls of one length want."""
+        self._by_name = travels_with(self._submission.function, self._submission.recipe)
 
 
 def app_in(function: Callable[..., Any]) -> PythonApp | None:

@@ -47,7 +47,9 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
     calls = MapCalls(executor, function, streams=True)
     end = StreamEnd(PieceInbox(keeps_all=False, may_differ=rerun_may_differ))
     payload = calls.pack_call(args, kwargs)
-    call = executor.link.submit(calls.submission(), payload, end, features=calls.features, inbox=end.inbox)
+    call = executor.link.submit(
+        calls.submission_of(args, kwargs), payload, end, features=calls.features, inbox=end.inbox
+    )
     return PieceStream(executor.link, end, call, name=calls.name)
 
 

@@ -30,6 +30,7 @@ from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_inputs import refuse_lost
+from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.progress import Follow, MapProgress
 from stoker.manager.executor.pulling import SLOW_ITEMS, SLOW_S, NotYet, PulledInputs
 from stoker.manager.executor.waiting import MapInbox
@@ -279,6 +280,7 @@ class ResultStream(Iterator[Any]):
         started = time.monotonic()
         while room and not self._exhausted:
             packed: list[Payload] = []
+            chosen: list[Submission] = []
             last = 0  # items of the batch that was packed last
             sizes = 0
             failed: tuple[None, Exception] | _NotSent | None = None
@@ -303,6 +305,8 @@ class ResultStream(Iterator[Any]):
                 try:
                     refuse_lost(item if self._batch_size is not None else (item,))
                     payload = self._calls.pack(item)
+                    if self._calls.is_family:
+                        chosen.append(self._calls.submission_of((item,), {}))
                 except Exception as error:  # raised, or given, where its result would have come
                     self._exhausted = not self._return_exceptions
                     failed = _NotSent(error, items=size)
@@ -313,7 +317,7 @@ class ResultStream(Iterator[Any]):
                 before = time.monotonic()
                 if before - started > PATIENCE_S:
                     break
-            self._send(packed, last=last)
+            self._send(packed, chosen, last=last)
             if failed is not None:
                 place = next(self._places)
                 if isinstance(failed, _NotSent):
@@ -331,10 +335,11 @@ class ResultStream(Iterator[Any]):
     def _room(self) -> int:
         return self._window.room(ready=len(self._ready))
 
-    def _send(self, packed: list[Payload], *, last: int) -> None:
+    def _send(self, packed: list[Payload], chosen: list[Submission], *, last: int) -> None:
+        """Send calls: each in its place of `chosen`, where their lengths decide which context they want."""
         if packed:
             total = 0
-            calls = self._link.submit_many(self._calls.submission(), packed, self._inbox)
+            calls = self._link.submit_many(chosen or self._calls.submission(), packed, self._inbox)
             for call, payload in zip(calls, packed, strict=True):
                 size = _size(payload)
                 self._window.in_flight[call] = (next(self._places), size)

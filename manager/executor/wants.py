@@ -15,8 +15,10 @@ from parsl.executors.errors import InvalidResourceSpecification
 
 from stoker.contexts.factory import as_recipe, recipe_of
 from stoker.contexts.recipe import BARE, Recipe
+from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError, RecipeError
 from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER
+from stoker.manager.executor.input_lengths import input_length, is_countable
 from stoker.manager.protocol.calls import CallOptions, Features, Objective
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.units import parse_seconds
@@ -48,7 +50,8 @@ class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ig
 
 
 class Wants(msgspec.Struct, frozen=True):
-    """What a specification says. `deadline_s` counts from when the call is submitted (0 = none)."""
+    """What a specification says. `deadline_s` counts from when the call is submitted (0 = none). `family`: the call is
+    still to be given the context that its length wants; until then `recipe` is the longest one."""
 
     recipe: Recipe = BARE
     options: CallOptions = CallOptions()
@@ -56,12 +59,42 @@ class Wants(msgspec.Struct, frozen=True):
     features: Features | None = None
     deadline_s: float = 0.0
     takes_context: bool = False
+    family: Family | None = None
+    of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
+    """What its calls of each length want, by the key of their shortest context: calls that want the same share it."""
 
     def streaming(self, streams: bool) -> Wants:
         """The same, for calls that give their results in pieces, or whole."""
         if self.options.stream is streams:
             return self
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An app travels in functions that name it; what counts the inputs of its calls stays here."""
+        family = Family(self.family.recipes) if self.family is not None else None
+        return Wants, (
+            self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
+        )  # fmt: skip
+
+    def can_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments is to be given a context of a family, and they tell which."""
+        return self.family is not None and is_countable(self.features, args, kwargs)
+
+    def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
+        """What a call with these arguments wants: of a family the shortest context that is long enough, and the longer
+        ones as variants. Raises InputTooLongError, and ConfigError where nothing says how long its input is."""
+        if self.family is None:
+            return self
+        recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))
+        known = self.of_lengths.get(recipe.key)
+        if known is None:
+            keys = tuple(RecipeKey(each.key) for each in longer)
+            options = msgspec.structs.replace(self.options, variants=keys)
+            known = msgspec.structs.replace(
+                self, recipe=recipe, variants=tuple(longer), options=options, family=None, of_lengths={}
+            )
+            self.of_lengths[recipe.key] = known
+        return known
 
     def options_in(self, folder: str) -> CallOptions:
         """The options of a call that, without a context, runs in `folder`. `Submission.due_at` holds its deadline."""
@@ -73,7 +106,11 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
     unknown = sorted(str(key) for key in specification if key not in KEYS)
     if unknown:
         raise _unknown(unknown)
-    recipe = None if specification.get("context") is None else _recipe("context", specification["context"])
+    context = specification.get("context")
+    family = context if isinstance(context, Family) else None
+    if family is not None and specification.get("variants"):
+        raise _wrong("variants", specification["variants"], "of any use beside a family, whose contexts are variants")
+    recipe = family.recipes[-1] if family is not None else _recipe_or_none(context)
     variants = () if specification.get("variants") is None else specification["variants"]
     if isinstance(variants, Recipe | str) or not isinstance(variants, Sequence):
         raise _wrong("variants", variants, "a list of recipes")
@@ -88,6 +125,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
         features=_features(specification.get("features")),
         deadline_s=deadline_s,
         takes_context=takes_context and recipe is not None,
+        family=family,
         options=CallOptions(
             priority=_whole(specification, "priority"),
             objective=objective,
@@ -134,6 +172,10 @@ def _wrong(name: str, value: Any, want: str, *, key: str = "") -> SpecificationE
     shown, key = repr(value), key or name
     text = f"{name}: {shown if len(shown) < 80 else shown[:77] + '...'} is not {want}"
     return SpecificationError(text, key=key, invalid_keys={key})
+
+
+def _recipe_or_none(context: Any) -> Recipe | None:
+    return None if context is None else _recipe("context", context)
 
 
 def _recipe(key: str, value: Any) -> Recipe:

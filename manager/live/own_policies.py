@@ -34,7 +34,7 @@ COMMON = ("period_s", "round", "rests", "timer", "advised")
 SEAMS = {
     "dispatch": (
         "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "honours", "serve_order",
-        "places_one_by_one_up_to",
+        "places_one_by_one_up_to", "pull_others",
     ),
     "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),

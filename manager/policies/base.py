@@ -22,6 +22,10 @@ class Quiet:
         """The hottest free library first, then the least loaded."""
         return hottest_first(view, context)
 
+    def pull_others(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
+        """Nothing: calls that list several contexts are refused by a policy that does not honour that."""
+        return ()
+
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         """Nothing."""
         return ()

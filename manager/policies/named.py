@@ -13,6 +13,7 @@ import msgspec
 
 from stoker.errors import ConfigError
 from stoker.manager.core.seams import Policies, Provisioning
+from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.exclusive import WholeDevice
 from stoker.manager.policies.prompt_tuner import prompt_tuner
@@ -66,6 +67,11 @@ SHIPPED: dict[str, Named] = {
             "slinfer",
             "Language models share devices a token at a time; a call whose tokens would be late is dropped.",
             slinfer,
+        ),
+        Named(
+            "arlo",
+            "A model in several lengths: a call runs in the shortest that fits, devices follow the lengths that come.",
+            arlo,
         ),
     )
 }

@@ -235,9 +235,9 @@ class LoadWhereWanted(Quiet):
             patience_s = self.patience_s
             return room_by_turns(view, context, minimum=self.minimum, patience_s=patience_s, may_leave=may_leave)
         plan: list[Action] = [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in leaving]
-        return plan + self._in_their_place(context, leaving)
+        return plan + self.in_their_place(context, leaving)
 
-    def _in_their_place(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
+    def in_their_place(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
         """The load for which these libraries are to end, in the same plan: its pilot begins it when their memory is
         free. None where what it takes is known only then."""
         rooms = {device: device.budget_bytes for library in leaving for device in library.devices}

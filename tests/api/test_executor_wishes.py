@@ -62,6 +62,7 @@ def test_the_shipped_policies_honour_what_the_page_says() -> None:
     special = {
         "infless": alone,
         "elastic-flow": alone,
+        "arlo": both | {"variants", "latency_s"},
         "slinfer": both | {"ttft_s", "tpot_s", "expected_output"},
         **dict.fromkeys(("default", "exclusive", "disk-only", "no-awareness", "random"), both | limits),
     }

@@ -38,6 +38,7 @@ APP: dict[str, list[Any]] = {
     "priority": ["high", 1.5, True, 10**30],
     "deadline": ["soon", "4", -1, 0, math.inf, True, 9e9],
     "late": ["later", 3, ["drop"], "drop"],  # the last: without a deadline it has no effect
+    "latency": [-1, "1", math.inf, "soon", True],
     "gang": [0, -1, (2, 1), (1, 2, 3), "2", True, 10**30, (1, 10**30)],
     "features": [3, "items", {"itms": 1}, {"items": "many"}, {"items": -1}, {"kind": 3}, {"fixed_s": math.inf}],
     "variants": [3, MODEL, "llm", [3], [load_model], 0],

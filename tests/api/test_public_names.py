@@ -27,6 +27,7 @@ def test_exported_names():
         "context",
         "device",
         "encoder",
+        "family",
         "gang",
         "load",
         "load_variable_from_serverless",

@@ -23,10 +23,15 @@ DIED = Failure(FailureKind.DIED, "ended by signal 9 (killed)", signal=9, tail="l
 BROKEN = Failure(FailureKind.CONTEXT, "FileNotFoundError: no such model")
 
 
-def recipe(name: str, *, memory: str = "", slots: int = 1, calls_per_library: int = 0, **needs: Any) -> Recipe:
+def recipe(
+    name: str, *, memory: str = "", slots: int = 1, calls_per_library: int = 0, longest_input: int = 0, **needs: Any
+) -> Recipe:
     """A recipe that loads something; `memory` is what it declares."""
     wants = Needs(memory_bytes=parse_bytes(memory) if memory else 0, **needs)
-    return Recipe(name, name, b"loader", needs=wants, slots=slots, calls_per_library=calls_per_library)
+    return Recipe(
+        name, name, b"loader", needs=wants, slots=slots, calls_per_library=calls_per_library,
+        longest_input=longest_input,
+    )  # fmt: skip
 
 
 def devices(count: int, *, kind: str = "cpu", memory: str = "8 GB") -> tuple[say.DeviceFacts, ...]:

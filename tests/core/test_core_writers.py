@@ -51,7 +51,7 @@ WRITERS: dict[type, dict[str, str]] = {
         "advice": "loads", "apart_lacks": "suspects", "ask_at": "queues", "asked_at": "core", "cut_after_s": "loads",
         "cut_loads": "loads", "ended": "ending", "failed_on": "loads", "index": "indexing", "last_failure": "loads",
         "libraries": "libraries", "load_failures": "loads", "load_s": "loads", "load_total_s": "loads",
-        "limits": "limits", "loads": "loads", "lost_loads": "loads", "paces": "accounting", "queue": "queues",
+        "limits": "limits", "lists": "variants", "loads": "loads", "lost_loads": "loads", "paces": "accounting", "queue": "queues",
         "rate": "call_ends", "resident_bytes": "loads", "run_s": "accounting", "run_total_s": "accounting",
         "runs": "accounting", "said_limits": "limits", "served": "call_ends", "slots": "loads",
         "starved_since": "queues",

@@ -43,6 +43,8 @@ class Cost(msgspec.Struct, frozen=True):
     load_s: float = 1.0
     resident_bytes: int = 10**9
     broken: str = ""
+    run_s: float = 0.0
+    """How long every call runs there; 0 = as it says itself."""
 
 
 class Toy(Desk):
@@ -115,10 +117,11 @@ class Toy(Desk):
         return pilot
 
     def context(
-        self, key: str, *, load_s: float = 1.0, memory: str = "1 GB", declares: str = "", broken: str = "", **needs: Any
-    ) -> Toy:
+        self, key: str, *, load_s: float = 1.0, memory: str = "1 GB", declares: str = "", broken: str = "",
+        runs_s: float = 0.0, **needs: Any,
+    ) -> Toy:  # fmt: skip
         """A context that takes `memory`, and declares nothing unless told otherwise."""
-        self.costs[key] = Cost(load_s, parse_bytes(memory), broken)
+        self.costs[key] = Cost(load_s, parse_bytes(memory), broken, runs_s)
         return self.tell(say.DefineRecipe(recipe(key, memory=declares, **needs)))
 
     def call(

@@ -254,6 +254,8 @@ class ToyPilot:
             id, (spec, gang) = library.waiting.popitem(last=False)
             work = msgspec.msgpack.decode(spec.payload, type=Work)  # type: ignore[arg-type]
             done = float(spec.progress or b"0")
+            run_s = self.toy.costs[library.recipe.key].run_s
+            work = msgspec.structs.replace(work, run_s=run_s) if run_s else work
             run = library.running[id] = Running(spec, work, self.toy.now, done, gang)
             self.began.append((self.toy.now, id, gang.rank if gang else 0, gang.size if gang else 1))
             self.toy.after(run.takes_s, lambda run=run: self._finish(library, run))  # type: ignore[misc]

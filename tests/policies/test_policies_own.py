@@ -210,10 +210,10 @@ SITE_FAULTS = {
     'name = "exclusiv"': "name = 'exclusiv' is no policy; did you mean 'exclusive'? "
     '(one of your own: "module:Class" or "path.py:Class")',
     'residency = "qqq"': "residency = 'qqq' is no policy; there are default, exclusive, "
-    'prompt-tuner, slinfer (one of your own: "module:Class" or "path.py:Class")',
+    'prompt-tuner, slinfer, arlo (one of your own: "module:Class" or "path.py:Class")',
     'dispatch = "mine.py:"': 'dispatch = \'mine.py:\': a policy of your own is "module:Class" or "path.py:Class"',
     'name = ""': "name = '' is no policy; there are default, exclusive, "
-    'prompt-tuner, slinfer (one of your own: "module:Class" or "path.py:Class")',
+    'prompt-tuner, slinfer, arlo (one of your own: "module:Class" or "path.py:Class")',
 }
 
 

@@ -1,0 +1,114 @@
+"""Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) over the libraries of a family.
+
+A level is a runtime that has libraries; within it the least loaded one counts, which the context's load index knows. A
+call goes to the first of its levels whose library is less congested than the threshold; the threshold falls from level
+to level, since longer calls have nowhere else to go. Where all are congested the shortest level takes it, as long as
+its library can still answer in time. Beyond that the paper lets it queue there; here it waits in the manager, for
+whichever library has room first.
+
+A library whose own queue is empty also takes calls whose ideal runtime is a shorter one, by the same thresholds; where
+no library of the ideal runtime is there, whenever it has room. Calls that came back find their place in this way.
+
+Contexts of no family are served as by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from stoker.manager.core.nouns import Call, Context, Library
+from stoker.manager.core.seams import Action, Send, View
+from stoker.manager.core.variants import serving
+from stoker.manager.core.walltime import call_fits
+from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, runtimes_of
+from stoker.manager.policies.arlo.runtime_queues import DECAY, PEEKED, THRESHOLD
+from stoker.manager.policies.dispatch import HottestFirst
+from stoker.manager.protocol.ids import LibraryId
+
+_MOST_COMPARED = 8
+"""Of libraries that might be the least loaded of a level, so many are looked at."""
+
+
+class MultiLevelQueue(HottestFirst):
+    """Dispatch as in Arlo. `threshold`, `decay` and `peeked` are lambda, alpha and L of Algorithm 1."""
+
+    asks_every_call = True
+    honours = HottestFirst.honours | {"variants", "latency_s"}
+
+    def __init__(
+        self, times: RuntimeTimes, arrivals: ArrivalCounts, *, threshold: float = THRESHOLD, decay: float = DECAY,
+        peeked: int = PEEKED,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._times = times
+        self._arrivals = arrivals
+        self._thresholds = [threshold * decay**peek for peek in range(peeked)]
+
+    def window(self, view: View, library: Library) -> int:
+        """As many as it answers in time; before it has answered any, as many as it runs at once."""
+        context = library.context
+        if not is_runtime(context):
+            return super().window(view, library)
+        return self._times.capacity(context) if context.runs and not library.stuck else library.slots
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
+        """Algorithm 1, for a call that has come."""
+        if not is_runtime(call.group.context) or call.group.options.gang[1] > 1:
+            return super().place(view, call)
+        if not call.sent_at:
+            self._arrivals.came(call.group.context, view.now)
+            self._times.note(call)
+        top: Library | None = None
+        levels = (library for context in serving(call.group) if (library := self._head(view, context, call)))
+        for threshold, library in zip(self._thresholds, levels, strict=False):
+            if library.load < threshold * self._times.capacity(library.context):
+                return library.id
+            top = top or library
+        return top.id if top is not None and top.load < self.window(view, top) else None
+
+    def pull(self, view: View, library: Library) -> int | Iterable[Action]:
+        """Its share of the calls that wait for its runtime, as far as it answers them in time."""
+        context = library.context
+        if not is_runtime(context) or context.queue.gangs:
+            return super().pull(view, library)
+        head = context.queue.single()
+        if head is None or not call_fits(view, library, head):
+            return 0
+        room = self.window(view, library) - library.load
+        return min(room, -(-context.queue.count // max(1, len(context.index))))
+
+    def pull_others(self, view: View, library: Library) -> Iterator[Action]:
+        """Calls of shorter runtimes that wait, those of the nearest first: as far as Algorithm 1 would demote them."""
+        family = runtimes_of(library.context)
+        for distance, shorter in enumerate(_shorter(library.context, family), 1):
+            while (call := shorter.queue.single()) is not None and self._takes(view, library, call, distance=distance):
+                yield Send(call.id, library.id)
+
+    def _takes(self, view: View, library: Library, call: Call, *, distance: int) -> bool:
+        """Whether a library takes a call whose ideal runtime is so many levels shorter."""
+        window = self.window(view, library)
+        fits = library.load < window and library.admits(call) and call_fits(view, library, call)
+        if not fits or library.context.recipe.key not in call.group.options.variants:
+            return False
+        if not len(call.group.context.index):
+            return True
+        is_peeked = distance < len(self._thresholds)
+        return is_peeked and library.load < self._thresholds[distance] * self._times.capacity(library.context)
+
+    def _head(self, view: View, context: Context, call: Call) -> Library | None:
+        """The least loaded library of a runtime that may take a call; None if there is none."""
+        free = [x for x in islice(context.index.hottest(), _MOST_COMPARED) if _may(view, x, call)]
+        if free:
+            return min(free, key=lambda library: library.load)
+        busy = islice(context.index.least_loaded(), _MOST_COMPARED)
+        return next((library for library in busy if _may(view, library, call)), None)
+
+
+def _may(view: View, library: Library, call: Call) -> bool:
+    return library.admits(call) and call_fits(view, library, call)
+
+
+def _shorter(context: Context, family: Sequence[Context]) -> list[Context]:
+    """The runtimes of a family that are shorter than this one, the nearest first."""
+    return list(reversed(family[: family.index(context)]))

@@ -1,0 +1,101 @@
+"""A family under policy `arlo`, with real processes: each call runs in a runtime that is long enough for its input."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from faults.world import World
+
+PROGRAM = """
+import json
+import os
+import time
+
+import parsl
+import stoker
+from stoker.errors import InputTooLongError
+
+
+@stoker.context
+def runtime(length):
+    return length
+
+
+@parsl.python_app(executors=["stoker"])
+def written(text):
+    return text
+
+
+family = stoker.family({10: runtime(10), 20: runtime(20), 40: runtime(40)}, count=len)
+
+
+@stoker.app(context=family, latency="2 s")
+def read(length, text):
+    time.sleep(length / 2000)
+    assert len(text) <= length, (length, text)
+    return length
+
+
+@stoker.app(context=family, latency="2 s")
+def end_once(length, text, marker):
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        os._exit(3)
+    return length
+
+
+def measured():
+    texts = ["x" * (1 + number % 40) for number in range(400)]
+    found = list(stoker.map(read, texts))
+    assert all(length >= len(text) for length, text in zip(found, texts))
+    return sorted(set(found))
+
+
+said = {}
+with stoker.load(site="one.toml"):
+    said["one"] = read("x" * 33).result(60)
+    said["by name"] = read(text="x" * 33).result(60)
+    said["of a future"] = read(written("x" * 21)).result(60)
+    said["all"] = measured()
+    for asked in (lambda: read("x" * 41), lambda: list(stoker.map(read, ["x" * 41]))):
+        try:
+            asked()
+        except InputTooLongError as error:
+            said.setdefault("too long", []).append([error.tokens, error.longest])
+    said["after a kill"] = end_once("x" * 5, os.path.abspath("marker")).result(60)
+    try:
+        stoker.app(context=stoker.family({10: runtime(10)}))(lambda length, text: length)("x")
+    except stoker.errors.ConfigError as error:
+        said["nothing counts"] = str(error)
+    time.sleep(float(os.environ.get("LAST_S", 0)))
+    said["later"] = measured()
+print(json.dumps(said))
+"""
+SITE = '[pilot]\ndevices = "cpu:4"\n[policy]\nname = "arlo"\n'
+
+
+def test_calls_find_a_runtime_that_is_long_enough(world: World) -> None:
+    (world.path / "one.toml").write_text(SITE)
+    (world.path / "family.py").write_text(PROGRAM)
+    # A plan is made anew five seconds after the first, and carried out in steps of one.
+    process = world.spawn([sys.executable, "family.py"], folder=world.path, LAST_S="8")
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    said = json.loads(out)
+    assert said["one"] == said["by name"] == said["of a future"] == 40
+    assert set(said["all"]) <= {10, 20, 40}
+    assert said["too long"] == [[41, 40], [41, 40]]
+    assert said["after a kill"] in (10, 20, 40)
+    assert "how long its input is" in said["nothing counts"]
+    assert said["later"] == [10, 20, 40]
+
+
+def test_a_policy_that_knows_no_variants_refuses_a_family(world: World) -> None:
+    (world.path / "one.toml").write_text('[pilot]\ndevices = "cpu:1"\n')
+    program = PROGRAM.replace('said["one"] = ', "").replace(', latency="2 s"', "")
+    (world.path / "family.py").write_text(program)
+    process = world.spawn([sys.executable, "family.py"], folder=world.path)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "does not honour other contexts that can serve a call (variants)" in err
