@@ -44,7 +44,7 @@ class TimedRuntime(Runtime, Protocol):
         """End what it computes in."""
 
 
-class ProfiledModel(Protocol):
+class MeasuredEncoder(Protocol):
     """What is measured: an `EncoderModel`, or what stands for one in a test."""
 
     name: str
@@ -60,7 +60,7 @@ class ProfiledModel(Protocol):
 
 
 def profile_lengths(
-    model: ProfiledModel,
+    model: MeasuredEncoder,
     lengths: Sequence[int] = (),
     *,
     step: int = 0,
@@ -103,7 +103,7 @@ Samples = dict[int, list[float]]
 """The seconds that batches of each length took."""
 
 
-def _in_turns(model: ProfiledModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
+def _in_turns(model: MeasuredEncoder, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
     runtimes = {tokens: model.as_runtime(tokens) for tokens in lengths}
     for runtime in runtimes.values():
         for _ in range(_WARM_UP):
@@ -120,7 +120,7 @@ def _in_turns(model: ProfiledModel, lengths: Sequence[int], *, repeats: int, tol
 
 
 def _one_after_the_other(
-    model: ProfiledModel, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
+    model: MeasuredEncoder, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
 ) -> tuple[Samples, bool]:
     """The samples, and True if every runtime was compiled."""
     samples: Samples = {}
