@@ -100,6 +100,11 @@ class EncoderModel:
         """True for a runtime that was compiled."""
         return self._compiler is not None
 
+    @property
+    def origin(self) -> str:
+        """Where the code of a compiled runtime comes from, for people; empty for one that is not compiled."""
+        return self._compiler.how if self._compiler is not None else ""
+
     def compile(self, compiler: Compiler) -> None:
         """Have a runtime's network compiled, and let the compiler's thread compute from now on. A model with a
         classification head is compiled for `classify`; its `embed` is computed as it is. Raises whatever compiling
