@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from statistics import median
 
 from stoker.contexts import EncoderProfile, RuntimeLengths
 
 _WIDTH = 10
+_STEADY = 0.05
+"""Less than a step of the staircase is: a change of 5 % counts as tiny (`stoker.contexts.RuntimeLengths`)."""
 
 
 def staircase(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
@@ -51,6 +54,14 @@ def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
     if not many:
         return ""
     return f"{many:,} of {len(counts):,} texts have more than {longest:,} tokens: no runtime takes them whole"
+
+
+def unsteady(profile: EncoderProfile) -> str:
+    """Says that the device did something else meanwhile; empty if times were steady."""
+    spread = median(each.spread_s / each.seconds for each in profile.lengths)
+    if spread <= _STEADY:
+        return ""
+    return f"times of one length differ by {spread:.0%} from their median: others use the device; measure again, alone"
 
 
 def _shares(profile: EncoderProfile, counts: Sequence[int]) -> list[float]:

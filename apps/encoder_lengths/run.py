@@ -14,7 +14,7 @@ from stoker import encoder
 from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
-from stoker.apps.encoder_lengths.report import advice, staircase, too_long
+from stoker.apps.encoder_lengths.report import advice, staircase, too_long, unsteady
 from stoker.apps.encoder_lengths.texts import count_texts, sample_texts
 from stoker.config import load_site
 from stoker.console import Screen
@@ -98,7 +98,7 @@ def _report(
     yield f"milliseconds of one text, padded to each length: the median of {profile.repeats}"
     yield ""
     yield from staircase(profile, counts)
-    if note := too_long(profile, counts):
+    for note in filter(None, (too_long(profile, counts), unsteady(profile))):
         yield f"  note  {note}"
     yield ""
     yield from advice(options.model, profile, pay)

@@ -16,7 +16,7 @@ from tiny_encoder import write_tiny_encoder
 
 from stoker.apps.encoder_lengths import texts as sampling
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
-from stoker.apps.encoder_lengths.report import advice, staircase, too_long
+from stoker.apps.encoder_lengths.report import advice, staircase, too_long, unsteady
 from stoker.apps.encoder_lengths.texts import sample_texts
 from stoker.contexts import EncoderProfile, lengths_that_pay
 from stoker.contexts.length_profiles import LengthTime
@@ -73,6 +73,11 @@ def test_a_model_without_a_staircase_is_told_that_one_runtime_is_right() -> None
 def test_texts_that_no_runtime_takes_are_counted() -> None:
     assert too_long(profile(0.001, 0.002), [1, 128, 129]).startswith("1 of 3 texts have more than 128 tokens")
     assert too_long(profile(0.001, 0.002), [1, 128]) == ""
+
+
+def test_times_that_are_not_steady_are_told() -> None:
+    assert unsteady(profile(0.001, 0.002)) == ""
+    assert "differ by 10% from their median" in unsteady(profile(0.0002, 0.0002))
 
 
 # ---- a user's texts

@@ -125,6 +125,27 @@ def test_a_form_names_the_version_the_device_and_the_shape(folder: Path) -> None
     assert all(form == Path(form).name and len(form) < 200 for form in forms)
 
 
+@pytest.mark.gpu
+def test_a_runtime_on_a_gpu_replays_its_graph_for_calls_of_every_slot(folder: Path) -> None:
+    import numpy as np
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU here")
+    plain = load(folder)
+    recipe = encoder(folder, length=8, batch=2)
+    ambient.enter_library(device="cuda:0")
+    model = load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
+    assert model.is_compiled
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with ThreadPoolExecutor(4) as slots:
+        for found in slots.map(model.embed, [TEXTS] * 40, timeout=60):
+            assert np.allclose(found, plain.embed(TEXTS), atol=1e-3)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+    model.close()
+
+
 # ---- what is kept
 
 
