@@ -30,6 +30,8 @@ Made = TypeVar("Made")
 Compile = Callable[[Path], Made]
 """Compiles with this folder as the compiler's cache: what is in it is not made again."""
 _CACHE, _LOCKS = "cache", "locks"
+_SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
+"""No processes that outlive the load; and no precompiled C++ headers, which stay in /tmp with 150 MB each."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -101,7 +103,7 @@ def _alone(compile: Compile[Made]) -> Made:
 
 @contextlib.contextmanager
 def inductor_cache(folder: Path) -> Iterator[None]:
-    """The compiler keeps what it makes in this folder during the block, and starts no processes that outlive it."""
+    """The compiler keeps what it makes in this folder during the block, and nothing elsewhere."""
     from torch._inductor import config, utils
 
     before = {name: os.environ.get(name) for name in _VARIABLES}
@@ -109,7 +111,7 @@ def inductor_cache(folder: Path) -> Iterator[None]:
     os.environ.update(zip(_VARIABLES, (str(folder), str(folder / "triton")), strict=True))
     utils.clear_inductor_caches()
     try:
-        with config.patch(compile_threads=1):
+        with config.patch({name: value for name, value in _SETTINGS.items() if hasattr(config, name)}):
             yield
     finally:
         for name, value in before.items():

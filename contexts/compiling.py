@@ -35,6 +35,8 @@ Inputs = Callable[[], dict[str, torch.Tensor]]
 """Makes what a network is given. It is asked where the network computes: a tensor that was made elsewhere (outside of
 inference mode) has other code compiled for it."""
 BACKEND: str | Callable[..., Any] = "inductor"
+_ADVICE = "Set TORCH"
+"""How PyTorch begins to say where its developers find more."""
 _FORMAT = 1
 _RUNS = 3
 """A CUDA graph is warmed up in the first run and recorded in the second; the third runs it."""
@@ -154,5 +156,6 @@ def _form(model: Runtime) -> str:
 
 def _short(error: Exception) -> str:
     """The kind of an error and its first two lines: of PyTorch's, the first names the backend, the second says why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return ": ".join([type(error).__name__, *(line.rstrip(":.") for line in lines[:2])])[:300]
+    lines = [line.strip().rstrip(":.") for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines[:2] if not line.startswith(_ADVICE)]
+    return ": ".join([type(error).__name__, *said])[:300]

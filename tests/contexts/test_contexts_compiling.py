@@ -106,6 +106,15 @@ def test_a_runtime_that_may_be_compiled_and_cannot_computes_as_it_is(
     assert np.allclose(model.embed(TEXTS), load(folder, length=8, compiled=False).embed(TEXTS), atol=1e-6)
 
 
+def test_a_node_without_a_compiler_says_so_in_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ContextError, match=r"tokens cannot be compiled on cpu: .*No working C\+\+ compiler") as raised:
+        load(folder, length=8, compiled=True)
+    assert "TORCHDYNAMO" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("device", "wanted", "expected"),
     [("cpu", "auto", False), ("cuda:0", "auto", True), ("cpu", True, True), ("cuda:0", False, False)],
