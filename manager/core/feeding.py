@@ -26,12 +26,13 @@ def pull(manager: Manager, library: Library) -> None:
         return
     # A library that is filled up again is listed once, afterwards. Until then the index shows it as it was, so a policy
     # that gives it nothing is asked again with the library listed.
-    listed = library.stuck or not queue.count or queue.gangs or queue.apart
+    apart = queue.apart or (context.listed_by and any(other.queue.apart for other in context.listed_by.values()))
+    listed = library.stuck or not queue.count or queue.gangs or apart
     if listed:
         indexing.relist(manager, library)
     if queue.timed:
         deadlines.settle(manager, context)
-    if queue.apart and library.id in context.index.free:
+    if apart and library.id in context.index.free:
         suspects.offer(manager, library)
     has_room = library.suspect is None and library.pilot.reserved is None
     while has_room and queue.count:

@@ -47,7 +47,7 @@ def takes(manager: Manager, library: Library, call: Call) -> bool:
     return (
         library.state is LibraryState.READY
         and library.pilot.state is PilotState.HERE
-        and _serves(library, group)
+        and serves(library, group)
         and library.load < indexing.room(manager, library)
         and library.admits(call)
     )
@@ -94,10 +94,10 @@ def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> Non
 def may_go_on(library: Library, call: Call) -> bool:
     """Whether a call that runs in a library already may count as held there."""
     suspect = library.suspect is not None or (call.by_itself and library.slots > 1)
-    return _serves(library, call.group) and call.group.options.gang[1] == 1 and not suspect
+    return serves(library, call.group) and call.group.options.gang[1] == 1 and not suspect
 
 
-def _serves(library: Library, group: Group) -> bool:
+def serves(library: Library, group: Group) -> bool:
     """Whether calls of a group may run in libraries of this one's context."""
     return library.context is group.context or library.context.recipe.key in group.options.variants
 

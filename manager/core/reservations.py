@@ -10,7 +10,7 @@ from stoker.manager.core.trials import Trial
 
 def places_changed(manager: Manager, context: Context) -> None:
     """Libraries of a context, or their pilots, have changed: calls that are apart may find a place now."""
-    manager.apart_due |= bool(context.queue.apart)
+    manager.apart_due |= any(each.queue.apart for each in (context, *context.listed_by.values()))
 
 
 def trial_of(manager: Manager, call: Call) -> Trial:

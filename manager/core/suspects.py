@@ -24,6 +24,8 @@ A context whose load takes the pilot along `loads.LOADS` times in a row, with no
 
 from __future__ import annotations
 
+from itertools import chain
+
 from stoker.manager.core import (
     ending,
     faults,
@@ -109,12 +111,14 @@ def may_begin(state: State) -> bool:
 def offer(manager: Manager, library: Library) -> None:
     """A library has a free slot: a call that was cut off before goes first, if there is time enough for it, and one
     that other pilots have failed."""
-    for call in library.context.queue.apart.values():
+    waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
+    for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]
         if (
             judging.is_suspect(trial)
             or not (trial.cuts or trial.faults)
             or not library.admits(call)
+            or not holding.serves(library, call.group)
             or judging.verdict(manager.state, call, trial)
         ):
             continue
