@@ -42,7 +42,7 @@ def advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str
         lines += [
             "",
             "  note  nothing was compiled on this device: encoder(...) without a length pads no text that is computed"
-            " alone, so it is as fast",
+            " alone, so it is at least as fast",
         ]
     return lines
 
