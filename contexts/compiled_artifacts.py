@@ -5,7 +5,8 @@ torch.compiler.save_cache_artifacts, leave out the shared objects of a CPU: a li
 again, 18 s of 27 s.) That folder is the snapshot: it is made once and whole as other snapshots are (`snapshot.py`), it
 goes to other pilots under its *form*, and a library works on a copy, so that what others were given never changes.
 
-An artifact that is of no use costs the time to compile, never the load: it is moved aside, and made again.
+An artifact that is of no use costs the time to compile, never the load: one that is damaged is moved aside, and one
+that was compiled for another machine (files came to its copy) is replaced.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from stoker.contexts import ambient
 from stoker.contexts.snapshot import make_folder, set_aside, snapshot_facts
@@ -29,37 +31,51 @@ log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 Compile = Callable[[Path], Made]
 """Compiles with this folder as the compiler's cache: what is in it is not made again."""
+_NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
 """No processes that outlive the load; and no precompiled C++ headers, which stay in /tmp with 150 MB each."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
+class _Had(NamedTuple, Generic[Made]):
+    """What was made, and True if it was compiled now."""
+
+    made: Made
+    is_new: bool
+
+
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
     """What `compile` makes, from what this or another pilot has kept under this form, else anew; and how it came about.
     Without a form nothing is kept. Raises what compiling raises."""
     if not form:
-        return _alone(compile), "just compiled, and not kept"
+        return _alone(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
     if snapshot_facts(place) is None and (facts := snapshot_facts(came)) is not None:
-        made = _from(came, compile)
-        if made is not None:
-            return made[0], f"another pilot compiled it in {show_seconds(float(facts.get('made_s', 0.0)))}"
+        had = _from(came, compile, place=place)
+        if had is not None and not had.is_new:
+            return had.made, f"another pilot compiled it in {show_seconds(float(facts.get('made_s', 0.0)))}"
+        if had is not None:
+            return had.made, _offered(form, place, "just compiled")
     for _ in range(2):
         found = _keep(place, compile)
-        facts = snapshot_facts(place)
-        if found is None and facts is None:  # the disk takes nothing
+        if found is None and snapshot_facts(place) is None:  # the disk takes nothing
             break
-        made = found or _from(place, compile)
-        if made is None:
-            set_aside(place)
-            continue
-        if facts is None:
-            return made[0], "just compiled, and not kept"
-        made_s = float(facts.get("made_s", 0.0))
-        ambient.offer_snapshot(form, place, made_s=made_s)
-        return made[0], f"{'just compiled' if found else 'compiled earlier'} in {show_seconds(made_s)}"
-    return _alone(compile), "just compiled, and not kept"
+        had = _Had(found[0], True) if found else _from(place, compile, place=place)
+        if had is not None:
+            return had.made, _offered(form, place, "just compiled" if had.is_new else "compiled earlier")
+        set_aside(place)
+    return _alone(compile), _NOT_KEPT
+
+
+def _offered(form: str, place: Path, how: str) -> str:
+    """Offer what is kept at `place`, if the disk has taken it. How it came about, for people."""
+    facts = snapshot_facts(place)
+    if facts is None:
+        return _NOT_KEPT
+    made_s = float(facts.get("made_s", 0.0))
+    ambient.offer_snapshot(form, place, made_s=made_s)
+    return f"{how} in {show_seconds(made_s)}"
 
 
 def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
@@ -85,15 +101,42 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
     return (found[0],) if found else None
 
 
-def _from(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
-    """What comes of an artifact; None if it is of no use."""
+def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | None:
+    """What comes of an artifact; None if it is damaged. Where something was compiled in spite of it, that is kept at
+    `place`."""
     try:
         with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
-            shutil.copytree(place / _CACHE, Path(folder, _CACHE))
-            return (compile(Path(folder, _CACHE)),)
+            cache = Path(folder, _CACHE)
+            shutil.copytree(source / _CACHE, cache)
+            before, began = _files(cache), time.monotonic()
+            made = compile(cache)
+            is_new = _files(cache) != before
+            if is_new:
+                _replace(place, cache, made_s=time.monotonic() - began)
+            return _Had(made, is_new)
     except Exception as error:
-        log.warning("what was compiled before, %s, cannot be used (%s); it is compiled again", place, error)
+        log.warning("what was compiled before, %s, cannot be used (%s); it is compiled again", source, error)
         return None
+
+
+def _files(cache: Path) -> set[str]:
+    """The files that the compiler has made there."""
+    found = (path.relative_to(cache) for path in cache.rglob("*") if path.is_file())
+    return {str(path) for path in found if path.parts[0] != _LOCKS}
+
+
+def _replace(place: Path, cache: Path, *, made_s: float) -> None:
+    """Keep what lies in `cache` in the place of what was compiled for another machine."""
+    log.info("%s was compiled for another machine; it is replaced", place)
+    shutil.rmtree(place, ignore_errors=True)
+
+    def write(draft: Path) -> None:
+        shutil.copytree(cache, draft / _CACHE, ignore=shutil.ignore_patterns(_LOCKS))
+
+    try:
+        make_folder(place, write, source="torch.compile", made_s=made_s)
+    except OSError as error:
+        log.warning("what was compiled is not kept in %s: %s", place.parent, error)
 
 
 def _alone(compile: Compile[Made]) -> Made:

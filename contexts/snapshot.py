@@ -85,9 +85,10 @@ def make_snapshot(place: Path, load: Callable[[], Loaded], *, source: str) -> bo
     return make_folder(place, lambda draft: _save(*load(), draft), source=source)
 
 
-def make_folder(place: Path, write: Callable[[Path], None], *, source: str) -> bool:
+def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
     """Have `write` write a snapshot's draft, which becomes `place`, unless that is there: once, and whole. True if this
-    process has made it. `source`: what it is made from, for people.
+    process has made it. `source`: what it is made from, for people. `made_s`: the seconds that it took to make, if that
+    was before.
 
     Raises OSError where it can't be written, and what `write` raises; `place` is then as before.
     """
@@ -105,7 +106,7 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str) -> b
         try:
             draft.mkdir(mode=0o700)
             write(draft)
-            took_s = time.monotonic() - began
+            took_s = time.monotonic() - began if made_s is None else made_s
             (draft / _FACTS).write_text(json.dumps({"source": source, "made_s": round(took_s, 3)}))
             _flush(draft)  # or a crash of the machine could leave zeros under a name that is trusted
             draft.rename(place)

@@ -159,9 +159,10 @@ def test_a_runtime_on_a_gpu_replays_its_graph_for_calls_of_every_slot(folder: Pa
 
 
 class Compile:
-    """Compiles into a folder: slow if the folder is empty."""
+    """Compiles into a folder: anew if the folder is empty, or is of another machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: str = "here") -> None:
+        self.machine = machine
         self.anew = 0
 
     def __call__(self, cache: Path) -> str:
@@ -173,7 +174,10 @@ class Compile:
             (cache / "locks" / "a.lock").touch()
         elif (cache / "kernel.so").read_text() != "code":
             raise OSError("invalid ELF header")
-        (cache / "written-later").touch()
+        (cache / "locks").mkdir(exist_ok=True)
+        if not (cache / self.machine).exists():
+            self.anew += bool(self.machine != "here")
+            (cache / self.machine).touch()
         return "made"
 
 
@@ -185,12 +189,13 @@ def test_what_was_compiled_is_kept_offered_and_used_as_it_was(state: Path) -> No
     assert "just compiled" in how
     place = snapshot_folder() / "compiled-x"
     files = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
-    assert files == ["cache", "cache/kernel.so", "cache/written-later", "stoker-snapshot.json"]
-    (place / "cache" / "written-later").unlink()
+    assert files == ["cache", "cache/here", "cache/kernel.so", "stoker-snapshot.json"]
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     made, how = artifacts.compile_once("compiled-x", compile)
     assert (made, compile.anew) == ("made", 1)
     assert "compiled earlier" in how
-    assert not (place / "cache" / "written-later").exists(), "what other pilots were given does not change"
+    after = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    assert after == before, "what other pilots were given does not change"
     assert [(form, folder) for form, folder, _ in offers] == [("compiled-x", str(place))] * 2
 
 
@@ -202,6 +207,22 @@ def test_what_another_pilot_has_compiled_is_used(state: Path, tmp_path: Path) ->
     ambient.enter_library(objects={"compiled-x": str(there)})
     made, how = artifacts.compile_once("compiled-x", compile)
     assert (made, how, compile.anew) == ("made", "another pilot compiled it in 27 s", 1)
+
+
+@pytest.mark.parametrize("from_peer", [False, True])
+def test_what_was_compiled_for_another_machine_is_replaced(state: Path, tmp_path: Path, from_peer: bool) -> None:
+    there = tmp_path / "object" if from_peer else snapshot_folder() / "compiled-x"
+    Compile()(there / "cache")
+    (there / "stoker-snapshot.json").write_text(json.dumps({"made_s": 27.0}))
+    offers: list[str] = []
+    objects = {"compiled-x": str(there)} if from_peer else {}
+    ambient.enter_library(objects=objects, offer=lambda form, *_: offers.append(form))
+    compile = Compile("elsewhere")
+    assert "just compiled" in artifacts.compile_once("compiled-x", compile)[1]
+    assert "compiled earlier" in artifacts.compile_once("compiled-x", compile)[1]
+    assert compile.anew == 1, "it is compiled once, and not at each load"
+    assert (snapshot_folder() / "compiled-x" / "cache" / "elsewhere").exists()
+    assert offers == ["compiled-x"] * 2
 
 
 def test_a_damaged_artifact_costs_the_time_to_compile_and_not_the_load(
