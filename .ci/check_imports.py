@@ -13,14 +13,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-SLOW_LIBRARIES = frozenset(
-    {"IPython", "matplotlib", "pyarrow", "pynvml", "torch", "transformers", "asyncio", "decimal"}
-)
+SLOW_LIBRARIES = frozenset({
+    "IPython", "asyncio", "decimal", "huggingface_hub", "matplotlib", "pyarrow", "pynvml", "tokenizers", "torch",
+    "transformers",
+})  # fmt: skip
 """Libraries that only some processes have, or load."""
 
 DEFERRED = {
     "stoker.apps.batch_inference.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.embed.run": "loads Parsl, for which --help does not wait",
+    "stoker.apps.encoder_lengths.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.fact_verification.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.gateway.run": "loads Parsl and the HTTP server, for which --help does not wait",
     "stoker.apps.inference_sweep.run": "loads Parsl, for which --help does not wait",
@@ -29,7 +31,7 @@ DEFERRED = {
     "stoker.apps.prompt_tuning.detach": "loads Parsl, for which --help does not wait",
     "stoker.apps.prompt_tuning.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.prompt_tuning.submit": "an app's public name, resolved on its first use",
-    "stoker.contexts.encoding": "loads torch, in libraries alone",
+    "stoker.contexts.encoder_loading": "loads torch, in libraries alone",
     "stoker.contexts.reading": "loads torch, in libraries alone",
     "stoker.contexts.model_loading": "loads torch, in libraries alone",
     "stoker.contexts.torch_settings": "loads torch, in libraries alone",

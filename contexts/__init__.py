@@ -12,6 +12,7 @@ _HOME = {
     "Awareness": "stoker.contexts.recipe",
     "CausalLM": "stoker.contexts.language_model",
     "EncoderModel": "stoker.contexts.encoding",
+    "EncoderProfile": "stoker.contexts.length_profiles",
     "Evicted": "stoker.contexts.ambient",
     "Family": "stoker.contexts.runtime_family",
     "Gang": "stoker.contexts.ranks",
@@ -19,6 +20,7 @@ _HOME = {
     "ObjectRef": "stoker.contexts.recipe",
     "Recipe": "stoker.contexts.recipe",
     "RecipeFactory": "stoker.contexts.factory",
+    "RuntimeLengths": "stoker.contexts.runtime_lengths",
     "as_recipe": "stoker.contexts.factory",
     "causal_lm": "stoker.contexts.causal_lm",
     "context": "stoker.contexts.factory",
@@ -26,8 +28,12 @@ _HOME = {
     "device": "stoker.contexts.ambient",
     "devices": "stoker.contexts.ambient",
     "encoder": "stoker.contexts.encoder",
+    "encoder_family": "stoker.contexts.encoder_runtimes",
     "family": "stoker.contexts.runtime_family",
     "gang": "stoker.contexts.ambient",
+    "keep_encoder_profile": "stoker.contexts.length_profiles",
+    "kept_encoder_profile": "stoker.contexts.length_profiles",
+    "lengths_that_pay": "stoker.contexts.length_profiles",
     "load_causal_lm": "stoker.contexts.causal_lm",
     "load_variable_from_serverless": "stoker.contexts.ambient",
     "local_path": "stoker.contexts.ambient",
@@ -37,12 +43,14 @@ _HOME = {
     "saved_state": "stoker.contexts.ambient",
     "scratch": "stoker.contexts.ambient",
     "state_folder": "stoker.contexts.state",
+    "token_counter": "stoker.contexts.token_counts",
 }
 
 __all__ = [
     "Awareness",
     "CausalLM",
     "EncoderModel",
+    "EncoderProfile",
     "Evicted",
     "Family",
     "Gang",
@@ -50,6 +58,7 @@ __all__ = [
     "ObjectRef",
     "Recipe",
     "RecipeFactory",
+    "RuntimeLengths",
     "as_recipe",
     "causal_lm",
     "context",
@@ -57,8 +66,12 @@ __all__ = [
     "device",
     "devices",
     "encoder",
+    "encoder_family",
     "family",
     "gang",
+    "keep_encoder_profile",
+    "kept_encoder_profile",
+    "lengths_that_pay",
     "load_causal_lm",
     "load_variable_from_serverless",
     "local_path",
@@ -68,6 +81,7 @@ __all__ = [
     "saved_state",
     "scratch",
     "state_folder",
+    "token_counter",
 ]
 
 if TYPE_CHECKING:
@@ -84,13 +98,22 @@ if TYPE_CHECKING:
     )
     from stoker.contexts.causal_lm import causal_lm, default_model, load_causal_lm, model_recipe
     from stoker.contexts.encoder import encoder
+    from stoker.contexts.encoder_runtimes import encoder_family
     from stoker.contexts.encoding import EncoderModel
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
     from stoker.contexts.language_model import CausalLM
+    from stoker.contexts.length_profiles import (
+        EncoderProfile,
+        keep_encoder_profile,
+        kept_encoder_profile,
+        lengths_that_pay,
+    )
     from stoker.contexts.ranks import Gang
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
     from stoker.contexts.runtime_family import Family, family
+    from stoker.contexts.runtime_lengths import RuntimeLengths
     from stoker.contexts.state import state_folder
+    from stoker.contexts.token_counts import token_counter
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from stoker.contexts.causal_lm import DTYPES
+from stoker.contexts.encoder_facts import SHORTEST_RUNTIME, longest_of_folder
 from stoker.contexts.factory import context
 from stoker.contexts.model_source import CallableModule, architectures, model_source, shown_name
 from stoker.contexts.recipe import Awareness, Recipe
@@ -28,20 +31,24 @@ if TYPE_CHECKING:
 _PRELOAD = (
     "torch",
     "transformers",
-    "stoker.contexts.encoding",
+    "stoker.contexts.encoder_loading",
     "transformers:AutoModel",
     "transformers:AutoTokenizer",
     "transformers:AutoConfig",
 )
 _USUAL_ARCHITECTURE = "BertModel"
+_MOST_IN_A_BATCH = 4096
+_MOST_TOKENS = 1_000_000
 
 
 @context
-def encoder_model(path: str, *, dtype: str = "auto", threads: int = 0) -> EncoderModel:
+def encoder_model(
+    path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
+) -> EncoderModel:
     """Load the model once, into a process that then serves call after call."""
-    from stoker.contexts.encoding import load_encoder  # it loads torch, which only a library may do
+    from stoker.contexts.encoder_loading import load_encoder  # it loads torch, which only a library may do
 
-    return load_encoder(path, dtype=dtype, threads=threads)
+    return load_encoder(path, dtype=dtype, threads=threads, length=length, batch=batch, compiled=compiled)
 
 
 def encoder(
@@ -49,6 +56,9 @@ def encoder(
     *,
     dtype: str = "auto",
     threads: int = 0,
+    length: int = 0,
+    batch: int = 1,
+    compiled: bool | str = "auto",
     slots: int | str = "auto",
     memory: str | int | None = None,
     device_memory: str | int | None = None,
@@ -68,8 +78,18 @@ def encoder(
     - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
     - `slots`: calls that run at once in one library; their texts are computed in batches together.
 
-    The other options are `@context`'s. Raises RecipeError for a path that is no model folder.
+    With a `length` the context is a *runtime*, which computes every batch in one shape (docs/embeddings.md):
+
+    - `length`: tokens that each text is padded to, 3 or more; a longer text raises InputTooLongError, unless it is
+      truncated. 0: batches are as long as their texts.
+    - `batch`: texts of a batch; where there are fewer, the rest is padding, too.
+    - `compiled`: `True` has the load fail if the runtime cannot be compiled; `"auto"` compiles on a GPU, and where that
+      fails computes without; `False` never compiles.
+
+    The other options are `@context`'s. Raises RecipeError for a path that is no model folder, for a `length` that the
+    model does not read, and for options of a runtime without a `length`.
     """
+    runtime = _runtime_options(length, batch, compiled)
     if dtype not in DTYPES:
         raise RecipeError(f"encoder(dtype={dtype!r}): one of {', '.join(DTYPES)}", option="dtype")
     named = os.fspath(path)
@@ -80,6 +100,8 @@ def encoder(
         raise RecipeError(
             f"encoder reads no GGUF file, as {source}; name a folder as save_pretrained writes it", path=named
         )
+    if length and is_local:
+        _refuse_longer(length, longest_of_folder(source), model=shown_name(named))
     classes = architectures(source) or (_USUAL_ARCHITECTURE,)
     factory = encoder_model.with_options(
         files=("path",) if is_local else (), preload=(*_PRELOAD, *(f"transformers:{name}" for name in classes)),
@@ -87,7 +109,34 @@ def encoder(
         awareness=awareness, calls_per_library=calls_per_library, min_libraries=min_libraries,
         max_libraries=max_libraries, keep_alive=keep_alive,
     )  # fmt: skip
-    return factory.named(shown_name(named))(source, dtype=dtype, threads=threads)
+    recipe = factory.named(shown_name(named))(source, dtype=dtype, threads=threads, **runtime)
+    return msgspec.structs.replace(recipe, longest_input=length)
+
+
+def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
+    """What a runtime's loader is told; nothing where there is no length. Raises RecipeError."""
+    if type(length) is not int or (length and not SHORTEST_RUNTIME <= length <= _MOST_TOKENS):
+        raise RecipeError(
+            f"encoder(length={length!r}): a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)",
+            option="length",
+        )
+    if type(batch) is not int or not 1 <= batch <= _MOST_IN_A_BATCH:
+        raise RecipeError(f"encoder(batch={batch!r}): a whole number of texts, 1 to {_MOST_IN_A_BATCH}", option="batch")
+    if compiled not in (True, False, "auto") or type(compiled) not in (bool, str):
+        raise RecipeError(f'encoder(compiled={compiled!r}): True, False or "auto"', option="compiled")
+    if not length:
+        for name, value, usual in (("batch", batch, 1), ("compiled", compiled, "auto")):
+            if value != usual:
+                raise RecipeError(f"encoder({name}={value!r}) is a runtime's: name its length, too", option=name)
+        return {}
+    return {"length": length, "batch": batch, "compiled": compiled}
+
+
+def _refuse_longer(length: int, longest: int, *, model: str) -> None:
+    if longest and length > longest:
+        raise RecipeError(
+            f"encoder(length={length}): {model} reads {longest} tokens at the most", option="length", longest=longest
+        )
 
 
 sys.modules[__name__].__class__ = CallableModule

@@ -6,77 +6,76 @@ for, a sentence-transformers folder says (`sentence_facts.py`); without it, it i
 
 Texts are padded on the right and what is padded is masked, so results do not depend on the batch, beyond rounding.
 Calls of several slots join: texts of like length, whoever sent them, are one batch (`joined_batches.py`).
+
+A *runtime* computes every batch in one shape (Arlo §3.1): each text is padded to the runtime's length, and texts are
+added until there are as many as the shape has; what comes of those is dropped. So it can be compiled (`compiling.py`).
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Hashable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
-from transformers.utils import cached_file
 
-from stoker.contexts import ambient
+from stoker.contexts.compiling import Compiler
+from stoker.contexts.encoder_facts import longest_text
+from stoker.contexts.encoder_inputs import RuntimeShape, TokenRow, network_inputs
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.joined_batches import JoinedBatches
-from stoker.contexts.sentence_facts import POOLINGS, SentenceFacts, sentence_facts
-from stoker.contexts.torch_settings import be_quiet, dtype_of
-from stoker.units import show_seconds
-
-log = logging.getLogger(__name__)
+from stoker.contexts.length_profiles import EncoderProfile
+from stoker.contexts.length_profiling import profile_lengths
+from stoker.contexts.sentence_facts import POOLINGS, SentenceFacts
+from stoker.errors import InputTooLongError, RecipeError
 
 Text = str | tuple[str, str]
 """What is classified: a text, or two of them that the model reads as a pair (a premise and a hypothesis)."""
 _SLOTS = 16
-_NO_LIMIT = 1_000_000
-"""A tokenizer that names a longer text than this has no limit."""
-_OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
-"""Models whose positions begin behind that of the padding token."""
-
-
-class _TokenRow(NamedTuple):
-    """A text's tokens, and which of a pair's texts each is of (empty where the model is not told)."""
-
-    ids: list[int]
-    types: list[int]
 
 
 class EncoderModel:
     """An encoder and its tokenizer on their device. Calls of several slots are computed together."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, facts: SentenceFacts | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        facts: SentenceFacts | None = None,
+        name: str = "",
+        source: str = "",
+        runtime: RuntimeShape | None = None,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
+        self.source = source
+        """What says which model it is, the same everywhere: its object, or its name on the hub."""
         self.facts = facts or SentenceFacts()
         config = model.config
-        self.longest = _longest(config, tokenizer, self.facts)
+        self.runtime = runtime
+        """The shape of every batch; None: as its texts are."""
+        self.longest = _runtime_length(runtime, _longest(config, tokenizer, self.facts))
         """The most tokens of a text; 0 = any number."""
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]
         """What `classify` tells apart; empty for a model that cannot classify."""
-        self._backbone = model.get_encoder() if config.is_encoder_decoder else model.base_model
+        backbone = model.get_encoder() if config.is_encoder_decoder else model.base_model
+        self._networks: dict[str, Callable[..., Any]] = {"classify": model, "embed": backbone}
         self._padding = next((id for id in (tokenizer.pad_token_id, config.pad_token_id) if id is not None), 0)
         if config.pad_token_id is None:  # some models look for it, to find where a text ends
             config.pad_token_id = self._padding
         self._device = next(model.parameters()).device
         self._computing = computing_on(self.device)
+        self._compiler: Compiler | None = None
         self._reading = threading.Lock()
-        self._joined: JoinedBatches[_TokenRow, npt.NDArray[np.float32]] = JoinedBatches(
-            self._compute, length=lambda row: len(row.ids)
+        self._joined: JoinedBatches[TokenRow, npt.NDArray[np.float32]] = JoinedBatches(
+            self._compute, length=lambda row: runtime.length if runtime is not None else len(row.ids)
         )
 
     @property
@@ -88,6 +87,51 @@ class EncoderModel:
         """How many calls a library runs at once. It takes no more memory than one: batches are no larger."""
         del device_memory_bytes
         return _SLOTS
+
+    def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
+        """A runtime with this model's weights, not compiled. Raises RecipeError for one longer than the model reads."""
+        return EncoderModel(
+            self.model, self.tokenizer, facts=self.facts, name=self.name, source=self.source,
+            runtime=RuntimeShape(length, batch),
+        )  # fmt: skip
+
+    @property
+    def is_compiled(self) -> bool:
+        """True for a runtime that was compiled."""
+        return self._compiler is not None
+
+    @property
+    def origin(self) -> str:
+        """Where the code of a compiled runtime comes from, for people; empty for one that is not compiled."""
+        return self._compiler.how if self._compiler is not None else ""
+
+    def compile(self, compiler: Compiler) -> None:
+        """Have a runtime's network compiled, and let the compiler's thread compute from now on. A model with a
+        classification head is compiled for `classify`; its `embed` is computed as it is. Raises whatever compiling
+        raises; the runtime is then as before."""
+        if self.runtime is None:
+            raise ValueError(f"{self.name} is no runtime: a batch of any shape is not compiled")
+        kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
+        self._networks[kind] = compiler.compile(self._networks[kind], lambda: self._inputs(rows)[0])
+        self._compiler = compiler
+
+    def close(self) -> None:
+        """End the thread of a runtime that was compiled."""
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
+        """Measure what texts of each length take in runtimes of it: `stoker.contexts.length_profiling`."""
+        return profile_lengths(self, lengths, **how)
+
+    def time_batch(self) -> float:
+        """The seconds of one batch of a runtime, whose texts are a token shorter than it."""
+        (row,) = self._rows([""], truncate=True, check=False)
+        count = self.longest - 1
+        full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])
+        began = time.perf_counter()
+        self._compute("classify" if self.labels else self.facts.pooling, [full])
+        return time.perf_counter() - began
 
     def count_tokens(self, text: str) -> int:
         """The length of a text in tokens, with those that the tokenizer puts around it."""
@@ -105,8 +149,9 @@ class EncoderModel:
         """The embedding of each text, of length 1 (of any length without `normalize`).
 
         `pooling`: `mean`, `cls` or `last`; empty: what the model was made for. `batch_size`: the most texts that are
-        computed at a time. Raises ValueError for a text of more tokens than the model reads, unless `truncate`: then
-        its beginning counts.
+        computed at a time; a runtime's own number counts where it is less. Raises ValueError for a text of more tokens
+        than the model reads, unless `truncate`: then its beginning counts. For one of more tokens than the runtime
+        takes, the ValueError is an InputTooLongError.
         """
         vectors, _ = self.embed_array(
             texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
@@ -128,7 +173,7 @@ class EncoderModel:
         if not pooling and self.facts.trouble:
             raise ValueError(f"{self.name} wants another embedding: {self.facts.trouble}; name a pooling to go without")
         rows = self._rows(texts, truncate=truncate)
-        found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=_checked(batch_size))
+        found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=self._batch(batch_size))
         if not found:
             return np.zeros((0, 0), dtype=np.float32), 0
         vectors = np.stack(found)
@@ -148,7 +193,7 @@ class EncoderModel:
         if not self.labels:
             raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")
         rows = self._rows(texts, truncate=truncate)
-        scores = self._joined.run("classify", rows, batch_size=_checked(batch_size))
+        scores = self._joined.run("classify", rows, batch_size=self._batch(batch_size))
         shares = [self._probabilities(row.astype(np.float64)) for row in scores]
         return [dict(zip(self.labels, row.tolist(), strict=True)) for row in shares]
 
@@ -164,7 +209,7 @@ class EncoderModel:
 
     # ---- tokens
 
-    def _rows(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[_TokenRow]:
+    def _rows(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[TokenRow]:
         if isinstance(texts, str):
             raise ValueError("texts must be a list of texts, and is one text; write [text]")
         if not texts:
@@ -181,84 +226,73 @@ class EncoderModel:
             if not row:
                 raise ValueError(f"text {number} is empty; the model needs a token to read")
             if self.longest and len(row) > self.longest:
-                raise ValueError(
-                    f"text {number} comes to {len(row)} tokens; the model reads {self.longest}. Split it, or read its"
-                    " beginning alone: truncate=True"
-                )
-        return [_TokenRow(*row) for row in zip(ids, types, strict=True)]
+                self._refuse(number, len(row))
+        return [TokenRow(*row) for row in zip(ids, types, strict=True)]
+
+    def _refuse(self, number: int, tokens: int) -> None:
+        """Raise the error of a text that is too long."""
+        advice = "Split it, or read its beginning alone: truncate=True"
+        if self.runtime is None:
+            raise ValueError(f"text {number} comes to {tokens} tokens; the model reads {self.longest}. {advice}")
+        raise InputTooLongError(
+            f"text {number} comes to {tokens} tokens; this runtime takes {self.longest}. Send it to a longer"
+            f" runtime. {advice}",
+            tokens=tokens, longest=self.longest,
+        )  # fmt: skip
+
+    def _batch(self, batch_size: int) -> int:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
+        return batch_size if self.runtime is None else min(batch_size, self.runtime.batch)
 
     # ---- the model
 
-    def _compute(self, kind: Hashable, rows: list[_TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
+    def _compute(self, kind: Hashable, rows: list[TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
         """The scores of some rows (`classify`), or their hidden states, pooled in the way that is named."""
-        with self._computing(), torch.inference_mode():
-            numbers: npt.NDArray[np.float32] = self._forward(kind, rows).float().cpu().numpy()
-        return list(numbers)
+        if self._compiler is not None:
+            return list(self._compiler.run(lambda: self._numbers(kind, rows)))
+        with self._computing():
+            return list(self._numbers(kind, rows))
 
-    def _forward(self, kind: Hashable, rows: list[_TokenRow]) -> torch.Tensor:
-        lengths = torch.tensor([len(row.ids) for row in rows], device=self._device)
-        seen = torch.arange(int(lengths.max()), device=self._device)[None, :] < lengths[:, None]
-        inputs = {"input_ids": self._padded([row.ids for row in rows], self._padding), "attention_mask": seen.long()}
-        if rows[0].types:
-            inputs["token_type_ids"] = self._padded([row.types for row in rows], 0)
+    def _numbers(self, kind: Hashable, rows: list[TokenRow]) -> npt.NDArray[np.float32]:
+        with torch.inference_mode():
+            numbers: npt.NDArray[np.float32] = self._forward(kind, rows)[: len(rows)].float().cpu().numpy()
+        return numbers
+
+    def _inputs(self, rows: list[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return network_inputs(rows, self.runtime, padding=self._padding, device=self._device)
+
+    def _forward(self, kind: Hashable, rows: list[TokenRow]) -> torch.Tensor:
+        inputs, lengths = self._inputs(rows)
         if kind == "classify":
-            scores: torch.Tensor = self.model(**inputs).logits
+            scores: torch.Tensor = self._networks["classify"](**inputs).logits
             return scores
-        states: torch.Tensor = self._backbone(**inputs).last_hidden_state
+        states: torch.Tensor = self._networks["embed"](**inputs).last_hidden_state
         if kind == "cls":
             return states[:, 0]
         if kind == "last":
-            return states[torch.arange(len(rows), device=self._device), lengths - 1]
-        weights = seen[:, :, None].float()
+            return states[torch.arange(len(lengths), device=self._device), lengths - 1]
+        weights = inputs["attention_mask"][:, :, None].float()
         return (states.float() * weights).sum(dim=1) / lengths[:, None]
 
-    def _padded(self, rows: list[list[int]], filler: int) -> torch.Tensor:
-        width = max(map(len, rows))
-        return torch.tensor([row + [filler] * (width - len(row)) for row in rows], device=self._device)
 
-
-def load_encoder(path: str, *, dtype: str = "auto", threads: int = 0) -> EncoderModel:
-    """The encoder at `path` (a folder, or a hub name) on this library's device.
-
-    Raises whatever Transformers raises for a model that it can't read.
-    """
-    began = time.monotonic()
-    if threads:
-        torch.set_num_threads(threads)
-    be_quiet()
-    device = ambient.device()
-    more: dict[str, Any] = {"local_files_only": True} if Path(path).exists() else {}
-    config = AutoConfig.from_pretrained(path, **more)
-    classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
-    kind = AutoModelForSequenceClassification if classifies else AutoModel
-    tokenizer = AutoTokenizer.from_pretrained(path, **more)
-    facts = sentence_facts(lambda name: _file_of(path, name))
-    if device != "cpu":
-        more["device_map"] = {"": device}
-    model = kind.from_pretrained(path, dtype=dtype_of(dtype, path=path, device=device), **more)
-    log.info("encoder %s on %s in %s: %s", path, device, model.dtype, show_seconds(time.monotonic() - began))
-    return EncoderModel(model.eval().requires_grad_(False), tokenizer, facts=facts, name=Path(path).name)
-
-
-def _file_of(path: str, name: str) -> str | None:
-    """The text of a model's file; None if it has no such file, or the hub does not give it."""
-    try:
-        place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
-        return place.read_text()
-    except OSError:
-        return None
+def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
+    """The most tokens of a text: the runtime's, else the model's. Raises RecipeError for a runtime that is longer."""
+    if runtime is None:
+        return longest
+    if longest and runtime.length > longest:
+        raise RecipeError(
+            f"a runtime of {runtime.length} tokens, and the model reads {longest} at the most", option="length",
+            longest=longest,
+        )  # fmt: skip
+    return runtime.length
 
 
 def _longest(config: Any, tokenizer: Any, facts: SentenceFacts) -> int:
-    positions = int(getattr(config, "max_position_embeddings", 0) or 0)
-    if positions and config.model_type in _OFFSET_POSITIONS:
-        positions -= (config.pad_token_id or 0) + 1
-    said = int(tokenizer.model_max_length)
-    limits = (facts.longest, positions, said if said < _NO_LIMIT else 0)
-    return min((limit for limit in limits if limit > 0), default=0)
-
-
-def _checked(batch_size: int) -> int:
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
-    return batch_size
+    return longest_text(
+        model_type=config.model_type,
+        positions=int(getattr(config, "max_position_embeddings", 0) or 0),
+        padding=config.pad_token_id or 0,
+        tokenizer=int(tokenizer.model_max_length),
+        sentences=facts.longest,
+    )

@@ -62,10 +62,10 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
         return path, "as it is"
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
     came = ambient.local_path(place.name)
-    if not _is_snapshot(place) and (facts := _is_snapshot(came)) is not None:
+    if not snapshot_facts(place) and (facts := snapshot_facts(came)) is not None:
         return str(came), f"snapshot (another pilot made it in {show_seconds(float(facts.get('made_s', 0.0)))})"
     made = make_snapshot(place, lambda: _read(path, dtype=dtype, device="cpu"), source=path)
-    facts = _is_snapshot(place) or {}
+    facts = snapshot_facts(place) or {}
     made_s = float(facts.get("made_s", 0.0))
     ambient.offer_snapshot(place.name, place, made_s=made_s)
     return str(place), f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
@@ -82,11 +82,21 @@ def make_snapshot(place: Path, load: Callable[[], Loaded], *, source: str) -> bo
 
     Raises OSError where it can't be written; `place` is then as before.
     """
+    return make_folder(place, lambda draft: _save(*load(), draft), source=source)
+
+
+def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
+    """Have `write` write a snapshot's draft, which becomes `place`, unless that is there: once, and whole. True if this
+    process has made it. `source`: what it is made from, for people. `made_s`: the seconds that it took to make, if that
+    was before.
+
+    Raises OSError where it can't be written, and what `write` raises; `place` is then as before.
+    """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if _is_snapshot(place):
+    if snapshot_facts(place):
         return False
     with _lock(place.with_name(place.name + ".lock")):
-        if _is_snapshot(place):
+        if snapshot_facts(place):
             return False
         for left in place.parent.glob(f".{place.name}.*"):
             log.warning("removing %s, which a process that died has left", left)
@@ -95,9 +105,8 @@ def make_snapshot(place: Path, load: Callable[[], Loaded], *, source: str) -> bo
         began = time.monotonic()
         try:
             draft.mkdir(mode=0o700)
-            model, tokenizer = load()
-            _save(model, tokenizer, draft)
-            took_s = time.monotonic() - began
+            write(draft)
+            took_s = time.monotonic() - began if made_s is None else made_s
             (draft / _FACTS).write_text(json.dumps({"source": source, "made_s": round(took_s, 3)}))
             _flush(draft)  # or a crash of the machine could leave zeros under a name that is trusted
             draft.rename(place)
@@ -106,6 +115,14 @@ def make_snapshot(place: Path, load: Callable[[], Loaded], *, source: str) -> bo
             raise
     log.info("made the snapshot %s of %s in %s; the next load uses it", place, source, show_seconds(took_s))
     return True
+
+
+def set_aside(place: Path) -> Path:
+    """Move a snapshot that is of no use out of the way, as far as the disk allows it. Returns where to."""
+    aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
+    with contextlib.suppress(OSError):
+        place.rename(aside)
+    return aside
 
 
 def _flush(folder: Path) -> None:
@@ -117,7 +134,7 @@ def _flush(folder: Path) -> None:
 
 def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple[Loaded, str]:
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
-    loaded = None if _is_snapshot(place) else _from_peer(place.name, dtype=dtype, device=device)
+    loaded = None if snapshot_facts(place) else _from_peer(place.name, dtype=dtype, device=device)
     if loaded is not None:
         return loaded
     for _ in range(2):
@@ -126,16 +143,14 @@ def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple
         except OSError as error:
             log.warning("no snapshot of %s in %s: %s; it is loaded without one", path, place.parent, error)
             break
-        facts = _is_snapshot(place) or {}
+        facts = snapshot_facts(place) or {}
         took = show_seconds(float(facts.get("made_s", 0.0)))
         how = f"snapshot (just made in {took})" if made else f"snapshot (made earlier in {took})"
         try:
             loaded = _read(str(place), dtype=dtype, device=device), how
         except Exception as error:
-            aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
+            aside = set_aside(place)
             log.warning("the snapshot %s can't be loaded (%s); moved to %s, made again", place, error, aside.name)
-            with contextlib.suppress(OSError):
-                place.rename(aside)
         else:
             ambient.offer_snapshot(place.name, place, made_s=float(facts.get("made_s", 0.0)))
             return loaded
@@ -145,7 +160,7 @@ def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple
 def _from_peer(form: str, *, dtype: Any, device: str) -> tuple[Loaded, str] | None:
     """What comes of a snapshot that the pilot has got from another; None if there is none, or it is of no use."""
     place = ambient.local_path(form)
-    facts = _is_snapshot(place)
+    facts = snapshot_facts(place)
     if facts is None:
         return None
     try:
@@ -156,7 +171,8 @@ def _from_peer(form: str, *, dtype: Any, device: str) -> tuple[Loaded, str] | No
     return loaded, f"snapshot (another pilot made it in {show_seconds(float(facts.get('made_s', 0.0)))})"
 
 
-def _is_snapshot(place: Path) -> dict[str, Any] | None:
+def snapshot_facts(place: Path) -> dict[str, Any] | None:
+    """What is known of the snapshot at `place`; None if there is none."""
     try:
         facts = json.loads((place / _FACTS).read_text())
     except (OSError, ValueError, RecursionError):

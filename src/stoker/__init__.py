@@ -1,8 +1,8 @@
 """Stoker keeps models hot on GPUs that you do not own.
 
-What most programs need is here: `app`, `context`, `load`, `map`, `amap`, `stream`, `causal_lm`, `encoder`, `family`,
-and what a call asks (`device`, `gang`, `progress`, `scratch`). More is in the public modules; everything else may
-change from one version to the next.
+What most programs need is here: `app`, `context`, `load`, `map`, `amap`, `stream`, `causal_lm`, `encoder`,
+`encoder_family`, `family`, and what a call asks (`device`, `gang`, `progress`, `scratch`). More is in the public
+modules; everything else may change from one version to the next.
 
 config      site files: `load_site`, `Site`
 console     a terminal or a pipe to write on: `Screen` with its progress line, option types
@@ -41,6 +41,7 @@ _HOME = {
     "context": "stoker.contexts",
     "device": "stoker.contexts",
     "encoder": "stoker.contexts.encoder",
+    "encoder_family": "stoker.contexts",
     "family": "stoker.contexts",
     "gang": "stoker.contexts",
     "load": "stoker.manager.executor",
@@ -56,6 +57,7 @@ __all__ = ["__version__", *sorted(_HOME)]
 if TYPE_CHECKING:
     from stoker.contexts import context as context
     from stoker.contexts import device as device
+    from stoker.contexts import encoder_family as encoder_family
     from stoker.contexts import family as family
     from stoker.contexts import gang as gang
     from stoker.contexts import load_variable_from_serverless as load_variable_from_serverless

@@ -27,6 +27,7 @@ def test_exported_names():
         "context",
         "device",
         "encoder",
+        "encoder_family",
         "family",
         "gang",
         "load",

@@ -79,7 +79,10 @@ def test_an_unknown_application_names_the_nearest(stoker: Stoker) -> None:
     result = stoker("run", "fact_verifcation")
     assert result.exit_code == 2
     assert "no application 'fact_verifcation'; did you mean fact_verification?" in result.output
-    assert "there are batch_inference, embed, fact_verification, inference_sweep" in stoker("run", "zzzzzz").output
+    assert (
+        "there are batch_inference, embed, encoder_lengths, fact_verification, inference_sweep"
+        in stoker("run", "zzzzzz").output
+    )
 
 
 def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

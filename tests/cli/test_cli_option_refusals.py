@@ -17,6 +17,7 @@ ARGUMENTS = {
     "explain": ["c-0"], "plan": ["local", "fact_verification"], "simulate": ["awareness"], "tune submit": ["job.toml"],
     "run prompt_tuning": ["job.toml"], "tune bank": ["prompts.txt"], "replay": ["x"],
     "tune status": ["x"], "tune report": ["x"], "run embed": ["texts.jsonl", "--model", "small"],
+    "run encoder_lengths": ["--model", "small"],
 }  # fmt: skip
 """What a command wants beside its options."""
 WRONG_TEXTS = {
@@ -34,6 +35,7 @@ WRONG_TEXTS = {
     "--site": ["/no/such/site.toml", "no-such-site"],
     "--sweep": ["/no/such/file"],
     "--text": ["no-such-column"],
+    "--texts": ["/no/such/file", "a-file"],
     "--id": ["no-such-column"],
     "--data": ["/no/such/file"],
     "--gang": ["x", "0", "3-1", "1-x"],

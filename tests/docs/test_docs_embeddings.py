@@ -1,4 +1,4 @@
-"""docs/embeddings.md keeps its promises: its command runs, and its program's function gives vectors."""
+"""docs/embeddings.md keeps its promises: its commands run, and its programs give vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-from docs.pages import commands, programs
+from docs.pages import blocks, commands, programs
 from tiny_encoder import write_tiny_encoder
 
 PAGE = "docs/embeddings.md"
@@ -34,25 +34,47 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
-def test_the_command_gives_each_row_a_vector(place: Path) -> None:
-    (command,) = commands(PAGE)
-    words = [sys.executable, "-m", "stoker.manager.cli.main", *shlex.split(command)[1:]]
+def run(words: list[str]) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def stoker(command: str) -> str:
+    return run([sys.executable, "-m", "stoker.manager.cli.main", *shlex.split(command)[1:]])
+
+
+@pytest.mark.slow
+def test_the_command_gives_each_row_a_vector(place: Path) -> None:
+    command, _ = commands(PAGE)
+    out = stoker(command)
     (results,) = place.glob("runs/embed-*/results.parquet")
     rows = pyarrow.parquet.read_table(results).to_pylist()
     assert [(row["id"], len(row["embedding"]), row["error"]) for row in rows] == [("1", 32, ""), ("2", 32, "")]
     assert json.loads((results.parent / "summary.json").read_text())["texts"] == 2
-    assert "texts/s and" in done.stdout
+    assert "texts/s and" in out
 
 
 @pytest.mark.usefixtures("place")
 def test_the_function_of_its_program_embeds() -> None:
-    from stoker.contexts.encoding import load_encoder
+    from stoker.contexts.encoder_loading import load_encoder
 
-    (block,) = programs(PAGE)
+    block, _ = programs(PAGE)
     names: dict[str, Any] = {"__name__": "program"}
     exec(compile(block.text, PAGE, "exec"), names)
     (vector,) = names["embed"].function(load_encoder(str(MODEL)), ["water boils"])
     assert sum(number * number for number in vector) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_lengths_are_measured_and_a_family_of_them_serves(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(place / "home"))
+    _, command = commands(PAGE)
+    out = stoker(command)
+    assert "milliseconds of one text, padded to each length" in out
+    assert "length=40" in out or "lengths=[" in out
+    (site,) = [block.text for block in blocks(PAGE) if block.language == "toml"]
+    (place / "arlo.toml").write_text(site)
+    _, block = programs(PAGE)
+    (place / "program.py").write_text(block.text)
+    assert run([sys.executable, "program.py"]).splitlines()[-2:] == ["1 texts", "2 texts"]

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 from live.peers import Manager, Peer, until
+from tiny_encoder import write_tiny_encoder
 
-from stoker.contexts import causal_lm, context, payloads
+from stoker.contexts import causal_lm, context, encoder, payloads
 from stoker.contexts.causal_lm import default_model
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Recipe
@@ -246,6 +247,30 @@ def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) 
     assert "another pilot" not in (told / first).read_text()
     assert (told / second).read_text().startswith("snapshot (another pilot made it in")
     assert not (hosts.disk("host-1") / "snapshots").exists()  # nothing was converted there
+
+
+@pytest.mark.slow
+def test_a_runtime_is_compiled_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name)
+    told = tmp_path / "told"
+    told.mkdir()
+    write_tiny_encoder(tmp_path / "tiny")
+    recipe = encoder(tmp_path / "tiny", length=8, compiled=True, threads=1)
+
+    def tell(model: Any) -> None:
+        model.embed(["water boils"])
+        (told / os.environ["STOKER_PILOT"]).write_text(model.origin)
+
+    hosts.define(recipe, tell)
+    first = hosts.pilot()
+    hosts.call(recipe, seconds=240)
+    hosts.offered(first, objects=2)
+    second = hosts.pilot()
+    hosts.call(recipe, pilots=2, seconds=180)
+    assert (told / first).read_text().startswith("just compiled in")
+    assert (told / second).read_text().startswith("another pilot compiled it in")
+    assert not list((hosts.disk("host-1") / "snapshots").glob("compiled-*"))  # nothing was compiled there
 
 
 def snapshots_of_tests(copy: Path) -> Path:

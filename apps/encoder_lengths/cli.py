@@ -1,0 +1,46 @@
+"""`stoker run encoder_lengths`: the options, checked, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from stoker.apps.encoder_lengths import APP
+from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
+from stoker.console import Screen, WholeNumber
+
+
+@click.command(
+    APP,
+    short_help="What texts of each length take on an encoder, and which lengths are worth a runtime.",
+    context_settings={"max_content_width": 120},
+)
+@click.option("--model", metavar="PATH", help="The encoder: a folder, or a name on the model hub.")
+@click.option("--texts", metavar="FILE", help="Texts like those that will come; their lengths decide.")
+@click.option("--text", metavar="COLUMN", help="The column of the texts. [text]")
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="As in encoder. [auto]")
+@click.option("--compiled", type=click.Choice([*COMPILED]), help="As in encoder. [auto: on a GPU]")
+@click.option("--step", metavar="N", type=WholeNumber(), help="Tokens between two lengths. [16, at most 32 lengths]")
+@click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]")
+@click.option("--json", "json_", is_flag=True, help="The profile as JSON on stdout; everything else goes to stderr.")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    *,
+    json_: bool,
+    **others: Any,
+) -> None:
+    """Measure what texts of each length take on an encoder, each padded to its length, on a device of a session.
+
+    Where latency rises in steps, a runtime for each step serves short texts faster. The profile is kept on this
+    machine: encoder_family(MODEL) finds it, and has runtimes of the lengths that pay. With --texts, these are the ones
+    that pay for texts as long as yours.
+    """
+    from stoker.apps.encoder_lengths.run import run  # it imports Parsl, for which --help does not wait
+
+    if others["text"] is not None and others["texts"] is None:
+        raise click.UsageError("--text names a column of --texts FILE, which is missing")
+    given = {name: value for name, value in others.items() if value is not None}
+    context.exit(run(LengthsOptions(**given), screen=Screen(json_only=json_), json=json_))

@@ -1,0 +1,21 @@
+"""What a profile can be told."""
+
+from __future__ import annotations
+
+import msgspec
+
+COMPILED: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
+"""What `encoder` takes, by what the command does."""
+
+
+class LengthsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of one profile. Empty texts are not given. `text`: the column of the texts. `step`: tokens between
+    two lengths, 0 = as many as the model wants."""
+
+    model: str = ""
+    texts: str = ""
+    text: str = "text"
+    site: str = ""
+    step: int = 0
+    dtype: str = "auto"
+    compiled: str = "auto"

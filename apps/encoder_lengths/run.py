@@ -1,0 +1,106 @@
+"""One profile, from its options to its report."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import stoker
+from stoker import encoder
+from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
+from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
+from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
+from stoker.apps.encoder_lengths.report import advice, staircase, too_long, unsteady
+from stoker.apps.encoder_lengths.texts import count_texts, sample_texts
+from stoker.config import load_site
+from stoker.console import Screen
+from stoker.contexts import EncoderProfile, Recipe, RuntimeLengths, keep_encoder_profile, lengths_that_pay
+from stoker.errors import ConfigError
+from stoker.sessions import facts_of, sent_call
+
+if TYPE_CHECKING:
+    from stoker.sessions import AppCallFuture
+
+INTERRUPTED = 130
+_LOOK_S = 0.5
+_PARTS = 100
+
+
+def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
+    """Measures the model. 0; 130 after Ctrl-C. Raises StokerError for a model or texts that cannot be used."""
+    if not options.model:
+        raise ConfigError("encoder_lengths wants an encoder: --model PATH", key="model")
+    recipe = encoder(options.model, dtype=options.dtype)
+    texts = sample_texts(Path(options.texts), options.text) if options.texts else []
+    load_site(options.site or None)  # a wrong site file is said before texts are counted
+    counts = count_texts(options.model, texts) if texts else []
+    with stop_on_signals():
+        try:
+            profile = _measured(recipe, options, screen=screen)
+        except Stopped:
+            screen.line("stopped: nothing was measured to its end, and nothing is kept")
+            return INTERRUPTED
+    kept = keep_encoder_profile(options.model, profile)
+    pay = lengths_that_pay(profile, counts)
+    if json:
+        screen.json(_summary(options, profile, pay, texts=len(counts), kept=kept))
+    else:
+        for line in _report(options, profile, pay, counts=counts, kept=kept):
+            screen.line(line)
+    return 0
+
+
+def _measured(recipe: Recipe, options: LengthsOptions, *, screen: Screen) -> EncoderProfile:
+    request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
+    with stoker.load(options.site or None, progress=False) as session:
+        screen.line(session_line(session))
+        ask = facts_of(session, {recipe.key})
+        with screen.progress(total=_PARTS, done=0, noun="profile", facts=ask) as progress:
+            future = measure_lengths.with_options(context=recipe)(request)
+            for done in _parts_done(future):
+                progress.advance(done - progress.done)
+        found: EncoderProfile = future.result()
+        return found
+
+
+def _parts_done(future: AppCallFuture) -> Iterator[int]:
+    """How many hundredths the call has done, until it ends."""
+    while True:
+        try:
+            future.exception(timeout=_LOOK_S)
+            return
+        except concurrent.futures.TimeoutError:
+            call = sent_call(future)
+            said = call.progress if call is not None else None
+            if said is not None and said.total:
+                yield int(_PARTS * said.done / said.total)
+
+
+def _summary(
+    options: LengthsOptions, profile: EncoderProfile, pay: RuntimeLengths, *, texts: int, kept: Path
+) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "model": options.model, "lengths": list(pay.tokens), "why": pay.why, "mean_s": pay.mean_s,
+        "alone_s": pay.alone_s, "texts": texts, "profile": msgspec.to_builtins(profile), "kept": str(kept),
+    }  # fmt: skip
+
+
+def _report(
+    options: LengthsOptions, profile: EncoderProfile, pay: RuntimeLengths, *, counts: Sequence[int], kept: Path
+) -> Iterator[str]:
+    how = "compiled" if profile.is_compiled else "not compiled"
+    yield f"{Path(options.model).name} · {profile.computed_dtype}, {how}, on {profile.device} · PyTorch {profile.torch}"
+    yield f"milliseconds of one text, padded to each length: the median of {profile.repeats}"
+    yield ""
+    yield from staircase(profile, counts)
+    for note in filter(None, (too_long(profile, counts), unsteady(profile))):
+        yield f"  note  {note}"
+    yield ""
+    yield from advice(options.model, profile, pay)
+    yield ""
+    yield f"  kept in  {kept}"

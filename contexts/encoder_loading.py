@@ -1,0 +1,70 @@
+"""From the folder of an encoder, or its name on the model hub, to its loaded context. It loads torch: only libraries
+import it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+from transformers.utils import cached_file
+
+from stoker.contexts import ambient
+from stoker.contexts.compiling import compile_runtime
+from stoker.contexts.encoder_inputs import RuntimeShape
+from stoker.contexts.encoding import EncoderModel
+from stoker.contexts.sentence_facts import sentence_facts
+from stoker.contexts.torch_settings import be_quiet, dtype_of
+from stoker.units import show_seconds
+
+log = logging.getLogger(__name__)
+
+
+def load_encoder(
+    path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
+) -> EncoderModel:
+    """The encoder at `path` (a folder, or a hub name) on this library's device; the rest as in `encoder`.
+
+    Raises whatever Transformers raises for a model that it can't read, RecipeError for a runtime that is longer than
+    the model reads, and ContextError for one that was to be compiled and cannot be.
+    """
+    began = time.monotonic()
+    if threads:
+        torch.set_num_threads(threads)
+    be_quiet()
+    device = ambient.device()
+    more: dict[str, Any] = {"local_files_only": True} if Path(path).exists() else {}
+    config = AutoConfig.from_pretrained(path, **more)
+    classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    kind = AutoModelForSequenceClassification if classifies else AutoModel
+    tokenizer = AutoTokenizer.from_pretrained(path, **more)
+    facts = sentence_facts(lambda name: _file_of(path, name))
+    if device != "cpu":
+        more["device_map"] = {"": device}
+    network = kind.from_pretrained(path, dtype=dtype_of(dtype, path=path, device=device), **more)
+    log.info("encoder %s on %s in %s: %s", path, device, network.dtype, show_seconds(time.monotonic() - began))
+    runtime = RuntimeShape(length, batch) if length else None
+    model = EncoderModel(
+        network.eval().requires_grad_(False), tokenizer, facts=facts, name=Path(path).name,
+        source=ambient.object_at(path) or path, runtime=runtime,
+    )  # fmt: skip
+    if runtime is not None:
+        compile_runtime(model, compiled)
+    return model
+
+
+def _file_of(path: str, name: str) -> str | None:
+    """The text of a model's file; None if it has no such file, or the hub does not give it."""
+    try:
+        place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
+        return place.read_text()
+    except OSError:
+        return None

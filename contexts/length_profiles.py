@@ -1,0 +1,148 @@
+"""What texts of each length take on an encoder (Arlo §3.3, Fig. 2): records, where they are kept, and the lengths that
+are worth a runtime by them.
+
+    <state folder>/encoder-lengths/<digest>.json        one file for a model, its options and a kind of device
+
+A login node reads them, so nothing here imports a GPU library. A file that is damaged, or was written by another
+version, is ignored with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from stoker.contexts.model_source import model_source, shown_name
+from stoker.contexts.objects import object_of
+from stoker.contexts.runtime_lengths import LengthProfile, RuntimeLengths, choose_lengths
+from stoker.contexts.state import state_folder
+from stoker.errors import RecipeError
+from stoker.whole_files import write_whole
+
+log = logging.getLogger(__name__)
+
+_FORMAT = 1
+_FOLDER = "encoder-lengths"
+_STEP = 16
+"""No kernel's tile is smaller, so latency does not change within fewer tokens."""
+_MOST_LENGTHS = 32
+_USUAL_LONGEST = 512
+"""The longest text that is measured where a model reads any number of tokens."""
+
+
+class LengthTime(msgspec.Struct, frozen=True):
+    """The median of the seconds that a text took which was padded to `tokens`, and their median absolute deviation."""
+
+    tokens: int
+    seconds: float
+    spread_s: float
+
+
+class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What texts took, the shortest length first; each is the median of `repeats` batches of one text.
+
+    `model` is the digest of the model's folder, or its name on the hub; `name` is for people. `dtype` and `compiled`
+    are as `encoder` was told; `computed_dtype` and `is_compiled` what came of it on `device`, a kind of device, with
+    `threads` threads.
+    `measured_at` is in seconds since 1970.
+    """
+
+    lengths: tuple[LengthTime, ...]
+    name: str
+    dtype: str
+    computed_dtype: str
+    compiled: bool | str
+    is_compiled: bool
+    device: str
+    threads: int
+    torch: str
+    repeats: int
+    measured_at: float
+    model: str = ""
+    format: int = _FORMAT
+
+    def __post_init__(self) -> None:
+        if not self.lengths or any(a.tokens >= b.tokens for a, b in pairwise(self.lengths)):
+            raise ValueError("lengths of a profile rise, and there is at least one")
+        if any(each.tokens < 1 or not 0 < each.seconds < math.inf for each in self.lengths):
+            raise ValueError("a length has a token, and takes a time")
+
+
+def usual_lengths(longest: int, *, step: int = 0) -> tuple[int, ...]:
+    """The lengths that are measured for a model that reads `longest` tokens (0 = any number): multiples of `step`, and
+    the longest itself. A step of 0: 16 tokens, or more where that would be more than 32 lengths."""
+    top = longest or _USUAL_LONGEST
+    step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))
+    return (*range(step, top, step), top)
+
+
+def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> RuntimeLengths:
+    """The lengths that are worth a runtime. `counts`: how many tokens each of the expected texts has; without them all
+    lengths are expected alike, and longer texts than were measured do not count.
+
+    Raises RecipeError if none of the texts is as short as the longest length that was measured.
+    """
+    tokens = [each.tokens for each in profile.lengths]
+    texts, some = [0] * len(tokens), False
+    for count in counts:
+        some, place = True, bisect_left(tokens, count)
+        if place < len(tokens):
+            texts[place] += 1
+    if some and not any(texts):
+        raise RecipeError(
+            f"every expected text has more tokens than the longest length that was measured, {tokens[-1]}"
+        )
+    weights = texts if some else [1] * len(tokens)
+    return choose_lengths(
+        [
+            LengthProfile(each.tokens, each.seconds, weight)
+            for each, weight in zip(profile.lengths, weights, strict=True)
+        ]
+    )
+
+
+def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
+    """Keep what was measured of the model at `path`, in the place of what was measured before on such a device.
+    Returns the file. Raises OSError, and RecipeError for a path that is no model's."""
+    whole = msgspec.structs.replace(profile, model=_digest(path), name=shown_name(os.fspath(path)))
+    folder = state_folder() / _FOLDER
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = [whole.model, whole.dtype, str(whole.compiled), whole.device]
+    file = folder / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}.json"
+    write_whole(file, msgspec.json.format(msgspec.json.encode(whole)) + b"\n")
+    return file
+
+
+def kept_encoder_profile(
+    path: str | os.PathLike[str], *, dtype: str = "auto", compiled: bool | str = "auto"
+) -> EncoderProfile | None:
+    """What was measured last of the model at `path` with these options; None if nothing was. Raises RecipeError for a
+    path that is no model's."""
+    model = _digest(path)
+    found = [one for one in _kept() if (one.model, one.dtype, one.compiled) == (model, dtype, compiled)]
+    return max(found, key=lambda one: one.measured_at, default=None)
+
+
+def _kept() -> Iterator[EncoderProfile]:
+    for file in sorted((state_folder() / _FOLDER).glob("[!.]*.json")):
+        try:
+            profile = msgspec.json.decode(file.read_bytes(), type=EncoderProfile)
+            if profile.format != _FORMAT:
+                raise ValueError(f"it has the format {profile.format}, and this version reads {_FORMAT}")
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning("the profile %s cannot be read (%s), and is ignored; remove it", file, error)
+        else:
+            yield profile
+
+
+def _digest(path: str | os.PathLike[str]) -> str:
+    source, is_local = model_source(os.fspath(path))
+    return object_of(source).name if is_local else source

@@ -1,0 +1,178 @@
+"""`stoker run encoder_lengths`: what it reads and prints, and a small encoder measured through a real session."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_encoder import write_tiny_encoder
+
+from stoker.apps.encoder_lengths import texts as sampling
+from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
+from stoker.apps.encoder_lengths.report import advice, staircase, too_long, unsteady
+from stoker.apps.encoder_lengths.texts import sample_texts
+from stoker.contexts import EncoderProfile, lengths_that_pay
+from stoker.contexts.length_profiles import LengthTime
+from stoker.errors import ConfigError
+
+STOKER = [sys.executable, "-m", "stoker.manager.cli.main", "run", "encoder_lengths"]
+LIMIT_S = 150
+needs_torch = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
+    reason="needs torch and transformers",
+)
+
+
+def profile(*seconds: float, **more: Any) -> EncoderProfile:
+    given: dict[str, Any] = {
+        "name": "", "dtype": "auto", "computed_dtype": "float32", "compiled": "auto", "is_compiled": True,
+        "device": "NVIDIA H100", "threads": 1, "torch": "2.13.0", "repeats": 30, "measured_at": 1e9,
+    }  # fmt: skip
+    times = tuple(LengthTime(64 * (place + 1), each, 2e-5) for place, each in enumerate(seconds))
+    return EncoderProfile(lengths=times, **given | more)
+
+
+# ---- what is printed
+
+
+def test_the_staircase_has_a_row_for_each_length() -> None:
+    found = [line.split() for line in staircase(profile(0.001, 0.002, 0.00195), [])]
+    assert found == [
+        ["tokens", "ms", "spread", "more"], ["64", "1.00", "0.02"], ["128", "2.00", "0.02", "+1.00"],
+        ["192", "1.95", "0.02", "-0.05"],
+    ]  # fmt: skip
+    with_texts = [line.split() for line in staircase(profile(0.001, 0.002), [1, 64, 65, 400])]
+    assert [row[-1] for row in with_texts] == ["texts", "50.0%", "25.0%"]
+
+
+def test_the_lengths_that_pay_are_a_line_for_a_program() -> None:
+    stairs = profile(*(0.001 * step for step in range(1, 5)), dtype="float16", compiled=True)
+    lines = advice("models/m", stairs, lengths_that_pay(stairs))
+    assert "less time than the longest alone" in lines[0]
+    assert lines[2].strip() == (
+        "encoder_family('models/m', lengths=[64, 128, 192, 256], dtype='float16', compiled=True)"
+    )
+    assert len(lines) == 3
+
+
+def test_a_model_without_a_staircase_is_told_that_one_runtime_is_right() -> None:
+    flat = profile(0.005, 0.005, 0.005, is_compiled=False)
+    lines = advice("models/m", flat, lengths_that_pay(flat))
+    assert lines[0] == "one runtime is right, of 192 tokens: shorter ones would save less than 5%"
+    assert lines[2].strip() == "encoder('models/m', length=192)"
+    assert "nothing was compiled on this device" in lines[-1]
+
+
+def test_texts_that_no_runtime_takes_are_counted() -> None:
+    assert too_long(profile(0.001, 0.002), [1, 128, 129]).startswith("1 of 3 texts have more than 128 tokens")
+    assert too_long(profile(0.001, 0.002), [1, 128]) == ""
+
+
+def test_times_that_are_not_steady_are_told() -> None:
+    assert unsteady(profile(0.001, 0.002)) == ""
+    assert "differ by 10% from their median" in unsteady(profile(0.0002, 0.0002))
+
+
+# ---- a user's texts
+
+
+def test_a_sample_has_each_row_as_likely_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [json.dumps({"said": f"text {number}"}) for number in range(3000)]
+    (tmp_path / "t.jsonl").write_text("\n".join([*rows, '{"said": null}', '{"said": ""}']))
+    monkeypatch.setattr(sampling, "SAMPLE", 600)
+    found = sample_texts(tmp_path / "t.jsonl", "said")
+    numbers = [int(text.split()[1]) for text in found]
+    assert len(set(numbers)) == 600
+    assert abs(sum(numbers) / 600 - 1500) < 5 * 866 / math.sqrt(600)
+    assert sample_texts(tmp_path / "t.jsonl", "said") == found
+    monkeypatch.setattr(sampling, "SAMPLE", 4000)
+    assert len(sample_texts(tmp_path / "t.jsonl", "said")) == 3000
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ('{"other": "x"}', r"line 1: text must be text, and is missing \(the row has other\); name another .* --text"),
+        ('{"text": "x"}\n{"text": 7}', "line 2: text must be text, and is 7"),
+        ('{"text": null}', "no row has a text in text"),
+    ],
+)
+def test_rows_without_a_text_are_named(tmp_path: Path, lines: str, says: str) -> None:
+    (tmp_path / "t.jsonl").write_text(lines)
+    with pytest.raises(ConfigError, match=says):
+        sample_texts(tmp_path / "t.jsonl", "text")
+
+
+# ---- what runs on a pilot
+
+
+def test_the_model_is_asked_for_what_the_command_was_told() -> None:
+    class Model:
+        def profile_lengths(self, **asked: Any) -> Any:
+            asked.pop("told")(1, 2)
+            return asked
+
+    found = measure_lengths.function(Model(), LengthsRequest(step=32, dtype="float16", compiled=True))
+    assert found == {"step": 32, "dtype": "float16", "compiled": True}
+
+
+@pytest.mark.slow
+@needs_torch
+def test_an_encoder_is_measured_in_a_session_and_its_family_finds_the_profile(tmp_path: Path) -> None:
+    write_tiny_encoder(tmp_path / "tiny")
+    (tmp_path / "texts.csv").write_text("said\n" + "water boils\n" * 30 + "paris " * 30 + "\n")
+    environment = {**os.environ, "STOKER_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [*STOKER, "--model", "tiny", "--step", "8", "--texts", "texts.csv", "--text", "said", "--json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert [each["tokens"] for each in found["profile"]["lengths"]] == [8, 16, 24, 32, 40]
+    assert all(each["seconds"] > 0 for each in found["profile"]["lengths"])
+    assert (found["texts"], found["profile"]["is_compiled"]) == (31, False)
+    assert found["lengths"][-1] == 40
+    assert Path(found["kept"]).parent == tmp_path / "home" / "encoder-lengths"
+    program = "from stoker import encoder_family; print(encoder_family('tiny').lengths[-1])"
+    family = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        env=environment,
+    )  # fmt: skip
+    assert family.stdout == "40\n", family.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "encoder_lengths wants an encoder: --model PATH"),
+        (["--model", "./nowhere"], "there is no model at ./nowhere"),
+        (["--model", "tiny", "--text", "said"], "--text names a column of --texts FILE, which is missing"),
+        (["--model", "tiny", "--texts", "none.csv"], "none.csv: no such file"),
+        (["--model", "tiny", "--texts", "t.jsonl", "--text", "n"], "n must be text, and is 1; name another column"),
+        (["--model", "tiny", "--texts", "t.jsonl"], "the tokenizer of tiny cannot be read"),
+        (["--model", "tiny", "--site", "none.toml"], "none.toml"),
+        (["--model", "tiny", "--step", "0"], "0 is not a whole number"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    from click.testing import CliRunner
+
+    from stoker.apps.encoder_lengths.cli import command
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    (tmp_path / "t.jsonl").write_text('{"text": "paris", "n": 1}\n')
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code != 0
+    assert said in result.output + str(result.exception or "")

@@ -1,0 +1,300 @@
+"""Runtimes that are compiled: what comes of a compiler that fails, and where what it makes is kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lazily import lazily
+from tiny_encoder import write_tiny_encoder
+
+from stoker.contexts import ambient, encoder
+from stoker.contexts.loading import load_context
+from stoker.contexts.state import snapshot_folder
+from stoker.errors import ContextError
+
+compiling = lazily("stoker.contexts.compiling", needs="torch transformers")
+artifacts = lazily("stoker.contexts.compiled_artifacts", needs="torch transformers")
+BACKEND = "stoker.contexts.compiling.BACKEND"
+TEXTS = ["paris lies in france", "water boils", "paris"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("transformers", reason="Transformers is not installed")
+    folder = tmp_path_factory.mktemp("models") / "small"
+    write_tiny_encoder(folder)
+    return folder
+
+
+def load(folder: Path, **options: Any) -> Any:
+    recipe = encoder(folder, **options)
+    ambient.enter_library(device="cpu")
+    return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
+
+
+def fails(graph: Any, inputs: Any, **_: Any) -> Any:
+    raise RuntimeError("no kernel for this device\nand many more lines")
+
+
+class Backend:
+    """A compiler that leaves a graph as it is, and remembers the threads that ran it."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+        self.threads: set[str] = set()
+
+    def __call__(self, graph: Any, inputs: Any, **_: Any) -> Callable[..., Any]:
+        self.graphs += 1
+
+        def run(*given: Any) -> Any:
+            self.threads.add(threading.current_thread().name)
+            return graph(*given)
+
+        return run
+
+
+def test_a_runtime_is_compiled_at_its_load_and_never_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    backend = Backend()
+    monkeypatch.setattr(BACKEND, backend)
+    model, plain = load(folder, length=8, batch=2, compiled=True), load(folder)
+    assert model.is_compiled
+    graphs = backend.graphs
+    assert graphs > 0
+    with ThreadPoolExecutor(4) as slots:
+        for found in slots.map(model.embed, [TEXTS] * 8, timeout=60):
+            assert np.allclose(found, plain.embed(TEXTS), atol=1e-5)
+    assert backend.graphs == graphs
+    assert backend.threads == {"compiled_0"}, "a CUDA graph belongs to the thread that recorded it"
+    model.close()
+
+
+def test_the_load_fails_where_a_runtime_has_to_be_compiled_and_cannot(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BACKEND, fails)
+    with pytest.raises(ContextError, match=r"the runtime of 8 tokens cannot be compiled on cpu: .*no kernel for this"):
+        load(folder, length=8, compiled=True)
+    assert not list(snapshot_folder().glob("[!.]*[!k]")), "nothing is kept of it but a lock"
+
+
+def test_a_runtime_that_may_be_compiled_and_cannot_computes_as_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import numpy as np
+
+    monkeypatch.setattr(BACKEND, fails)
+    monkeypatch.setattr("stoker.contexts.compiling.wants_compiling", lambda _, wanted: wanted == "auto")  # a GPU
+    with caplog.at_level(logging.WARNING, logger="stoker"):
+        model = load(folder, length=8)
+    [record] = caplog.records
+    assert "8 tokens: computed as it is, not compiled: " in record.getMessage()
+    assert "no kernel for this device" in record.getMessage()
+    assert "many more lines" not in record.getMessage()
+    assert not model.is_compiled
+    assert np.allclose(model.embed(TEXTS), load(folder, length=8, compiled=False).embed(TEXTS), atol=1e-6)
+
+
+def test_a_node_without_a_compiler_says_so_in_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ContextError, match=r"tokens cannot be compiled on cpu: .*No working C\+\+ compiler") as raised:
+        load(folder, length=8, compiled=True)
+    assert "TORCHDYNAMO" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "expected"),
+    [("cpu", "auto", False), ("cuda:0", "auto", True), ("cpu", True, True), ("cuda:0", False, False)],
+)
+def test_where_runtimes_are_compiled(device: str, wanted: bool | str, expected: bool) -> None:
+    assert compiling.wants_compiling(device, wanted) is expected
+
+
+def test_a_form_names_the_version_the_device_and_the_shape(folder: Path) -> None:
+    import torch
+
+    models = [load(folder, length=8), load(folder, length=9), load(folder, length=8, batch=2)]
+    forms = [compiling._form(model) for model in models]
+    assert len(set(forms)) == 3
+    assert compiling._form(load(folder, length=8)) == forms[0]
+    assert all(form.startswith(f"compiled-{torch.__version__}_cpu_") for form in forms)
+    assert all(form == Path(form).name and len(form) < 200 for form in forms)
+
+
+@pytest.mark.gpu
+def test_a_runtime_on_a_gpu_replays_its_graph_for_calls_of_every_slot(folder: Path) -> None:
+    import numpy as np
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU here")
+    plain = load(folder)
+    recipe = encoder(folder, length=8, batch=2)
+    ambient.enter_library(device="cuda:0")
+    model = load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
+    assert model.is_compiled
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with ThreadPoolExecutor(4) as slots:
+        for found in slots.map(model.embed, [TEXTS] * 40, timeout=60):
+            assert np.allclose(found, plain.embed(TEXTS), atol=1e-3)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+    model.close()
+
+
+# ---- what is kept
+
+
+class Compile:
+    """Compiles into a folder: anew if the folder is empty, or is of another machine."""
+
+    def __init__(self, machine: str = "here") -> None:
+        self.machine = machine
+        self.anew = 0
+
+    def __call__(self, cache: Path) -> str:
+        cache.mkdir(parents=True, exist_ok=True)
+        if not (cache / "kernel.so").exists():
+            self.anew += 1
+            (cache / "kernel.so").write_text("code")
+            (cache / "locks").mkdir()
+            (cache / "locks" / "a.lock").touch()
+        elif (cache / "kernel.so").read_text() != "code":
+            raise OSError("invalid ELF header")
+        (cache / "locks").mkdir(exist_ok=True)
+        if not (cache / self.machine).exists():
+            self.anew += bool(self.machine != "here")
+            (cache / self.machine).touch()
+        return "made"
+
+
+def test_what_was_compiled_is_kept_offered_and_used_as_it_was(state: Path) -> None:
+    compile, offers = Compile(), list[tuple[str, str, float]]()
+    ambient.enter_library(offer=lambda *offer: offers.append(offer))
+    made, how = artifacts.compile_once("compiled-x", compile)
+    assert (made, compile.anew) == ("made", 1)
+    assert "just compiled" in how
+    place = snapshot_folder() / "compiled-x"
+    files = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
+    assert files == ["cache", "cache/here", "cache/kernel.so", "stoker-snapshot.json"]
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    made, how = artifacts.compile_once("compiled-x", compile)
+    assert (made, compile.anew) == ("made", 1)
+    assert "compiled earlier" in how
+    after = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    assert after == before, "what other pilots were given does not change"
+    assert [(form, folder) for form, folder, _ in offers] == [("compiled-x", str(place))] * 2
+
+
+def test_what_another_pilot_has_compiled_is_used(state: Path, tmp_path: Path) -> None:
+    compile = Compile()
+    there = tmp_path / "object"
+    compile(there / "cache")
+    (there / "stoker-snapshot.json").write_text(json.dumps({"made_s": 27.0}))
+    ambient.enter_library(objects={"compiled-x": str(there)})
+    made, how = artifacts.compile_once("compiled-x", compile)
+    assert (made, how, compile.anew) == ("made", "another pilot compiled it in 27 s", 1)
+
+
+@pytest.mark.parametrize("from_peer", [False, True])
+def test_what_was_compiled_for_another_machine_is_replaced(state: Path, tmp_path: Path, from_peer: bool) -> None:
+    there = tmp_path / "object" if from_peer else snapshot_folder() / "compiled-x"
+    Compile()(there / "cache")
+    (there / "stoker-snapshot.json").write_text(json.dumps({"made_s": 27.0}))
+    offers: list[str] = []
+    objects = {"compiled-x": str(there)} if from_peer else {}
+    ambient.enter_library(objects=objects, offer=lambda form, *_: offers.append(form))
+    compile = Compile("elsewhere")
+    assert "just compiled" in artifacts.compile_once("compiled-x", compile)[1]
+    assert "compiled earlier" in artifacts.compile_once("compiled-x", compile)[1]
+    assert compile.anew == 1, "it is compiled once, and not at each load"
+    assert (snapshot_folder() / "compiled-x" / "cache" / "elsewhere").exists()
+    assert offers == ["compiled-x"] * 2
+
+
+def test_a_damaged_artifact_costs_the_time_to_compile_and_not_the_load(
+    state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compile = Compile()
+    artifacts.compile_once("compiled-x", compile)
+    kernel = snapshot_folder() / "compiled-x" / "cache" / "kernel.so"
+    kernel.write_text("co")
+    made, how = artifacts.compile_once("compiled-x", compile)
+    assert (made, compile.anew) == ("made", 2)
+    assert "just compiled" in how
+    assert "invalid ELF header" in caplog.text
+    assert kernel.read_text() == "code"
+
+
+def test_a_disk_that_takes_nothing_costs_the_artifact_alone(
+    state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "a-file").touch()
+    monkeypatch.setenv("STOKER_SNAPSHOTS", str(tmp_path / "a-file" / "below"))
+    compile = Compile()
+    assert artifacts.compile_once("compiled-x", compile) == ("made", "just compiled, and not kept")
+    assert compile.anew == 1
+    assert "is not kept in" in caplog.text
+
+
+def test_an_error_of_the_compiler_is_not_taken_for_one_of_the_disk(state: Path) -> None:
+    def compile(cache: Path) -> str:
+        raise OSError("g++: command not found")
+
+    with pytest.raises(OSError, match="command not found"):
+        artifacts.compile_once("compiled-x", compile)
+
+
+_REAL = """
+import json, sys
+import torch
+from stoker.contexts import ambient, encoder
+from stoker.contexts.loading import load_context
+torch.set_num_threads(1)
+folder, objects = sys.argv[1], json.loads(sys.argv[2])
+recipe = encoder(folder, length=8, compiled=True)
+ambient.enter_library(device="cpu", objects=objects, offer=lambda *offer: print("offer", *offer[:2]))
+model = load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
+plain = load_context(encoder(folder), {ref.name: ref.source for ref in recipe.objects})
+off = max(abs(a - b) for a, b in zip(model.embed(["water boils"])[0], plain.embed(["water boils"])[0]))
+from torch._dynamo.utils import counters
+print(json.dumps({"off": off, "graphs": counters["stats"]["unique_graphs"], **counters["inductor"]}))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_that_starts_from_the_artifact_compiles_nothing(folder: Path, tmp_path: Path) -> None:
+    """The real compiler, for this CPU; the second process has another disk, and a pilot that has brought the object."""
+    found: list[dict[str, Any]] = []
+    objects: dict[str, str] = {}
+    for home in ("first", "second"):
+        done = subprocess.run(
+            [sys.executable, "-c", _REAL, str(folder), json.dumps(objects)],
+            capture_output=True, text=True, timeout=280,
+            env={"PATH": "/usr/bin:/bin", "STOKER_HOME": str(tmp_path / home), "HOME": str(tmp_path / home)},
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        *offers, facts = done.stdout.splitlines()
+        found.append(json.loads(facts))
+        if home == "first":
+            [(_, form, place)] = [offer.split(" ", 2) for offer in offers]
+            objects = {form: place}
+    first, second = found
+    assert (first["fxgraph_cache_miss"], first.get("fxgraph_cache_hit", 0)) == (1, 0)
+    assert (second.get("fxgraph_cache_miss", 0), second["fxgraph_cache_hit"]) == (0, 1)
+    assert first["graphs"] == second["graphs"] == 1, "calls compile nothing"
+    assert max(first["off"], second["off"]) < 1e-5

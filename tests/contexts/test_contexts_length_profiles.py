@@ -1,0 +1,204 @@
+"""What texts of each length take on an encoder: measured, kept, read again, and the lengths that pay by it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from lazily import lazily
+
+from stoker.contexts import EncoderProfile, keep_encoder_profile, kept_encoder_profile, lengths_that_pay
+from stoker.contexts.length_profiles import LengthTime, usual_lengths
+from stoker.errors import RecipeError
+
+profiling = lazily("stoker.contexts.length_profiling", needs="torch transformers")
+
+
+def profile(seconds: Callable[[int], float], lengths: range = range(16, 257, 16), **more: Any) -> EncoderProfile:
+    given: dict[str, Any] = {
+        "name": "", "dtype": "auto", "computed_dtype": "float32", "compiled": "auto", "is_compiled": True,
+        "device": "NVIDIA H100", "threads": 1, "torch": "2.13.0", "repeats": 30, "measured_at": 1e9,
+    }  # fmt: skip
+    times = tuple(LengthTime(tokens, seconds(tokens), 1e-5) for tokens in lengths)
+    return EncoderProfile(lengths=times, **given | more)
+
+
+def stairs(tokens: int) -> float:
+    """Fig. 2: a step every 64 tokens."""
+    return 0.001 * math.ceil(tokens / 64)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
+    return tmp_path / "model"
+
+
+# ---- lengths
+
+
+@pytest.mark.parametrize(
+    ("longest", "step", "expected"),
+    [
+        (64, 0, (16, 32, 48, 64)),
+        (40, 0, (16, 32, 40)),
+        (9, 0, (9,)),
+        (128, 50, (50, 100, 128)),
+        (0, 128, (128, 256, 384, 512)),
+    ],
+)
+def test_lengths_are_multiples_of_a_step_and_the_longest(longest: int, step: int, expected: tuple[int, ...]) -> None:
+    assert usual_lengths(longest, step=step) == expected
+
+
+def test_a_model_of_long_texts_has_no_more_lengths_than_one_of_short_ones() -> None:
+    assert len(usual_lengths(512)) == 32
+    assert len(usual_lengths(8192)) == 32
+    assert len(usual_lengths(8194)) <= 33
+
+
+def test_runtimes_stand_at_the_ends_of_the_steps() -> None:
+    assert lengths_that_pay(profile(stairs)).tokens == (64, 128, 192, 256)
+
+
+def test_a_model_without_a_staircase_has_one_runtime() -> None:
+    assert lengths_that_pay(profile(lambda tokens: 0.005)).tokens == (256,)
+
+
+def test_texts_that_are_expected_decide() -> None:
+    counts = [50] * 90 + [200] * 10
+    assert lengths_that_pay(profile(stairs), counts).tokens == (64, 256)
+    assert lengths_that_pay(profile(stairs), [200] * 9 + [300]).tokens == (256,), "one is too long"
+    assert lengths_that_pay(profile(stairs), [64] * 50 + [65] * 50).tokens == (64, 80, 256)
+
+
+def test_texts_of_which_none_is_short_enough_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"every expected text has more tokens than the longest .* measured, 256"):
+        lengths_that_pay(profile(stairs), [257, 1000])
+
+
+# ---- files
+
+
+def test_what_was_measured_is_found_by_the_model_and_its_options(folder: Path, state: Path) -> None:
+    file = keep_encoder_profile(folder, profile(stairs))
+    found = kept_encoder_profile(str(folder))
+    assert file.parent == state / "encoder-lengths"
+    assert found is not None
+    assert (found.name, found.lengths) == ("model", profile(stairs).lengths)
+    assert found.model.startswith("folder-")
+    assert kept_encoder_profile(folder, dtype="float16") is None
+    assert kept_encoder_profile(folder, compiled=True) is None
+    (folder / "config.json").write_text('{"model_type": "roberta"}')
+    assert kept_encoder_profile(folder) is None, "it is another model now"
+
+
+def test_the_last_profile_counts_whatever_the_device(folder: Path) -> None:
+    for at, device in enumerate(["NVIDIA H100", "cpu", "NVIDIA H100"]):
+        keep_encoder_profile(folder, profile(lambda tokens, at=at: 0.001 * (at + 1), device=device, measured_at=at))
+    found = kept_encoder_profile(folder)
+    assert found is not None
+    assert (found.device, found.lengths[0].seconds) == ("NVIDIA H100", 0.003)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: b"",
+        lambda text: b"\xff" + text,
+        lambda text: text.replace(b'"format": 1', b'"format": 99'),
+        lambda text: text.replace(b'"seconds": 0.001', b'"seconds": -1.0'),
+        lambda text: text.replace(b'"tokens": 32', b'"tokens": 8'),
+        lambda text: text.replace(b'"threads"', b'"fibres"'),
+        lambda text: b"[1, 2]",
+    ],
+)
+def test_a_damaged_or_foreign_file_is_ignored_with_one_warning(
+    folder: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = keep_encoder_profile(folder, profile(stairs))
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert file.read_bytes() != whole
+    with caplog.at_level(logging.WARNING):
+        assert kept_encoder_profile(folder) is None
+    [record] = caplog.records
+    assert str(file) in record.getMessage()
+    assert "is ignored" in record.getMessage()
+    file.write_bytes(whole)
+    assert kept_encoder_profile(folder) is not None
+
+
+def test_a_model_that_is_not_there_has_no_profile(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="there is no model at"):
+        kept_encoder_profile(tmp_path / "nowhere")
+
+
+# ---- measuring
+
+
+class Stairs:
+    """A model whose batches take what the staircase says, and every fifth one ten times as long."""
+
+    name, longest, device, model, labels, source, runtime = "stairs", 256, "cpu", None, list[str](), "", None
+    is_compiled = False
+
+    def __init__(self, length: int = 0) -> None:
+        self.length, self.batches = length, 0
+        self.model = type("Network", (), {"dtype": "torch.float32"})
+
+    def as_runtime(self, length: int) -> Stairs:
+        return Stairs(length)
+
+    def time_batch(self) -> float:
+        self.batches += 1
+        return stairs(self.length) * (10 if self.batches % 5 == 0 else 1) + 1e-6 * (self.batches % 2)
+
+    def compile(self, compiler: Any) -> None:
+        self.is_compiled = True
+
+    def close(self) -> None:
+        self.is_compiled = False
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_profile_has_the_median_of_each_length_and_its_spread(compiled: bool) -> None:
+    told: list[tuple[float, float]] = []
+    found = profiling.profile_lengths(
+        Stairs(), compiled=compiled, repeats=21, told=lambda done, total: told.append((done, total))
+    )
+    assert [each.tokens for each in found.lengths] == list(range(16, 257, 16))
+    for each in found.lengths:
+        assert each.seconds == pytest.approx(stairs(each.tokens), abs=2e-6), "a few that were disturbed do not count"
+        assert 0 < each.spread_s <= 2e-6
+    assert (found.repeats, found.is_compiled, found.compiled, found.computed_dtype) == (
+        21,
+        compiled,
+        compiled,
+        "float32",
+    )
+    assert found.device.startswith("cpu ")
+    assert told[-1][0] == told[-1][1]
+    assert lengths_that_pay(found).tokens == (64, 128, 192, 256)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=EncoderProfile) == found
+
+
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ((64, 32), "rise, from 3 tokens on"),
+        ((32, 32), "rise, from 3 tokens on"),
+        ((2, 32), "rise, from 3 tokens on"),
+        ((32, 512), "a length of 512 tokens cannot be measured: the model reads 256 at the most"),
+    ],
+)
+def test_lengths_that_cannot_be_measured_are_refused(lengths: tuple[int, ...], says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        profiling.profile_lengths(Stairs(), lengths)
