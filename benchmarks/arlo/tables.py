@@ -1,0 +1,140 @@
+"""The tables and figures of Arlo's evaluation as cases, by the names that `--table` takes.
+
+Traces are shorter than the paper's, which names no length for most of them (its small ones are 5 to 10 minutes). The
+larger the cluster, the shorter the trace, so that all of this takes less than 25 minutes of one core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+
+from benchmarks.arlo import settings
+from benchmarks.arlo.cases import (
+    ARLO,
+    ARLO_EVEN,
+    ARLO_GLOBAL,
+    ARLO_IG,
+    ARLO_ILB,
+    DT,
+    INFAAS,
+    INFAAS_SHORT,
+    ST,
+    Case,
+)
+from benchmarks.arlo.profile import LatencyProfile
+from benchmarks.arlo.workload import Workload, trace_of
+
+MAIN = (ST, *DT.values(), INFAAS, INFAAS_SHORT, ARLO)
+BASE = LatencyProfile("base")
+LARGE = tuple(LatencyProfile("large", longest_ms) for longest_ms in settings.LARGE_MS)
+SLOWEST = LARGE[-1]
+"""For Table 3 and Figure 11, whose load is relative to the latency."""
+RATES_7 = (500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
+LEAST_8 = (1, settings.FIRST_DEVICES)
+"""Figure 8 with and without the right to release a device that it began with."""
+ALLOCATIONS_3 = (ARLO_EVEN, ARLO_GLOBAL, ARLO)
+DISPATCHES_4 = (ARLO_ILB, ARLO_IG, ARLO)
+COUNTS_11 = (2, 4, 8, 16)
+TRACES_4 = {
+    25: (6_000.0, 60.0, settings.GRID_SEEDS),
+    80: (20_000.0, 20.0, settings.GRID_SEEDS),
+    1000: (250_000.0, 3.0, (1,)),
+}
+"""By devices: requests a second, seconds, seeds."""
+
+
+def figure_6a(*, occupies: bool = False) -> list[Case]:
+    """Bert-Base, 1,000 requests/s, 10 GPUs."""
+    seeds = settings.SEEDS[:1] if occupies else settings.SEEDS
+    return [
+        Case(system, BASE, 10, Workload(1000.0, 360.0, seed), occupies=occupies)
+        for seed, system in product(seeds, MAIN)
+    ]  # fmt: skip
+
+
+def figure_6b() -> list[Case]:
+    """Bert-Large, 1,500 requests/s, 10 GPUs."""
+    return [
+        Case(system, profile, 10, Workload(1500.0, 180.0, seed))
+        for seed, profile, system in product(settings.GRID_SEEDS, LARGE, MAIN)
+    ]  # fmt: skip
+
+
+def figure_7() -> list[Case]:
+    """Bert-Base with 10 GPUs, by the load."""
+    return [Case(system, BASE, 10, Workload(rate, 60.0, 1)) for rate, system in product(RATES_7, MAIN)]
+
+
+def figure_8() -> list[Case]:
+    """Bert-Large with scaling, from 5 GPUs on."""
+    found = []
+    for profile, least, system in product((LARGE[0], SLOWEST), LEAST_8, MAIN):
+        rate = round(settings.FIRST_DEVICES / profile.static_s(512))
+        workload = Workload(float(rate), 600.0, 1, "bursty", swings=True)
+        found.append(Case(system, profile, settings.FIRST_DEVICES, workload, least=least))
+    return found
+
+
+def figure_10a() -> list[Case]:
+    """Bert-Base, 8,000 requests/s in bursts, 90 GPUs."""
+    return [
+        Case(system, BASE, 90, Workload(8000.0, 60.0, seed, "bursty")) for seed, system in product(settings.SEEDS, MAIN)
+    ]
+
+
+def figure_10b() -> list[Case]:
+    """Bert-Large, 25,000 requests/s in bursts, 300 GPUs."""
+    return [
+        Case(system, profile, 300, Workload(25_000.0, 12.0, seed, "bursty"))
+        for seed, profile, system in product(settings.GRID_SEEDS, LARGE, MAIN)
+    ]
+
+
+@lru_cache(maxsize=1)
+def rate_3() -> float:
+    """Requests a second at which 8 ideal runtimes are busy for the utilization of `settings`, on 40 GPUs. The lengths
+    are those of a trace of their own."""
+    lengths = trace_of(Workload(100.0, settings.DRIFT_PERIOD_S, 0)).lengths
+    return float(round(settings.UTILIZATION * 40 / SLOWEST.mean_s(lengths, 8), -2))
+
+
+def table_3() -> list[Case]:
+    """Allocations, over one wave of drift, 40 GPUs."""
+    workloads = [Workload(rate_3(), settings.DRIFT_PERIOD_S, seed, "bursty") for seed in settings.GRID_SEEDS]
+    return [Case(system, SLOWEST, 40, workload) for workload, system in product(workloads, ALLOCATIONS_3)]
+
+
+def figure_11() -> list[Case]:
+    """Numbers of runtimes, 40 GPUs."""
+    workloads = [Workload(rate_3(), 120.0, seed, "bursty") for seed in settings.SEEDS]
+    return [Case(ARLO, SLOWEST, 40, workload, runtimes=count) for workload, count in product(workloads, COUNTS_11)]
+
+
+def table_4() -> list[Case]:
+    """Dispatching strategies."""
+    return [case for devices in TRACES_4 for case in of_trace_4(devices)]
+
+
+def of_trace_4(devices: int) -> Iterator[Case]:
+    """One of Table 4's three traces."""
+    rate, for_s, seeds = TRACES_4[devices]
+    for seed, profile, system in product(seeds, LARGE, DISPATCHES_4):
+        yield Case(system, profile, devices, Workload(rate, for_s, seed, "bursty"))
+
+
+TABLES = {
+    "6a": figure_6a,
+    "6b": figure_6b,
+    "7": figure_7,
+    "8": figure_8,
+    "10a": figure_10a,
+    "10b": figure_10b,
+    "11": figure_11,
+    "3": table_3,
+    "4": table_4,
+    "overhead": lambda: figure_6a(occupies=True),
+    "measured": list,
+}
+"""What has to be run for each table; `measured` stands for Table 2 and Figure 9, which are no simulations."""
