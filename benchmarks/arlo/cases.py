@@ -21,7 +21,7 @@ from benchmarks.arlo.dispatch import (
 from benchmarks.arlo.fleet import Agenda, Fleet
 from benchmarks.arlo.profile import LONGEST, LatencyProfile, lengths_of
 from benchmarks.arlo.queues import Served, serve
-from benchmarks.arlo.scaling import Headroom, Reallocation, TargetTracking, percentile
+from benchmarks.arlo.scaling import Allocator, Headroom, Reallocation, TargetTracking, percentile
 from benchmarks.arlo.workload import Trace, Workload, trace_of
 from benchmarks.paired import ROOT
 from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
@@ -32,10 +32,11 @@ PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
 
 class System(msgspec.Struct, frozen=True):
     """How a system dispatches, and how it gives devices to runtimes. `dynamic`: the shape of the inflation where the
-    runtimes are compiled dynamically."""
+    runtimes are compiled dynamically; `prices_overload`: what the longest runtime has no capacity for costs more."""
 
     dispatch: str
     allocation: str = EVEN
+    prices_overload: bool = False
     is_padded_whole: bool = False
     dynamic: str = ""
 
@@ -43,12 +44,14 @@ class System(msgspec.Struct, frozen=True):
 ST, ARLO, INFAAS, INFAAS_SHORT = "st", "arlo", "infaas", "infaas, short queues"
 DT = {shape: f"dt, {shape}" for shape in ("flat", "rising", "falling")}
 ARLO_ILB, ARLO_IG, ARLO_EVEN, ARLO_GLOBAL = "arlo, ILB", "arlo, IG", "arlo, even", "arlo, global"
+ARLO_PRICED = "arlo, overload priced"
 SYSTEMS = {
     ST: System(ILB, is_padded_whole=True),
     **{name: System(ILB, is_padded_whole=True, dynamic=shape) for shape, name in DT.items()},
     INFAAS: System(PACK_ANY),
     INFAAS_SHORT: System(PACK_SHORTEST),
     ARLO: System(RS, PERIODIC),
+    ARLO_PRICED: System(RS, PERIODIC, prices_overload=True),
     ARLO_ILB: System(ILB, PERIODIC),
     ARLO_IG: System(IG, PERIODIC),
     ARLO_EVEN: System(RS, EVEN),
@@ -112,9 +115,14 @@ def simulate(case: Case, trace: Trace) -> Measures:
     system, agenda, served = SYSTEMS[case.system], Agenda(), Served()
     runtimes = (LONGEST,) if system.is_padded_whole else lengths_of(case.runtimes)
     fleet = Fleet(_dispatcher(system, runtimes, case.profile), _rows(system, runtimes, case.profile), agenda)
-    fleet.start(_first_allocation(case, system, runtimes, trace))
+
+    def allocation(devices: int, lengths: Sequence[int], rate: float) -> Sequence[int]:
+        overload_s = settings.OVERLOAD_S if system.prices_overload else 0.0
+        return best_allocation(devices, demands(lengths, rate, runtimes, case.profile, overload_s=overload_s))
+
+    fleet.start(_first_counts(case, system, trace, allocation))
     if system.allocation == PERIODIC:
-        Reallocation(trace, fleet, agenda, runtimes, case.profile, case.workload.for_s)
+        Reallocation(trace, fleet, agenda, allocation, for_s=case.workload.for_s)
     if case.least and system.allocation == PERIODIC:
         TargetTracking(trace, fleet, agenda, served.latencies, case.profile.slo_s, case.least)
     elif case.least:
@@ -141,12 +149,12 @@ def _rows(system: System, runtimes: Sequence[int], profile: LatencyProfile) -> l
     return [[profile.static_s(length)] * len(every) for length in runtimes]
 
 
-def _first_allocation(case: Case, system: System, runtimes: Sequence[int], trace: Trace) -> Sequence[int]:
+def _first_counts(case: Case, system: System, trace: Trace, allocation: Allocator) -> Sequence[int]:
     """By the period before the run, or by all of the run for Table 3's `global`."""
     if system.allocation == EVEN:
-        return even_allocation(case.devices, len(runtimes))
+        return even_allocation(case.devices, 1 if system.is_padded_whole else case.runtimes)
     lengths = trace.lengths if system.allocation == GLOBAL else trace.earlier
-    return best_allocation(case.devices, demands(lengths, case.workload.rate, runtimes, case.profile))
+    return allocation(case.devices, lengths, case.workload.rate)
 
 
 def _measure(case: Case, fleet: Fleet, served: Served) -> Measures:

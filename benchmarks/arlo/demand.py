@@ -15,9 +15,13 @@ _LESS = 0.97
 
 
 def demands(
-    lengths: Iterable[int], rate: float, runtimes: Sequence[int], profile: LatencyProfile
-) -> list[RuntimeDemand]:  # fmt: skip
-    """What requests of these lengths, at so many a second, ask of each runtime during one objective (§3.3)."""
+    lengths: Iterable[int], rate: float, runtimes: Sequence[int], profile: LatencyProfile, *, overload_s: float = 0.0
+) -> list[RuntimeDemand]:
+    """What requests of these lengths, at so many a second, ask of each runtime during one objective (§3.3).
+
+    `overload_s`: what a request more than the capacity adds to the mean latency of its instance. With 0 the latency
+    goes on as within the capacity. It concerns the longest runtime alone, as eq. 5 lets no other one have more.
+    """
     counts = Counter(lengths)
     total = sum(counts.values())
     found, below = [], 0
@@ -25,6 +29,9 @@ def demands(
         share = sum(counts[tokens] for tokens in range(below + 1, length + 1)) / total
         capacity = profile.capacity(length)
         latency = LatencyTable.one_by_one(profile.static_s(length), capacity=capacity)
+        if overload_s:
+            full, mean_s = latency.points[-1]
+            latency = LatencyTable((*latency.points, (full + 1, mean_s + overload_s)))
         found.append(RuntimeDemand(share * rate * profile.slo_s, capacity, latency))
         below = length
     return found

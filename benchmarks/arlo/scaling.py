@@ -9,13 +9,11 @@ last minute is below 50 %. ST, DT and INFaaS add devices by INFaaS's headroom (Â
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 
 from benchmarks.arlo import settings
-from benchmarks.arlo.demand import best_allocation, demands
 from benchmarks.arlo.fleet import Agenda, Fleet, Replacements
-from benchmarks.arlo.profile import LatencyProfile
 from benchmarks.arlo.workload import Trace
 
 _LOOK_BACK_S = 10.0
@@ -24,14 +22,17 @@ _ENOUGH = 100
 """Requests that a percentile needs."""
 
 
+Allocator = Callable[[int, Sequence[int], float], Sequence[int]]
+"""Devices of each runtime, by how many there are, the lengths of requests, and how many come in a second."""
+
+
 class Reallocation:
     """Arlo's Runtime Scheduler. The first time is the middle of a run that is shorter than two periods."""
 
     def __init__(
-        self, trace: Trace, fleet: Fleet, agenda: Agenda, runtimes: Sequence[int], profile: LatencyProfile, for_s: float
+        self, trace: Trace, fleet: Fleet, agenda: Agenda, allocation: Allocator, *, for_s: float
     ) -> None:  # fmt: skip
-        self._trace, self._fleet, self._agenda = trace, fleet, agenda
-        self._runtimes, self._profile = runtimes, profile
+        self._trace, self._fleet, self._agenda, self._allocation = trace, fleet, agenda, allocation
         self._replacements = Replacements(fleet)
         agenda.at(min(settings.PERIOD_S, for_s / 2), self._run)
 
@@ -40,10 +41,9 @@ class Reallocation:
         window_s = min(now, settings.PERIOD_S)
         first, last = bisect_left(times, now - window_s), bisect_left(times, now)
         if first < last:
-            wanted = demands(
-                self._trace.lengths[first:last], (last - first) / window_s, self._runtimes, self._profile
-            )  # fmt: skip
-            self._replacements.decide(best_allocation(self._fleet.devices, wanted), now)
+            rate = (last - first) / window_s
+            target = self._allocation(self._fleet.devices, self._trace.lengths[first:last], rate)
+            self._replacements.decide(target, now)
         self._agenda.at(now + settings.PERIOD_S, self._run)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 
+from msgspec.structs import replace
+
 from benchmarks.arlo import settings
 from benchmarks.arlo.cases import (
     ARLO,
@@ -17,6 +19,7 @@ from benchmarks.arlo.cases import (
     ARLO_GLOBAL,
     ARLO_IG,
     ARLO_ILB,
+    ARLO_PRICED,
     DT,
     INFAAS,
     INFAAS_SHORT,
@@ -24,9 +27,11 @@ from benchmarks.arlo.cases import (
     Case,
 )
 from benchmarks.arlo.profile import LatencyProfile
-from benchmarks.arlo.workload import Workload, trace_of
+from benchmarks.arlo.workload import Workload, make_trace, read_lengths
 
-MAIN = (ST, *DT.values(), INFAAS, INFAAS_SHORT, ARLO)
+MAIN = (ST, *DT.values(), INFAAS, INFAAS_SHORT, ARLO, ARLO_PRICED)
+STILL = (DT["flat"], DT["rising"], INFAAS_SHORT, ARLO, ARLO_PRICED)
+"""Systems whose latency the drift of lengths changes."""
 BASE = LatencyProfile("base")
 LARGE = tuple(LatencyProfile("large", longest_ms) for longest_ms in settings.LARGE_MS)
 SLOWEST = LARGE[-1]
@@ -34,7 +39,7 @@ SLOWEST = LARGE[-1]
 RATES_7 = (500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
 LEAST_8 = (1, settings.FIRST_DEVICES)
 """Figure 8 with and without the right to release a device that it began with."""
-ALLOCATIONS_3 = (ARLO_EVEN, ARLO_GLOBAL, ARLO)
+ALLOCATIONS_3 = (ARLO_EVEN, ARLO_GLOBAL, ARLO, ARLO_PRICED)
 DISPATCHES_4 = (ARLO_ILB, ARLO_IG, ARLO)
 COUNTS_11 = (2, 4, 8, 16)
 TRACES_4 = {
@@ -43,6 +48,17 @@ TRACES_4 = {
     1000: (250_000.0, 3.0, (1,)),
 }
 """By devices: requests a second, seconds, seeds."""
+
+
+def experiments() -> list[Case]:
+    """What explains misses: on the figures with fixed devices, lengths that do not drift, and an overhead that keeps a
+    device busy."""
+    first = [case for figure in (figure_6a, figure_6b, figure_10a, figure_10b) for case in figure()]
+    still = [
+        replace(case, workload=replace(case.workload, drift=0.0)) for case in first
+        if case.workload.seed == 1 and case.system in STILL
+    ]  # fmt: skip
+    return [*still, *figure_6a(occupies=True)]
 
 
 def figure_6a(*, occupies: bool = False) -> list[Case]:
@@ -93,23 +109,32 @@ def figure_10b() -> list[Case]:
 
 
 @lru_cache(maxsize=1)
-def rate_3() -> float:
-    """Requests a second at which 8 ideal runtimes are busy for the utilization of `settings`, on 40 GPUs. The lengths
-    are those of a trace of their own."""
-    lengths = trace_of(Workload(100.0, settings.DRIFT_PERIOD_S, 0)).lengths
-    return float(round(settings.UTILIZATION * 40 / SLOWEST.mean_s(lengths, 8), -2))
+def lengths_of_trace() -> list[int]:
+    """Lengths of a trace of their own, over one wave of drift, for what is computed without a run."""
+    return make_trace(Workload(100.0, settings.DRIFT_PERIOD_S, 0), *read_lengths()).lengths
+
+
+def rate_at(utilization: float) -> float:
+    """Requests a second at which the ideal ones of 8 runtimes keep so much of 40 GPUs busy."""
+    return float(round(utilization * 40 / SLOWEST.mean_s(lengths_of_trace(), 8), -2))
+
+
+def _workloads_3(for_s: float) -> list[Workload]:
+    every = product(settings.UTILIZATIONS, settings.UTILIZATION_SEEDS)
+    return [Workload(rate_at(utilization), for_s, seed, "bursty") for utilization, seed in every]
 
 
 def table_3() -> list[Case]:
-    """Allocations, over one wave of drift, 40 GPUs."""
-    workloads = [Workload(rate_3(), settings.DRIFT_PERIOD_S, seed, "bursty") for seed in settings.GRID_SEEDS]
-    return [Case(system, SLOWEST, 40, workload) for workload, system in product(workloads, ALLOCATIONS_3)]
+    """Allocations, over three quarters of a wave of drift, 40 GPUs."""
+    return [Case(system, SLOWEST, 40, workload) for workload, system in product(_workloads_3(360.0), ALLOCATIONS_3)]
 
 
 def figure_11() -> list[Case]:
     """Numbers of runtimes, 40 GPUs."""
-    workloads = [Workload(rate_3(), 120.0, seed, "bursty") for seed in settings.SEEDS]
-    return [Case(ARLO, SLOWEST, 40, workload, runtimes=count) for workload, count in product(workloads, COUNTS_11)]
+    return [
+        Case(ARLO, SLOWEST, 40, workload, runtimes=count)
+        for workload, count in product(_workloads_3(120.0), COUNTS_11)
+    ]  # fmt: skip
 
 
 def table_4() -> list[Case]:
@@ -134,7 +159,7 @@ TABLES = {
     "11": figure_11,
     "3": table_3,
     "4": table_4,
-    "overhead": lambda: figure_6a(occupies=True),
+    "experiments": experiments,
     "measured": list,
 }
 """What has to be run for each table; `measured` stands for Table 2 and Figure 9, which are no simulations."""

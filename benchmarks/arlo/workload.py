@@ -32,13 +32,14 @@ EARLIER = 20_000
 
 class Workload(msgspec.Struct, frozen=True):
     """`rate`: requests a second in the mean. `pattern`: of arrivals, `stable` or `bursty`; `swings`: the load goes up
-    and down over minutes, as for Figure 8."""
+    and down over minutes, as for Figure 8; `drift`: of lengths, in relation to the swing of `settings`."""
 
     rate: float
     for_s: float
     seed: int
     pattern: str = "stable"
     swings: bool = False
+    drift: float = 1.0
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -78,7 +79,7 @@ def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
     """The requests of a workload with these lengths."""
     times = list(_arrivals(workload, Random(f"arrivals {workload.seed}")))
     rng = Random(f"lengths {workload.seed}")
-    share = _long_share(rng)
+    share = _long_share(workload.drift, rng)
     lengths: list[int] = []
     at, of_second = 0, 0.0
     for arrived in times:
@@ -92,12 +93,12 @@ def make_trace(workload: Workload, short: list[int], long: list[int]) -> Trace:
     return Trace(times, lengths, earlier)
 
 
-def _long_share(rng: Random) -> Callable[[float], float]:
+def _long_share(drift: float, rng: Random) -> Callable[[float], float]:
     """The share of the long part by the time, in its slow wave."""
     phase = 2 * pi * rng.random()
 
     def share(at: float) -> float:
-        return settings.LONG_SHARE + settings.LONG_SWING * sin(2 * pi * at / settings.DRIFT_PERIOD_S + phase)
+        return settings.LONG_SHARE + drift * settings.LONG_SWING * sin(2 * pi * at / settings.DRIFT_PERIOD_S + phase)
 
     return share
 
