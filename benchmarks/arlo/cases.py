@@ -32,11 +32,12 @@ PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
 
 class System(msgspec.Struct, frozen=True):
     """How a system dispatches, and how it gives devices to runtimes. `dynamic`: the shape of the inflation where the
-    runtimes are compiled dynamically; `prices_overload`: what the longest runtime has no capacity for costs more."""
+    runtimes are compiled dynamically; `within_capacity`: the longest runtime, too, is to have no more than its
+    instances can answer."""
 
     dispatch: str
     allocation: str = EVEN
-    prices_overload: bool = False
+    within_capacity: bool = False
     is_padded_whole: bool = False
     dynamic: str = ""
 
@@ -44,18 +45,28 @@ class System(msgspec.Struct, frozen=True):
 ST, ARLO, INFAAS, INFAAS_SHORT = "st", "arlo", "infaas", "infaas, short queues"
 DT = {shape: f"dt, {shape}" for shape in ("flat", "rising", "falling")}
 ARLO_ILB, ARLO_IG, ARLO_EVEN, ARLO_GLOBAL = "arlo, ILB", "arlo, IG", "arlo, even", "arlo, global"
-ARLO_PRICED = "arlo, overload priced"
+_CAPACITY = ", within capacity"
+
+
+def within_capacity(system: str) -> str:
+    """A system of Arlo's with the second reading of its allocation."""
+    return f"{system}{_CAPACITY}"
+
+
+_ARLO = {
+    ARLO: System(RS, PERIODIC),
+    ARLO_ILB: System(ILB, PERIODIC),
+    ARLO_IG: System(IG, PERIODIC),
+    ARLO_GLOBAL: System(RS, GLOBAL),
+}
 SYSTEMS = {
     ST: System(ILB, is_padded_whole=True),
     **{name: System(ILB, is_padded_whole=True, dynamic=shape) for shape, name in DT.items()},
     INFAAS: System(PACK_ANY),
     INFAAS_SHORT: System(PACK_SHORTEST),
-    ARLO: System(RS, PERIODIC),
-    ARLO_PRICED: System(RS, PERIODIC, prices_overload=True),
-    ARLO_ILB: System(ILB, PERIODIC),
-    ARLO_IG: System(IG, PERIODIC),
     ARLO_EVEN: System(RS, EVEN),
-    ARLO_GLOBAL: System(RS, GLOBAL),
+    **_ARLO,
+    **{within_capacity(name): msgspec.structs.replace(one, within_capacity=True) for name, one in _ARLO.items()},
 }
 
 
@@ -117,7 +128,7 @@ def simulate(case: Case, trace: Trace) -> Measures:
     fleet = Fleet(_dispatcher(system, runtimes, case.profile), _rows(system, runtimes, case.profile), agenda)
 
     def allocation(devices: int, lengths: Sequence[int], rate: float) -> Sequence[int]:
-        overload_s = settings.OVERLOAD_S if system.prices_overload else 0.0
+        overload_s = settings.OVERLOAD_S if system.within_capacity else 0.0
         return best_allocation(devices, demands(lengths, rate, runtimes, case.profile, overload_s=overload_s))
 
     fleet.start(_first_counts(case, system, trace, allocation))
