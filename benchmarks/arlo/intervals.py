@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from benchmarks.arlo.cases import ARLO, DT, INFAAS, INFAAS_SHORT, ST, Case, Measures, Result
+from benchmarks.arlo.cases import DT, INFAAS, INFAAS_SHORT, ST, Case, Measures, Result
 from benchmarks.arlo.paper import DT_, INFAAS_, ST_
 
 READINGS: dict[str, tuple[str, ...]] = {
@@ -30,7 +30,8 @@ class Interval(msgspec.Struct, frozen=True):
         return self.low <= number <= self.high
 
     def text(self, digits: int = 1) -> str:
-        low, high = f"{self.low:,.{digits}f}", f"{self.high:,.{digits}f}"
+        """With so many digits behind the point, none for a thousand and more."""
+        low, high = (f"{each:,.{0 if abs(each) >= 1000 else digits}f}" for each in (self.low, self.high))
         return low if low == high else f"{low} to {high}"
 
     @classmethod
@@ -69,9 +70,11 @@ def pairs(of: Of, cases: Sequence[Case], ours: str, theirs: str) -> Iterator[tup
                 yield one.measures, other.measures
 
 
-def less(of: Of, cases: Sequence[Case], theirs: Iterable[str], what: Callable[[Measures], float]) -> Interval | None:
-    """By how many per cent a number of Arlo is below that of other systems, on the same requests."""
-    found = (pair for system in theirs for pair in pairs(of, cases, ARLO, system))
+def less(
+    of: Of, cases: Sequence[Case], ours: str, theirs: Iterable[str], what: Callable[[Measures], float]
+) -> Interval | None:
+    """By how many per cent a number of one system is below that of others, on the same requests."""
+    found = (pair for system in theirs for pair in pairs(of, cases, ours, system))
     return Interval.of(100 * (1 - what(one) / what(other)) for one, other in found)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from benchmarks.arlo import paper, summary, tables, texts
-from benchmarks.arlo.cases import ARLO, ARLO_PRICED, Case, Measures
+from benchmarks.arlo import paper, settings, summary, tables, texts
+from benchmarks.arlo.cases import ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB, Case, Measures, within_capacity
 from benchmarks.arlo.intervals import (
     READINGS,
     less,
@@ -17,11 +17,13 @@ from benchmarks.arlo.intervals import (
     values,
 )
 from benchmarks.arlo.overheads import SolvingTime
-from benchmarks.arlo.paper import FIGURE_8, TABLE_4
+from benchmarks.arlo.paper import FIGURE_8, ST_, TABLE_4
 from benchmarks.arlo.records import Records
 
 _NAMED = {ours: theirs for theirs, several in READINGS.items() for ours in several}
-"""What a system of ours is in the paper."""
+"""What a system of ours is in the paper, Arlo's own apart."""
+_PLAIN = {within_capacity(name): name for name in (ARLO, ARLO_EVEN, ARLO_GLOBAL, ARLO_IG, ARLO_ILB)}
+"""The first reading of a system of Arlo's."""
 
 
 def write(records: Records) -> str:
@@ -32,7 +34,7 @@ def write(records: Records) -> str:
         of.figure("10a"), of.figure("10b"), of.figure_11(), of.table_2(), of.table_3(), of.table_4(), of.figure_9(),
         of.padding(), of.still(), of.overhead(), texts.open_points(),
     )  # fmt: skip
-    return "\n".join(parts)
+    return texts.filled("\n".join(parts))
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -54,7 +56,7 @@ class _Page:
 
     def summary(self) -> str:
         rows = [verdict.row for verdict in summary.verdicts(self._records)]
-        return f"{texts.SUMMARY}\n{table(('bar', 'paper', 'here', 'met'), rows)}"
+        return f"{texts.SUMMARY}\n{table(summary.COLUMNS, rows)}"
 
     def _values(self, cases: Sequence[Case], what: Callable[[Measures], float], digits: int = 1) -> str:
         return shown(values(self._of, cases, what), digits)
@@ -66,19 +68,23 @@ class _Page:
         for system in tables.MAIN:
             own = [case for case in cases if case.system == system]
             said = paper.MEAN_LESS[name].get(_NAMED.get(system, ""))
-            gains = [
-                shown(less(self._of, cases, (system,), what)) if system in _NAMED else ""
-                for what in (mean_ms, p98_ms)
-            ]  # fmt: skip
+            means, tails = (
+                [self._less(cases, ours, system, what) for ours in tables.ARLOS] for what in (mean_ms, p98_ms)
+            )
             rows.append([
                 f"`{system}`", self._values(own, mean_ms, 2), self._values(own, p98_ms), self._values(own, late, 2),
-                gains[0], f"{said:.1f}" if said else "", gains[1],
+                f"{said:.1f}" if said else "", *means, *tails,
             ])  # fmt: skip
         columns = (
-            "system", "mean, ms", "p98, ms", "late, %", "Arlo's mean is less by, %", "paper", "its p98 is less by, %",
+            "system", "mean, ms", "p98, ms", "late, %", "paper: Arlo's mean is less by, %", "`arlo`",
+            "within capacity", "p98 is less by, %: `arlo`", "within capacity",
         )  # fmt: skip
         text = f"{texts.figure(name, cases)}\n{table(columns, rows)}"
         return text + "\n" + self._by_latency(cases) if len(_latencies(cases)) > 1 else text
+
+    def _less(self, cases: Sequence[Case], ours: str, theirs: str, what: Callable[[Measures], float]) -> str:
+        """By how many per cent one is below another; empty beside Arlo's own readings."""
+        return shown(less(self._of, cases, ours, (theirs,), what)) if theirs in _NAMED else ""
 
     def _by_latency(self, cases: Sequence[Case]) -> str:
         latencies = _latencies(cases)
@@ -113,7 +119,7 @@ class _Page:
         cases = tables.figure_8()
         rows = []
         for system in tables.MAIN:
-            said = FIGURE_8.get(_NAMED.get(system, "Arlo" if system == ARLO else ""))
+            said = FIGURE_8.get(_NAMED.get(system, "Arlo"))
             cells = [f"`{system}`", f"{said[0]:.2f}" if said else "", f"{said[1]:.0f}" if said else ""]
             for least in tables.LEAST_8:
                 own = [case for case in cases if case.system == system and case.least == least]
@@ -126,37 +132,52 @@ class _Page:
         cases = tables.figure_11()
         rows = []
         for count in tables.COUNTS_11:
-            own = [case for case in cases if case.runtimes == count]
-            said = paper.FIGURE_11.get(count)
-            late_said = paper.FIGURE_11_LATE.get(count)
-            rows.append([
-                str(count), *(f"{number:.2f}" for number in said or ()), *([""] * 2 if said is None else ()),
-                "" if late_said is None else f"{late_said:.1f}", self._values(own, mean_ms), self._values(own, p98_ms),
-                self._values(own, late, 2),
-            ])  # fmt: skip
-        columns = ("runtimes", "paper: mean, ms", "p98, ms", "late, %", "here: mean, ms", "p98, ms", "late, %")
-        return f"{texts.figure_11(cases)}\n{table(columns, rows)}"
+            said, late_said = paper.FIGURE_11.get(count), paper.FIGURE_11_LATE.get(count)
+            cells = [f"{number:.2f}" for number in said] if said is not None else ["", ""]
+            cells.append("" if late_said is None else f"{late_said:.1f}")
+            for system in tables.ARLOS:
+                own = [case for case in cases if case.runtimes == count and case.system == system]
+                cells += [self._values(own, mean_ms), self._values(own, p98_ms), self._values(own, late, 2)]
+            rows.append([str(count), *cells])
+        by_reading = [f"{system}: mean, ms; p98, ms; late, %".split("; ") for system in ("`arlo`", "within capacity")]
+        columns = ("runtimes", "paper: mean, ms", "p98, ms", "late, %", *by_reading[0], *by_reading[1])
+        return f"{texts.figure_11(cases)}\n{table(columns, rows)}\n{self._by_load(cases, tables.COUNTS_11)}"
+
+    def _by_load(self, cases: Sequence[Case], counts: Sequence[int]) -> str:
+        """Means by the load, for each system and number of runtimes."""
+        systems = list(dict.fromkeys(case.system for case in cases))
+        rows = []
+        for system in systems:
+            for count in counts:
+                apart = [
+                    [case for case in cases if _of_load(case) == (system, count, tables.rate_at(load))]
+                    for load in settings.UTILIZATIONS
+                ]
+                rows.append([f"`{system}`", str(count), *(self._mean_and_p98(some) for some in apart)])
+        loads = (f"{load:.0%} busy" for load in settings.UTILIZATIONS)
+        return table(("mean; p98, ms", "runtimes", *loads), rows)
 
     def table_3(self) -> str:
         cases = tables.table_3()
         rows = []
         for system in tables.ALLOCATIONS_3:
             own = [case for case in cases if case.system == system]
-            said = paper.TABLE_3.get(system)
+            said = paper.TABLE_3.get(_PLAIN.get(system, system))
             rows.append([
                 f"`{system}`", *([f"{number:,.1f}" for number in said] if said else [""] * 3),
                 self._values(own, mean_ms), self._values(own, lambda one: one.p50_ms), self._values(own, p98_ms),
                 self._values(own, late, 2),
             ])  # fmt: skip
         columns = ("system", "paper: mean, ms", "p50, ms", "p98, ms", "here: mean, ms", "p50, ms", "p98, ms", "late, %")
-        return f"{texts.table_3(cases)}\n{table(columns, rows)}"
+        return f"{texts.table_3(cases)}\n{table(columns, rows)}\n{self._by_load(cases, (8,))}"
 
     def table_4(self) -> str:
         rows, by_latency = [], []
         for devices in tables.TRACES_4:
             cases = list(tables.of_trace_4(devices))
             for system in tables.DISPATCHES_4:
-                own, said = [case for case in cases if case.system == system], TABLE_4[devices][system]
+                own = [case for case in cases if case.system == system]
+                said = TABLE_4[devices][_PLAIN.get(system, system)]
                 rows.append([
                     str(devices), f"`{system}`", *(f"{number:,.1f}" for number in said), self._values(own, mean_ms),
                     self._values(own, p98_ms), self._values(own, late, 2),
@@ -188,10 +209,11 @@ class _Page:
         measured = self._records.measured
         every = measured.dispatching if measured is not None else []
         peeked = sorted({each.peeked for each in every})
+        milliseconds = {(each.instances, each.peeked): each.ms for each in every}
         rows = [
             [
                 f"{instances:,}", f"{2 * instances:,}",
-                *(f"{each.ms:.2f}" for number in peeked for each in every if (each.instances, each.peeked) == (instances, number)),
+                *(f"{milliseconds[instances, number]:.2f}" for number in peeked),
             ]
             for instances in sorted({each.instances for each in every})
         ]  # fmt: skip
@@ -204,21 +226,25 @@ class _Page:
         rows = []
         for name, make in summary.FIGURES.items():
             profile = make()[0].profile
-            overhead_ms, longest_ms = texts.OVERHEAD_MS, profile.longest_ms
-            ideal_ms = 1000 * profile.mean_s(tables.lengths_of_trace(), 8)
-            shortest_ms = 1000 * profile.static_s(64)
-            rows.append([
-                name, f"{paper.MEAN_LESS[name]['ST']:.1f}",
-                *(f"{100 * (1 - (ms + overhead_ms) / (longest_ms + overhead_ms)):.1f}" for ms in (ideal_ms, shortest_ms)),
-            ])  # fmt: skip
-        columns = ("Figure", "paper, %", "each in its ideal runtime, %", "all in the runtime of 64, %")
+            ideal_ms = 1000 * profile.mean_s(tables.lengths_of_trace(), 8) + texts.OVERHEAD_MS
+            shortest_ms = 1000 * profile.static_s(64) + texts.OVERHEAD_MS
+            longest_ms = profile.longest_ms + texts.OVERHEAD_MS
+            less_by = [f"{100 * (1 - ms / longest_ms):.1f}" for ms in (ideal_ms, shortest_ms)]
+            rows.append([name, f"{profile.longest_ms:g}", f"{paper.MEAN_LESS[name][ST_]:.1f}", *less_by])
+        columns = (
+            "Figure",
+            "512 tokens, ms",
+            "paper, %",
+            "each in its ideal runtime, %",
+            "all in the runtime of 64, %",
+        )
         return f"{texts.PADDING}\n{table(columns, rows)}"
 
     def still(self) -> str:
         """Lengths that drift and lengths that do not."""
         rows = []
         for name, make in summary.FIGURES.items():
-            cases = [case for case in make() if case.workload.seed == 1]
+            cases = [case for case in make() if case.workload.seed == settings.SEEDS[0]]
             for system in tables.STILL:
                 own = [case for case in cases if case.system == system]
                 calm = [replace(case, workload=replace(case.workload, drift=0.0)) for case in own]
@@ -229,18 +255,22 @@ class _Page:
 
     def overhead(self) -> str:
         """The overhead of a request beside computing, or as a part of it."""
-        cases = [case for case in tables.figure_6a() if case.workload.seed == 1]
+        cases = [case for case in tables.figure_6a() if case.workload.seed == settings.SEEDS[0]]
         busy = [replace(case, occupies=True) for case in cases]
         rows = [
             [
                 f"`{system}`",
                 *(self._values([case for case in some if case.system == system], mean_ms, 2) for some in (cases, busy)),
-                *(shown(less(self._of, some, (system,), mean_ms)) for some in (cases, busy)),
+                *(self._less(some, ARLO, system, mean_ms) for some in (cases, busy)),
             ]
-            for system in tables.MAIN if system not in (ARLO, ARLO_PRICED)
+            for system in tables.MAIN
         ]  # fmt: skip
         columns = ("Figure 6a", "mean, ms", "device busy", "Arlo's is less by, %", "device busy")
         return f"{texts.overhead()}\n{table(columns, rows)}"
+
+
+def _of_load(case: Case) -> tuple[str, int, float]:
+    return case.system, case.runtimes, case.workload.rate
 
 
 def _latencies(cases: Sequence[Case]) -> list[float]:
