@@ -9,8 +9,10 @@ fleet.py        instances, what each has to do, and their replacement
 scaling.py      reallocation every 120 s, and the two ways to add and release devices
 queues.py       the event loop: arrivals, ends, and what is measured
 cases.py        one run: a system, a workload, devices; overheads.py: Table 2 and Figure 9, measured
+figure_4.py     the paper's example of dispatching
 tables.py       tables and figures as cases; records.py: results that are kept, in docs/reproduction/arlo.json
-report.py       the page of them, docs/reproduction/arlo.md; paper.py: the paper's numbers, texts.py: the words
+report.py       the page of them, docs/reproduction/arlo.md: summary.py has the bars, experiments.py what explains
+                misses, cells.py and intervals.py numbers as text, paper.py the paper's numbers, texts.py the words
 
 `python -m benchmarks.arlo --table 6a`, `python -m benchmarks.arlo --table all`
 """

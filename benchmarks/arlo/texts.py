@@ -205,6 +205,12 @@ fewest requests, of all that are long enough. {_command("4")}
 """
 
 
+FIGURE_4 = """## Figure 4: the example of dispatching
+
+The paper says that giving five of the first eight requests to GPU2 makes none late (`benchmarks/arlo/figure_4.py` has
+the example). Algorithm 1 with the paper's settings does not do that: it demotes before the shorter runtime is full.
+"""
+
 TABLE_2 = f"""## Table 2: seconds of an allocation
 
 {REPEATS} problems of each size, with loads from {LOADS[0]:.0%} to {LOADS[1]:.0%} of the devices; processor time of one
@@ -217,7 +223,12 @@ Two requests for each instance at once, {LEVELS} runtimes, {FULL:.0%} of all cap
 Python, processor time of one core, the median of {BURSTS} bursts. {_command("measured")}
 """
 
-PADDING = """## Why Arlo's mean is not further below that of ST on Bert-Base
+EXPLAINED = """## What explains the misses
+
+TO BE WRITTEN
+"""
+
+PADDING = """### Why Arlo's mean is not further below that of ST on Bert-Base
 
 What remains of Arlo's advantage over ST where no request waits, by the paper's latencies and its overhead alone. The
 last column is what no lengths could exceed. With a load that ST can serve, a larger reduction needs requests that wait
@@ -226,7 +237,7 @@ for ST.
 
 
 def still() -> str:
-    return f"""## What the drift of lengths changes
+    return f"""### What the drift of lengths changes
 
 The share of the second part stays at {settings.LONG_SHARE:.2f} but for its swing from second to second. Seed
 {settings.SEEDS[0]}. {_command("experiments")}
@@ -234,9 +245,19 @@ The share of the second part stays at {settings.LONG_SHARE:.2f} but for its swin
 
 
 def overhead() -> str:
-    return f"""## What it changes if a device is busy for the overhead
+    return f"""### What it changes if a device is busy for the overhead
 
 The {OVERHEAD_MS:.1f} ms are part of what an instance does. Seed {settings.SEEDS[0]}. {_command("experiments")}
+"""
+
+
+def lower_loads(cases: Sequence[Case]) -> str:
+    return f"""### Table 3 with lower loads
+
+{workload_text(cases)} Where each runtime has as many devices, those for the shorter lengths, which most requests want,
+are full long before all devices are busy, and the queues grow for as long as the trace lasts. How much larger the
+latency of `arlo, even` is than Arlo's depends on the load and on the length of the trace more than on anything else.
+{_command("experiments")}
 """
 
 

@@ -26,7 +26,7 @@ def every(period_s: float, *, until: float, tokens: int = 50) -> Trace:
 
 
 def test_headroom_adds_what_the_work_of_the_last_seconds_needs_and_releases_it_late() -> None:
-    """200 requests/s are the work of four long instances, so that with the headroom five are there; then it is quiet."""
+    """200 requests/s are the work of four long instances, so the headroom makes it five; then it is quiet."""
     agenda, served = Agenda(), Served()
     fleet = fleet_of(0, 1, agenda)
     Headroom(fleet, agenda, least=1)
