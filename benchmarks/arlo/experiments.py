@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from benchmarks.arlo import figure_4, paper, settings, summary, tables, texts
 from benchmarks.arlo.cases import ARLO, Case
-from benchmarks.arlo.cells import Cells, table
+from benchmarks.arlo.cells import Cells, latencies_of, of_latency, table
 from benchmarks.arlo.intervals import mean_ms, p98_ms
 from benchmarks.arlo.overheads import Measured
 from benchmarks.arlo.paper import ST_
@@ -80,6 +80,19 @@ def overhead(cells: Cells) -> str:
         rows.append([f"`{system}`", *means, *(cells.less(some, ARLO, system, mean_ms) for some in both)])
     columns = ("Figure 6a", "mean, ms", "device busy", "Arlo's is less by, %", "device busy")
     return f"{texts.overhead()}\n{table(columns, rows)}"
+
+
+def table_4_apart(cells: Cells) -> str:
+    """Table 4's smallest trace without bursts and without drift."""
+    rows = []
+    for name in tables.APART_4:
+        cases = list(tables.apart_4(name))
+        for longest in latencies_of(cases):
+            systems = dict.fromkeys(case.system for case in cases)
+            apart = (cells.mean_and_p98(of_latency(cases, system, longest)) for system in systems)
+            rows.append([name, f"{longest:g} ms", *apart])
+    columns = ("25 GPUs; mean; p98, ms", "512 tokens", "ILB", "IG", "RS")
+    return f"{texts.table_4_apart()}\n{table(columns, rows)}"
 
 
 def lower_loads(cells: Cells) -> str:

@@ -16,7 +16,8 @@ def write(records: Records) -> str:
         _figure(cells, "6b"), _figure_7(cells), _figure_8(cells), _figure(cells, "10a"), _figure(cells, "10b"),
         _figure_11(cells), experiments.table_2(measured), _table_3(cells), _table_4(cells),
         experiments.figure_9(measured), texts.EXPLAINED, experiments.padding(), experiments.still(cells),
-        experiments.overhead(cells), experiments.lower_loads(cells), texts.open_points(),
+        experiments.overhead(cells), experiments.lower_loads(cells), experiments.table_4_apart(cells),
+        texts.open_points(),
     )  # fmt: skip
     return texts.filled("\n".join(parts))
 

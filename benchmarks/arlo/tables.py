@@ -53,17 +53,24 @@ TRACES_4 = {
     1000: (250_000.0, 2.0, settings.GRID_SEEDS[:1]),
 }
 """By devices: requests a second, seconds, seeds."""
+APART_4 = {
+    "as above": ("bursty", 1.0),
+    "no drift": ("bursty", 0.0),
+    "no bursts": ("stable", 1.0),
+    "neither": ("stable", 0.0),
+}
+"""Table 4 once more, as an experiment: arrivals, and the drift of lengths."""
 
 
 def experiments() -> list[Case]:
     """What explains misses: on the figures with fixed devices, lengths that do not drift, and an overhead that keeps a
-    device busy; on Table 3, lower loads."""
+    device busy; on Table 3, lower loads; on Table 4, arrivals without bursts and lengths without drift."""
     first = [case for figure in (figure_6a, figure_6b, figure_10a, figure_10b) for case in figure()]
     still = [
         replace(case, workload=replace(case.workload, drift=0.0)) for case in first
         if case.workload.seed == settings.SEEDS[0] and case.system in STILL
     ]  # fmt: skip
-    return [*still, *figure_6a(occupies=True), *lower_loads()]
+    return [*still, *figure_6a(occupies=True), *lower_loads(), *(case for one in APART_4 for case in apart_4(one))]
 
 
 def figure_6a(*, occupies: bool = False) -> list[Case]:
@@ -153,6 +160,15 @@ def figure_11() -> list[Case]:
 def table_4() -> list[Case]:
     """Dispatching strategies."""
     return [case for devices in TRACES_4 for case in of_trace_4(devices)]
+
+
+def apart_4(name: str) -> Iterator[Case]:
+    """Table 4's smallest trace with other arrivals or lengths, where each instance is to be within its capacity."""
+    pattern, drift = APART_4[name]
+    rate, for_s, _ = TRACES_4[25]
+    workload = Workload(rate, for_s, settings.SEEDS[0], pattern, drift=drift)
+    for profile, strategy in product(LARGE[-2:], _STRATEGIES_4):
+        yield Case(within_capacity(strategy), profile, 25, workload)
 
 
 def of_trace_4(devices: int) -> Iterator[Case]:

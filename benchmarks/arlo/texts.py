@@ -261,6 +261,13 @@ latency of `arlo, even` is than Arlo's depends on the load and on the length of 
 """
 
 
+def table_4_apart() -> str:
+    return f"""### Table 4 without bursts and without drift
+
+The trace for 25 GPUs, seed {settings.SEEDS[0]}, with the allocation within capacity. {_command("experiments")}
+"""
+
+
 def open_points() -> str:
     return f"""## What is not here
 
