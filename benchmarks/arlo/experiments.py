@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from benchmarks.arlo import figure_4, paper, settings, summary, tables, texts
-from benchmarks.arlo.cases import ARLO, Case
+from benchmarks.arlo.cases import ARLO, ST, Case
 from benchmarks.arlo.cells import Cells, latencies_of, of_latency, table
 from benchmarks.arlo.intervals import mean_ms, p98_ms
 from benchmarks.arlo.overheads import Measured
@@ -55,6 +55,22 @@ def padding() -> str:
         rows.append([name, f"{profile.longest_ms:g}", f"{paper.MEAN_LESS[name][ST_]:.1f}", *less_by])
     columns = ("Figure", "512 tokens, ms", "paper, %", "each in its ideal runtime, %", "all in that of 64, %")
     return f"{texts.PADDING}\n{table(columns, rows)}"
+
+
+def against_st(cells: Cells) -> str:
+    """ST and Arlo with a faster Bert-Large and with longer traces."""
+    rows = []
+    for case in tables.against_st():
+        if case.system == ST:
+            name = "6b" if case.devices == 10 else "10b"
+            both = [case, replace(case, system=ARLO)]
+            means = [cells.values([one], mean_ms, 2) for one in both]
+            rows.append([
+                name, f"{case.profile.longest_ms:g}", f"{case.workload.for_s:.0f}", *means,
+                cells.less(both, ARLO, ST, mean_ms), f"{paper.MEAN_LESS[name][ST_]:.1f}",
+            ])  # fmt: skip
+    columns = ("Figure", "512 tokens, ms", "trace, s", "`st`: mean, ms", "`arlo`", "less by, %", "paper")
+    return f"{texts.against_st()}\n{table(columns, rows)}"
 
 
 def still(cells: Cells) -> str:

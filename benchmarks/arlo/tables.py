@@ -53,6 +53,8 @@ TRACES_4 = {
     1000: (250_000.0, 2.0, settings.GRID_SEEDS[:1]),
 }
 """By devices: requests a second, seconds, seeds."""
+FASTER_6B_MS, LONGER_10B_S = (4.0, 5.0, 5.5), (20.0, 30.0)
+"""Experiments on ST: latencies of Bert-Large in Figure 6b, and seconds of the trace in Figure 10b."""
 APART_4 = {
     "as above": ("bursty", 1.0),
     "no drift": ("bursty", 0.0),
@@ -64,13 +66,15 @@ APART_4 = {
 
 def experiments() -> list[Case]:
     """What explains misses: on the figures with fixed devices, lengths that do not drift, and an overhead that keeps a
-    device busy; on Table 3, lower loads; on Table 4, arrivals without bursts and lengths without drift."""
+    device busy; on Table 3, lower loads; on Table 4, arrivals without bursts and lengths without drift;
+    against ST, a faster Bert-Large and longer traces."""
     first = [case for figure in (figure_6a, figure_6b, figure_10a, figure_10b) for case in figure()]
     still = [
         replace(case, workload=replace(case.workload, drift=0.0)) for case in first
         if case.workload.seed == settings.SEEDS[0] and case.system in STILL
     ]  # fmt: skip
-    return [*still, *figure_6a(occupies=True), *lower_loads(), *(case for one in APART_4 for case in apart_4(one))]
+    apart = [case for one in APART_4 for case in apart_4(one)]
+    return [*still, *figure_6a(occupies=True), *lower_loads(), *apart, *against_st()]
 
 
 def figure_6a(*, occupies: bool = False) -> list[Case]:
@@ -160,6 +164,17 @@ def figure_11() -> list[Case]:
 def table_4() -> list[Case]:
     """Dispatching strategies."""
     return [case for devices in TRACES_4 for case in of_trace_4(devices)]
+
+
+def against_st() -> list[Case]:
+    """ST and Arlo where Figure 6b's load is less than ST can do, and where Figure 10b's is more, for longer."""
+    seed = settings.SEEDS[0]
+    faster = product([LatencyProfile("large", each) for each in FASTER_6B_MS], [Workload(1500.0, 150.0, seed)], [10])
+    longer = product([SLOWEST], [Workload(25_000.0, for_s, seed, "bursty") for for_s in LONGER_10B_S], [300])
+    return [
+        Case(system, profile, devices, workload)
+        for profile, workload, devices in (*faster, *longer) for system in (ST, ARLO)
+    ]  # fmt: skip
 
 
 def apart_4(name: str) -> Iterator[Case]:

@@ -236,6 +236,14 @@ for ST.
 """
 
 
+def against_st() -> str:
+    return f"""### ST with a faster Bert-Large, and with longer traces
+
+Where the load is less than ST can do, its mean depends on how near it is; where it is more, on the length of the trace.
+Seed {settings.SEEDS[0]}. {_command("experiments")}
+"""
+
+
 def still() -> str:
     return f"""### What the drift of lengths changes
 
