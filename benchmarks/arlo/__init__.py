@@ -12,7 +12,7 @@ cases.py        one run: a system, a workload, devices; overheads.py: Table 2 an
 figure_4.py     the paper's example of dispatching
 tables.py       tables and figures as cases; records.py: results that are kept, in docs/reproduction/arlo.json
 report.py       the page of them, docs/reproduction/arlo.md: summary.py has the bars, experiments.py what explains
-                misses, cells.py and intervals.py numbers as text, paper.py the paper's numbers, texts.py the words
+                misses, cells.py and intervals.py numbers as text, paper.py the paper's numbers, texts*.py words
 
 `python -m benchmarks.arlo --table 6a`, `python -m benchmarks.arlo --table all`
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from benchmarks.arlo import figure_4, paper, settings, summary, tables, texts
+from benchmarks.arlo import figure_4, paper, settings, summary, tables, texts, texts_of_misses
 from benchmarks.arlo.cases import ARLO, ST, Case
 from benchmarks.arlo.cells import Cells, latencies_of, of_latency, table
 from benchmarks.arlo.intervals import mean_ms, p98_ms
@@ -54,7 +54,7 @@ def padding() -> str:
         less_by = [f"{100 * (1 - ms / longest_ms):.1f}" for ms in (ideal_ms, shortest_ms)]
         rows.append([name, f"{profile.longest_ms:g}", f"{paper.MEAN_LESS[name][ST_]:.1f}", *less_by])
     columns = ("Figure", "512 tokens, ms", "paper, %", "each in its ideal runtime, %", "all in that of 64, %")
-    return f"{texts.PADDING}\n{table(columns, rows)}"
+    return f"{texts_of_misses.PADDING}\n{table(columns, rows)}"
 
 
 def against_st(cells: Cells) -> str:
@@ -70,7 +70,7 @@ def against_st(cells: Cells) -> str:
                 cells.less(both, ARLO, ST, mean_ms), f"{paper.MEAN_LESS[name][ST_]:.1f}",
             ])  # fmt: skip
     columns = ("Figure", "512 tokens, ms", "trace, s", "`st`: mean, ms", "`arlo`", "less by, %", "paper")
-    return f"{texts.against_st()}\n{table(columns, rows)}"
+    return f"{texts_of_misses.against_st()}\n{table(columns, rows)}"
 
 
 def still(cells: Cells) -> str:
@@ -83,7 +83,7 @@ def still(cells: Cells) -> str:
             means, tails = ([cells.values(some, what, 2) for some in both] for what in (mean_ms, p98_ms))
             rows.append([name, f"`{system}`", *means, *tails])
     columns = ("Figure", "system", "mean, ms", "without drift", "p98, ms", "without drift")
-    return f"{texts.still()}\n{table(columns, rows)}"
+    return f"{texts_of_misses.still()}\n{table(columns, rows)}"
 
 
 def overhead(cells: Cells) -> str:
@@ -95,7 +95,7 @@ def overhead(cells: Cells) -> str:
         means = [cells.values([case for case in some if case.system == system], mean_ms, 2) for some in both]
         rows.append([f"`{system}`", *means, *(cells.less(some, ARLO, system, mean_ms) for some in both)])
     columns = ("Figure 6a", "mean, ms", "device busy", "Arlo's is less by, %", "device busy")
-    return f"{texts.overhead()}\n{table(columns, rows)}"
+    return f"{texts_of_misses.overhead()}\n{table(columns, rows)}"
 
 
 def table_4_apart(cells: Cells) -> str:
@@ -108,10 +108,10 @@ def table_4_apart(cells: Cells) -> str:
             apart = (cells.mean_and_p98(of_latency(cases, system, longest)) for system in systems)
             rows.append([name, f"{longest:g} ms", *apart])
     columns = ("25 GPUs; mean; p98, ms", "512 tokens", "ILB", "IG", "RS")
-    return f"{texts.table_4_apart()}\n{table(columns, rows)}"
+    return f"{texts_of_misses.table_4_apart()}\n{table(columns, rows)}"
 
 
 def lower_loads(cells: Cells) -> str:
     """Table 3 with lower loads."""
     cases = tables.lower_loads()
-    return f"{texts.lower_loads(cases)}\n{cells.by_load(cases, tables.LOWER_LOADS)}"
+    return f"{texts_of_misses.lower_loads(cases)}\n{cells.by_load(cases, tables.LOWER_LOADS)}"

@@ -136,7 +136,8 @@ def _filled_block(block: str) -> str:
     return "\n".join(lines).replace(_KEPT, " ") + "\n" * block.endswith("\n")
 
 
-def _command(table: str) -> str:
+def command(table: str) -> str:
+    """How a table is run."""
     return f"`python -m benchmarks.arlo --table {table}`"
 
 
@@ -145,7 +146,7 @@ def figure(name: str, cases: Sequence[Case]) -> str:
     objective_ms = 1000 * cases[0].profile.slo_s
     return f"""## Figure {name}: {model} with a fixed number of devices
 
-{workload_text(cases)} Late: above the objective of {objective_ms:.0f} ms. {_command(name)}
+{workload_text(cases)} Late: above the objective of {objective_ms:.0f} ms. {command(name)}
 """
 
 
@@ -153,7 +154,7 @@ def figure_7(cases: Sequence[Case]) -> str:
     return f"""## Figure 7: the mean latency by the load, Bert-Base
 
 {workload_text(cases)} Paper: below 1,000 requests/s all systems are alike, and ST is the first whose queues grow.
-{_command("7")}
+{command("7")}
 """
 
 
@@ -169,7 +170,7 @@ objective, at most one in that time, and releases one where that of a minute is 
 others have devices for {settings.HEADROOM} times the work of the last {settings.HEADROOM_OVER_S:.0f} s, and release one
 after {settings.HEADROOM_STAYS_S:.0f} s with too many. Intervals are over {low:g} and {high:g} ms; the two
 columns differ
-in whether a system may release devices that it began with. {_command("8")}
+in whether a system may release devices that it began with. {command("8")}
 """
 
 
@@ -178,7 +179,7 @@ def figure_11(cases: Sequence[Case]) -> str:
 
 {workload_text(cases)} The paper gives no load: {_LOADS} of the devices are busy where each request is in its ideal one
 of 8 runtimes, with {settings.LARGE_MS[-1]:g} ms at 512 tokens. At first the load was {settings.UTILIZATIONS[-1]:.0%}
-alone; the lower ones were added when more requests were late at it than in the paper. {_command("11")}
+alone; the lower ones were added when more requests were late at it than in the paper. {command("11")}
 """
 
 
@@ -187,7 +188,7 @@ def table_3(cases: Sequence[Case]) -> str:
 
 {workload_text(cases)} The loads are those of Figure 11. `arlo, even` has as many devices for each runtime,
 `arlo, global`
-what `allocate` says for the lengths of the whole run, and neither changes. {_command("3")}
+what `allocate` says for the lengths of the whole run, and neither changes. {command("3")}
 """
 
 
@@ -199,7 +200,7 @@ def table_4() -> str:
     return f"""## Table 4: dispatching, Bert-Large
 
 Twitter-Bursty, with Arlo's allocation. ILB: the shortest runtime, its least busy instance. IG: the instance with the
-fewest requests, of all that are long enough. {_command("4")}
+fewest requests, of all that are long enough. {command("4")}
 
 {chr(10).join(lines)}
 """
@@ -214,65 +215,13 @@ the example). Algorithm 1 with the paper's settings does not do that: it demotes
 TABLE_2 = f"""## Table 2: seconds of an allocation
 
 {REPEATS} problems of each size, with loads from {LOADS[0]:.0%} to {LOADS[1]:.0%} of the devices; processor time of one
-core, in Python, on the machine that wrote the records. {_command("measured")}
+core, in Python, on the machine that wrote the records. {command("measured")}
 """
 
 FIGURE_9 = f"""## Figure 9: milliseconds to dispatch a burst
 
 Two requests for each instance at once, {LEVELS} runtimes, {FULL:.0%} of all capacity taken before. `RuntimeQueues` in
-Python, processor time of one core, the median of {BURSTS} bursts. {_command("measured")}
-"""
-
-EXPLAINED = """## What explains the misses
-
-TO BE WRITTEN
-"""
-
-PADDING = """### Why Arlo's mean is not further below that of ST on Bert-Base
-
-What remains of Arlo's advantage over ST where no request waits, by the paper's latencies and its overhead alone. The
-last column is what no lengths could exceed. With a load that ST can serve, a larger reduction needs requests that wait
-for ST.
-"""
-
-
-def against_st() -> str:
-    return f"""### ST with a faster Bert-Large, and with longer traces
-
-Where the load is less than ST can do, its mean depends on how near it is; where it is more, on the length of the trace.
-Seed {settings.SEEDS[0]}. {_command("experiments")}
-"""
-
-
-def still() -> str:
-    return f"""### What the drift of lengths changes
-
-The share of the second part stays at {settings.LONG_SHARE:.2f} but for its swing from second to second. Seed
-{settings.SEEDS[0]}. {_command("experiments")}
-"""
-
-
-def overhead() -> str:
-    return f"""### What it changes if a device is busy for the overhead
-
-The {OVERHEAD_MS:.1f} ms are part of what an instance does. Seed {settings.SEEDS[0]}. {_command("experiments")}
-"""
-
-
-def lower_loads(cases: Sequence[Case]) -> str:
-    return f"""### Table 3 with lower loads
-
-{workload_text(cases)} Where each runtime has as many devices, those for the shorter lengths, which most requests want,
-are full long before all devices are busy, and the queues grow for as long as the trace lasts. How much larger the
-latency of `arlo, even` is than Arlo's depends on the load and on the length of the trace more than on anything else.
-{_command("experiments")}
-"""
-
-
-def table_4_apart() -> str:
-    return f"""### Table 4 without bursts and without drift
-
-The trace for 25 GPUs, seed {settings.SEEDS[0]}, with the allocation within capacity. {_command("experiments")}
+Python, processor time of one core, the median of {BURSTS} bursts. {command("measured")}
 """
 
 
