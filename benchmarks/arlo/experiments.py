@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from benchmarks.arlo import figure_4, paper, settings, summary, tables, texts, texts_of_misses
 from benchmarks.arlo.cases import ARLO, ST, Case
 from benchmarks.arlo.cells import Cells, latencies_of, of_latency, table
-from benchmarks.arlo.intervals import mean_ms, p98_ms
-from benchmarks.arlo.overheads import Measured
+from benchmarks.arlo.intervals import MISSING, mean_ms, p98_ms
+from benchmarks.arlo.overheads import LIGHT, Measured
 from benchmarks.arlo.paper import ST_
 
 
@@ -23,11 +25,19 @@ def table_2(measured: Measured | None) -> str:
     """Seconds of an allocation."""
     rows = []
     for each in measured.solving if measured is not None else ():
-        seconds = each.seconds
         said = paper.TABLE_2[each.devices, each.runtimes]
-        here = [f"{sum(seconds) / len(seconds):.4f}", f"{min(seconds):.4f} to {max(seconds):.4f}"]
-        rows.append([f"{each.devices:,}", str(each.runtimes), str(said), *here])
-    return f"{texts.TABLE_2}\n{table(('GPUs', 'runtimes', 'paper, s', 'here, s', 'of all runs'), rows)}"
+        light, heavy = (
+            [seconds for seconds, load in zip(each.seconds, each.loads, strict=True) if (load < LIGHT) == is_light]
+            for is_light in (True, False)
+        )
+        apart = (_mean_and_most(seconds) for seconds in (each.seconds, light, heavy))
+        rows.append([f"{each.devices:,}", str(each.runtimes), str(said), *apart])
+    columns = ("GPUs", "runtimes", "paper, s", "here: mean; most, s", f"below {LIGHT:.0%} load", "from there on")
+    return f"{texts.TABLE_2}\n{table(columns, rows)}"
+
+
+def _mean_and_most(seconds: Sequence[float]) -> str:
+    return f"{sum(seconds) / len(seconds):.4f}; {max(seconds):.4f}" if seconds else MISSING
 
 
 def figure_9(measured: Measured | None) -> str:

@@ -30,6 +30,8 @@ PEEKED = (1, 2, 4, 6, 8)
 LEVELS = 12
 LOADS = 0.5, 0.95
 """Of the devices, in Table 2: from the least to the most."""
+LIGHT = 0.7
+"""The page has the problems below this load and those above it apart."""
 FULL = 0.4
 """Share of the capacity that is taken before a burst of Figure 9."""
 BURSTS = 5
@@ -37,11 +39,12 @@ _LENGTHS = 5_000
 
 
 class SolvingTime(msgspec.Struct, frozen=True):
-    """Table 2: seconds of each run."""
+    """Table 2: seconds of each run, and the share of the devices that its requests keep busy."""
 
     devices: int
     runtimes: int
     seconds: tuple[float, ...]
+    loads: tuple[float, ...]
 
 
 class DispatchTime(msgspec.Struct, frozen=True):
@@ -63,7 +66,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 def measure_all() -> Measured:
     """Takes about a minute."""
-    solving = [SolvingTime(devices, runtimes, _solve(devices, runtimes)) for devices, runtimes in SIZES]
+    solving = [_solve(devices, runtimes) for devices, runtimes in SIZES]
     dispatching = [
         DispatchTime(instances, 2 * instances, peeked, round(_dispatch_ms(instances, peeked), 3))
         for instances in INSTANCES for peeked in PEEKED
@@ -76,25 +79,27 @@ def measured_digest() -> str:
     return hashlib.blake2b(code_digest().encode() + Path(__file__).read_bytes(), digest_size=8).hexdigest()
 
 
-def _solve(devices: int, runtimes: int) -> tuple[float, ...]:
+def _solve(devices: int, runtimes: int) -> SolvingTime:
     rng = Random(f"{devices} {runtimes}")
-    return tuple(_solve_once(devices, runtimes, rng) for _ in range(REPEATS))
+    seconds, loads = zip(*(_solve_once(devices, runtimes, rng) for _ in range(REPEATS)), strict=True)
+    return SolvingTime(devices, runtimes, seconds, loads)
 
 
-def _solve_once(devices: int, runtimes: int, rng: Random) -> float:
-    """Seconds for one problem that has a solution."""
+def _solve_once(devices: int, runtimes: int, rng: Random) -> tuple[float, float]:
+    """Seconds for one problem that has a solution, and its load."""
     while True:
         share = rng.uniform(0.1, 0.5)
         short, long = read_lengths()
         lengths = [rng.choice(long if rng.random() < share else short) for _ in range(_LENGTHS)]
-        rate = rng.uniform(*LOADS) * devices / SLOWEST.mean_s(lengths, runtimes)
+        load = rng.uniform(*LOADS)
+        rate = load * devices / SLOWEST.mean_s(lengths, runtimes)
         wanted = demands(lengths, rate, lengths_of(runtimes), SLOWEST)
         began = time.process_time()
         try:
             allocate(devices, wanted)
         except NotEnoughDevicesError:
             continue
-        return round(time.process_time() - began, 5)
+        return round(time.process_time() - began, 5), round(load, 3)
 
 
 def _dispatch_ms(instances: int, peeked: int) -> float:

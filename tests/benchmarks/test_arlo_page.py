@@ -119,7 +119,7 @@ def test_table_2_is_judged_by_the_mean_and_tells_the_longest(tmp_path: Path) -> 
         ((0.1, 0.3), "yes: the longest took 0.30 s"),
         ((0.1, 0.7), "**no**: the longest took 0.70 s"),
     ):
-        measured = Measured("", [SolvingTime(1000, 16, seconds)], [])
+        measured = Measured("", [SolvingTime(1000, 16, seconds, (0.5, 0.9))], [])
         assert findings(kept(tmp_path, [], measured))[bar][0].cells[1] == said
 
 
