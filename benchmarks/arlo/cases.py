@@ -191,5 +191,5 @@ _COMPUTES = ("settings", "profile", "workload", "dispatch", "demand", "fleet", "
 def code_digest(*, root: Path = ROOT) -> str:
     """Of the files that compute results."""
     files = [root / "benchmarks" / "arlo" / f"{name}.py" for name in _COMPUTES]
-    files += sorted((root / "manager" / "policies" / "arlo").rglob("*.py"))
+    files += [root / "manager" / "policies" / "arlo" / f"{name}.py" for name in ("allocation", "runtime_queues")]
     return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()
