@@ -1,0 +1,66 @@
+"""`python -m benchmarks.arlo --table 6a`: run Arlo's evaluation table by table, and write the page.
+
+`--table 6a` runs what a figure needs and writes the page anew; `--table all` runs everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.arlo import report
+from benchmarks.arlo.records import Records
+from benchmarks.arlo.tables import TABLES
+from benchmarks.arlo.workload import missing
+from stoker.errors import StokerError
+from stoker.whole_files import draft_of
+
+PAGE, RECORDS = "arlo.md", "arlo.json"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 1 when something fails, 2 where the data is not there or what cannot be asked, 130 after
+    Ctrl-C."""
+    asked = _asked(arguments)
+    if why := missing():
+        sys.stderr.write(f"{why}: Arlo's evaluation is skipped\n")
+        return 0 if asked.skip else 2
+    try:
+        return _reproduce(asked)
+    except (StokerError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nstopped: the same again goes on with {asked.out / RECORDS}\n")
+        return 130
+
+
+def _asked(arguments: list[str] | None) -> argparse.Namespace:
+    ask = argparse.ArgumentParser(prog="python -m benchmarks.arlo", description=__doc__)
+    ask.add_argument("--table", choices=[*TABLES, "all"], default="all", help="what to run [%(default)s]")
+    ask.add_argument("--out", type=Path, default=Path("docs/reproduction"), help="for page and records [%(default)s]")
+    ask.add_argument("--skip", action="store_true", help="exit with 0 where the data is not there")
+    return ask.parse_args(arguments)
+
+
+def _reproduce(asked: argparse.Namespace) -> int:
+    records = Records(asked.out / RECORDS)
+
+    def tell(line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+
+    every = [case for cases in TABLES.values() for case in cases()]
+    records.bring(every if asked.table == "all" else TABLES[asked.table](), tell=tell)
+    if asked.table in ("all", "measured"):
+        records.measure(tell=tell)
+    records.drop_others(every)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    with draft_of(asked.out / PAGE) as draft:
+        draft.write_text(report.write(records))
+    sys.stdout.write(f"{asked.out / PAGE}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

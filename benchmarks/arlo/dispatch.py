@@ -1,0 +1,148 @@
+"""Which instance takes a request, for systems other than Arlo. `RuntimeQueues` is Arlo's own Algorithm 1.
+
+INFaaS packs: of the instances that are long enough it takes the busiest one that has room. Two readings of the paper's
+sentence (§5, compared schemes) are here. In the first an instance has room while it can still answer in time, and the
+busiest of all runtimes is taken. In the second the shortest runtime with room is taken (INFaaS chooses a variant
+first), and an instance has room while at most one request waits there.
+
+Inter-groups Greedy (§5.2.3) takes the instance with the fewest requests, of all that are long enough.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+
+class Dispatcher(Protocol):
+    """Chooses instances, and is told what becomes of them. `RuntimeQueues` is one."""
+
+    def add(self, instance: int, runtime: int) -> None:
+        """An instance of the runtime with this number has come, with nothing to do."""
+
+    def remove(self, instance: int) -> None:
+        """An instance has gone."""
+
+    def take(self, tokens: int) -> int:
+        """The instance that a request of this length goes to; it counts as outstanding from now on."""
+
+    def done(self, instance: int) -> None:
+        """A request of this instance is over."""
+
+    def load(self, instance: int) -> int:
+        """Requests that an instance has."""
+
+
+class LoadBuckets:
+    """The instances of one runtime by their load. A bit of `mask` says that instances have this load, so that the
+    least and the greatest load below a limit are found without a search."""
+
+    def __init__(self) -> None:
+        self.mask = 0
+        self._buckets: dict[int, dict[int, None]] = {}
+
+    def put(self, instance: int, load: int) -> None:
+        self._buckets.setdefault(load, {})[instance] = None
+        self.mask |= 1 << load
+
+    def drop(self, instance: int, load: int) -> None:
+        bucket = self._buckets[load]
+        del bucket[instance]
+        if not bucket:
+            self.mask ^= 1 << load
+
+    def least(self) -> int:
+        """The least load; -1 without an instance."""
+        return (self.mask & -self.mask).bit_length() - 1
+
+    def greatest_below(self, limit: int) -> int:
+        """The greatest load below a limit; -1 if there is none."""
+        return (self.mask & ((1 << limit) - 1)).bit_length() - 1
+
+    def one_of(self, load: int) -> int:
+        """An instance that has this load: the one that got it last."""
+        return next(reversed(self._buckets[load]))
+
+
+Choose = Callable[[Sequence[LoadBuckets], Sequence[int], int], tuple[int, int]]
+"""Of the runtimes from a number on: the runtime to take, and a load that an instance of it has. It is shown the
+runtimes' instances and their capacities."""
+
+
+class BucketDispatcher:
+    """Keeps instances by their load, and takes the one that a strategy names. `runtimes`: lengths, capacities."""
+
+    def __init__(self, runtimes: Sequence[tuple[int, int]], choose: Choose) -> None:
+        self._lengths = [length for length, _ in runtimes]
+        self._capacities = [capacity for _, capacity in runtimes]
+        self._levels = [LoadBuckets() for _ in runtimes]
+        self._level_of: dict[int, LoadBuckets] = {}
+        self._loads: dict[int, int] = {}
+        self._choose = choose
+
+    def add(self, instance: int, runtime: int) -> None:
+        level = self._level_of[instance] = self._levels[runtime]
+        self._loads[instance] = 0
+        level.put(instance, 0)
+
+    def remove(self, instance: int) -> None:
+        self._level_of.pop(instance).drop(instance, self._loads.pop(instance))
+
+    def take(self, tokens: int) -> int:
+        runtime, load = self._choose(self._levels, self._capacities, bisect_left(self._lengths, tokens))
+        instance = self._levels[runtime].one_of(load)
+        self._move(instance, load, load + 1)
+        return instance
+
+    def done(self, instance: int) -> None:
+        load = self._loads[instance]
+        self._move(instance, load, load - 1)
+
+    def load(self, instance: int) -> int:
+        return self._loads[instance]
+
+    def _move(self, instance: int, old: int, new: int) -> None:
+        level = self._level_of[instance]
+        level.drop(instance, old)
+        level.put(instance, new)
+        self._loads[instance] = new
+
+
+def inter_groups_greedy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
+    """The instance with the fewest requests; of runtimes that are equal in it, the shortest."""
+    del capacities
+    return min(
+        ((runtime, load) for runtime in range(first, len(levels)) if (load := levels[runtime].least()) >= 0),
+        key=lambda one: one[1],
+    )
+
+
+def pack_any_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
+    """INFaaS, first reading: the busiest instance in relation to its capacity that has not reached it. If all have
+    reached it, the least busy one."""
+    best, chosen, chosen_load = -1.0, -1, -1
+    for runtime in range(first, len(levels)):
+        load = levels[runtime].greatest_below(capacities[runtime])
+        if load >= 0 and load / capacities[runtime] > best:
+            best, chosen, chosen_load = load / capacities[runtime], runtime, load
+    return (chosen, chosen_load) if chosen >= 0 else _least_busy(levels, capacities, first)
+
+
+def pack_shortest_runtime(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
+    """INFaaS, second reading: the busiest instance with at most one request, of the shortest runtime that has one. If
+    no runtime has one, the least busy instance."""
+    for runtime in range(first, len(levels)):
+        load = levels[runtime].greatest_below(_ROOM)
+        if load >= 0:
+            return runtime, load
+    return _least_busy(levels, capacities, first)
+
+
+_ROOM = 2
+"""Requests at which an instance has no more room, in the second reading: one is computed, one waits."""
+
+
+def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first: int) -> tuple[int, int]:
+    there = ((runtime, load) for runtime in range(first, len(levels)) if (load := levels[runtime].least()) >= 0)
+    return min(there, key=lambda one: one[1] / capacities[one[0]])

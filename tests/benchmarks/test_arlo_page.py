@@ -1,0 +1,167 @@
+"""Arlo's page: results are kept and not computed twice, and the page says nothing that the records do not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.arlo import records, report, summary, tables, texts
+from benchmarks.arlo.__main__ import main
+from benchmarks.arlo.cases import ARLO, ARLO_EVEN, ARLO_GLOBAL, DT, INFAAS, INFAAS_SHORT, ST, Case, Measures, Result
+from benchmarks.arlo.intervals import Interval
+from benchmarks.arlo.overheads import Measured, SolvingTime
+from benchmarks.arlo.records import Records
+from benchmarks.arlo.tables import TABLES
+from benchmarks.arlo.workload import missing
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
+here = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def result_of(case: Case, mean_ms: float, *, p98_ms: float = 9.0, out: int = 0, lost: int = 0) -> Result:
+    measures = Measures(
+        requests=1000, lost=lost, mean_ms=mean_ms, p50_ms=1.0, p98_ms=p98_ms, late=0.01, devices=5.0, replaced=1,
+        most_out=out, at_once=2,
+    )  # fmt: skip
+    return Result(case, records.code_digest(), measures, took_s=0.004)
+
+
+def kept(folder: Path, results: list[Result], measured: Measured | None = None) -> Records:
+    path = folder / "arlo.json"
+    path.write_bytes(msgspec.json.encode({"measured": measured, "runs": results}))
+    return Records(path)
+
+
+def findings(of: Records) -> dict[str, tuple[summary.Finding, ...]]:
+    return {verdict.bar: verdict.findings for verdict in summary.verdicts(of)}
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    """The cases that are run, none of them in earnest."""
+    cases: list[Case] = []
+
+    def run(case: Case) -> Result:
+        cases.append(case)
+        return result_of(case, 2.0)
+
+    monkeypatch.setattr(records, "run", run)
+    return cases
+
+
+def test_a_case_is_run_once_and_again_when_its_code_has_changed(
+    tmp_path: Path, ran: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases, told = tables.figure_6a()[:2], list[str]()
+    Records(tmp_path / "arlo.json").bring([*cases, cases[0]], tell=told.append)
+    assert (ran, len(told)) == (cases, 2)
+    Records(tmp_path / "arlo.json").bring(cases, tell=told.append)
+    assert len(ran) == 2
+    monkeypatch.setattr(records, "code_digest", lambda: "another")
+    Records(tmp_path / "arlo.json").bring(cases[:1], tell=told.append)
+    assert ran[2:] == cases[:1]
+
+
+def test_runs_that_no_table_has_are_forgotten(tmp_path: Path, ran: list[Case]) -> None:
+    cases = tables.figure_6a()[:3]
+    of = Records(tmp_path / "arlo.json")
+    of.bring(cases, tell=lambda line: None)
+    of.drop_others(cases[1:])
+    again = Records(tmp_path / "arlo.json")
+    assert again.get(cases[0]) is None
+    assert len(again.all()) == 2
+
+
+def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "arlo.json").write_text('[{"of": "something else"}]')
+    with pytest.raises(ValueError, match="holds no results"):
+        Records(tmp_path / "arlo.json")
+
+
+MEANS = {
+    ST: 10.0, DT["flat"]: 3.5, DT["rising"]: 4.0, DT["falling"]: 6.0, INFAAS: 90.0, INFAAS_SHORT: 4.5, ARLO: 3.0
+}  # fmt: skip
+
+
+@here
+def test_a_bar_is_met_where_the_number_of_the_paper_is_inside_and_names_the_reading(tmp_path: Path) -> None:
+    found = findings(kept(tmp_path, [result_of(c, MEANS[c.system]) for c in tables.figure_6a() if c.system in MEANS]))
+    assert found["Figure 6a: the mean is below that of ST by"][0].cells == ["70.0 %", "**no**"]
+    dt = found["Figure 6a: the mean is below that of DT by"]
+    assert dt[0].cells == ["14.3 to 50.0 %", "yes: between two readings"]
+    assert dt[1].cells == ["–", "not run"], "the other reading of the allocation"
+    lowest = found["Figure 6a: the mean is below each other one, in each run"][0]
+    assert lowest.cells == ["18 of 18", "yes"]
+    order = found["Figure 6a: means in the order Arlo, DT, INFaaS, ST, in each run and reading"][0]
+    assert order.cells == ["6 of 18", "**no**: 3 of 3 with `dt, flat` and `infaas, short queues`"]
+
+
+@here
+def test_orders_and_limits_are_broken_by_one_run(tmp_path: Path) -> None:
+    means = {ARLO_EVEN: 30.0, ARLO_GLOBAL: 20.0, ARLO: 10.0}
+    results = [result_of(case, means[case.system]) for case in tables.table_3() if case.system in means]
+    name = "Table 3: the mean in the order Arlo, Global, Even"
+    assert findings(kept(tmp_path, results))[name][0].cells == ["3 of 3", "yes"]
+    limit = "All runs: instances out of service at once are within the limit, and no request is lost"
+    assert findings(kept(tmp_path, results))[limit][0].is_met is True
+    worse = [result_of(results[0].case, 5.0), *results[1:]]
+    assert findings(kept(tmp_path, worse))[name][0].cells == ["2 of 3", "**no**"]
+    for bad in (result_of(results[0].case, 30.0, out=3), result_of(results[0].case, 30.0, lost=1)):
+        assert findings(kept(tmp_path, [bad, *results[1:]]))[limit][0].is_met is False
+
+
+@here
+def test_table_2_is_judged_by_the_mean_and_tells_the_longest(tmp_path: Path) -> None:
+    bar = "Table 2, 1,000 GPUs, 16 runtimes: under 0.3 s in the mean of 20"
+    for seconds, said in (
+        ((0.1, 0.3), "yes: the longest took 0.30 s"),
+        ((0.1, 0.7), "**no**: the longest took 0.70 s"),
+    ):
+        measured = Measured("", [SolvingTime(1000, 16, seconds, (0.5, 0.9))], [])
+        assert findings(kept(tmp_path, [], measured))[bar][0].cells[1] == said
+
+
+@here
+def test_the_page_is_what_the_records_say() -> None:
+    assert (FOLDER / "arlo.md").read_text() == report.write(Records(FOLDER / "arlo.json"))
+
+
+@here
+def test_the_records_have_every_case_and_no_other() -> None:
+    of = Records(FOLDER / "arlo.json")
+    cases = {case.name for several in TABLES.values() for case in several()}
+    assert {result.case.name for result in of.all()} == cases
+    assert of.measured is not None
+
+
+@here
+def test_every_table_names_cases_that_are_told_apart() -> None:
+    for name, cases in TABLES.items():
+        names = [case.name for case in cases()]
+        assert len(names) == len(set(names)), name
+
+
+def test_without_its_data_it_is_skipped_or_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("benchmarks.arlo.__main__.missing", lambda: "no tweets")
+    assert main(["--skip", "--out", str(tmp_path)]) == 0
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "no tweets" in capsys.readouterr().err
+
+
+def test_intervals_are_short_where_both_ends_are_the_same() -> None:
+    assert Interval(1.01, 1.02).text() == "1.0"
+    assert Interval(-1234.5, 12.34).text() == "-1,234 to 12.3"
+    assert 2.0 in Interval(2.0, 3.0)
+    assert Interval.of([]) is None
+
+
+def test_paragraphs_are_filled_and_code_is_not_broken() -> None:
+    text = "# " + "h" * 130 + "\n\n- " + "word " * 22 + "`a b c d e f`\n- next\n\n| " + "cell " * 40 + "|\n"
+    lines = texts.filled(text).splitlines()
+    assert len(lines[0]) == 132
+    assert lines[2:5] == ["- " + " ".join(["word"] * 22), "  `a b c d e f`", "- next"]
+    assert len(lines[6]) > 200

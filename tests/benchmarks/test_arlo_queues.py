@@ -1,0 +1,131 @@
+"""Arlo's evaluation: instances that answer one by one, their replacement, and whole runs of each system. No data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.arlo import settings
+from benchmarks.arlo.cases import SYSTEMS, Case, Measures, simulate
+from benchmarks.arlo.fleet import Agenda, Fleet, Replacements
+from benchmarks.arlo.profile import LatencyProfile
+from benchmarks.arlo.queues import Served, serve
+from benchmarks.arlo.workload import Trace, Workload, make_trace
+from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
+
+SHORT_S, LONG_S = 0.010, 0.040
+
+
+def fleet_of(counts: Sequence[int], agenda: Agenda) -> Fleet:
+    """Two runtimes, of 100 and 200 tokens, with so many instances."""
+    rows = [[SHORT_S] * 201, [LONG_S] * 201]
+    fleet = Fleet(RuntimeQueues[int]([(100, 40), (200, 10)]), rows, agenda)
+    fleet.start(counts)
+    return fleet
+
+
+def milliseconds(
+    times: list[float], lengths: list[int], counts: Sequence[int], *, occupies: bool = False
+) -> list[float]:
+    agenda, served = Agenda(), Served()
+    serve(Trace(times, lengths, []), fleet_of(counts, agenda), agenda, served, occupies=occupies)
+    assert served.lost == 0
+    return [round(1000 * latency, 3) for latency in served.latencies]
+
+
+def test_requests_wait_for_those_before_them_at_the_least_busy_instance() -> None:
+    """Two short instances: the third request begins when the first ends; the long one waits for nobody."""
+    assert milliseconds([0.0, 0.001, 0.002, 0.003, 0.050], [50, 50, 50, 150, 50], [2, 1]) == [
+        10.8, 10.8, 18.8, 40.8, 10.8
+    ]  # fmt: skip
+
+
+def test_an_overhead_that_keeps_the_instance_busy_delays_the_next_request() -> None:
+    assert milliseconds([0.0, 0.0], [50, 50], [1, 1]) == [10.8, 20.8]
+    assert milliseconds([0.0, 0.0], [50, 50], [1, 1], occupies=True) == [10.8, 21.6]
+
+
+def test_replacements_are_as_few_as_it_takes_and_one_at_a_time() -> None:
+    agenda = Agenda()
+    fleet = fleet_of([5, 1], agenda)
+    replacements = Replacements(fleet)
+    replacements.decide([3, 3], 0.0)
+    assert (fleet.out, fleet.replaced, len(fleet.serving(0)), len(fleet.serving(1))) == (1, 1, 4, 1)
+    while agenda.next_at < 10:
+        agenda.run_next()
+        assert fleet.out <= 1
+    assert (fleet.out, fleet.replaced, fleet.most_out) == (0, 2, 1)
+    assert (len(fleet.serving(0)), len(fleet.serving(1)), fleet.counts) == (3, 3, [3, 3])
+
+
+def test_an_instance_that_is_replaced_answers_what_it_has_and_comes_back_a_second_later() -> None:
+    agenda, served = Agenda(), Served()
+    fleet = fleet_of([1, 1], agenda)
+    agenda.at(0.005, lambda now: fleet.replace(0, 1, now, then=lambda at: back.append(at)))
+    back: list[float] = []
+    serve(Trace([0.0, 0.0, 0.006, 2.0], [50, 50, 50, 150], []), fleet, agenda, served)
+    assert [round(1000 * each, 1) for each in served.latencies] == [10.8, 20.8, 40.8, 40.8], "then only the long one"
+    assert back == [pytest.approx(0.020 + settings.REPLACEMENT_S)]
+    assert (served.lost, fleet.serving(0), len(fleet.serving(1))) == (0, [], 2)
+
+
+def test_the_last_instance_of_the_longest_runtime_stays_until_another_one_has_come() -> None:
+    agenda = Agenda()
+    fleet = fleet_of([1, 1], agenda)
+    Replacements(fleet).decide([2, 0], 0.0)
+    assert (fleet.out, len(fleet.serving(1))) == (0, 1)
+
+
+def test_devices_are_counted_from_when_they_are_added_to_when_they_have_answered_all() -> None:
+    agenda, served = Agenda(), Served()
+    fleet = fleet_of([1, 1], agenda)
+    agenda.at(1.0, lambda now: fleet.scale_up(1, now))
+    agenda.at(3.0, lambda now: fleet.release(0, now))
+    serve(Trace([2.999, 4.0], [50, 50], []), fleet, agenda, served)
+    assert fleet.device_s(5.0) == pytest.approx(2 * 5.0 + 4.0 - (5.0 - 3.009))
+
+
+def small(system: str, *, seed: int = 7, least: int = 0, for_s: float = 6.0) -> Measures:
+    """A run of half a dozen devices under a load that keeps Arlo's busy for the most part."""
+    workload = Workload(1200.0, for_s, seed, "bursty")
+    trace = make_trace(workload, [30, 60, 90, 100, 120, 500], [100, 200, 300, 400])
+    return simulate(Case(system, LatencyProfile("base"), 6, workload, least=least), trace)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_no_request_is_lost_whatever_the_system_and_few_instances_are_out_at_once(system: str) -> None:
+    for least in (0, 3):
+        found = small(system, least=least)
+        assert found.requests > 5000
+        assert found.lost == 0
+        assert found.most_out <= found.at_once == 1
+        assert found.p98_ms >= found.p50_ms > 1000 * (LatencyProfile("base").static_s(64) + settings.OVERHEAD_S) - 1e-6
+        assert found.devices == pytest.approx(6.0) if not least else found.devices >= 3
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
+    assert small("arlo") == small("arlo")
+    assert small("arlo").mean_ms != small("arlo", seed=8).mean_ms
+
+
+def test_padding_to_the_longest_costs_what_its_latency_says() -> None:
+    """ST's requests take 4.86 ms each; six devices cannot do 1,200 of them in a second that has many bursts."""
+    workload = Workload(100.0, 20.0, 1)
+    trace = make_trace(workload, [10], [10])
+    found = simulate(Case("st", LatencyProfile("base"), 6, workload), trace)
+    assert found.p50_ms == pytest.approx(4.86 + 0.8)
+    assert simulate(Case("arlo", LatencyProfile("base"), 6, workload), trace).p50_ms == pytest.approx(
+        4.86 / 4.22 + 0.8, abs=1e-4
+    )
+    assert small("st").late > 0.1 > 0 == small("arlo").late
+
+
+def test_arlo_goes_where_the_lengths_go() -> None:
+    """Reallocation in the middle of a run whose lengths are not those of the period before it."""
+    workload = Workload(1200.0, 20.0, 1)
+    trace = make_trace(workload, [60], [60])
+    moved = Trace(trace.times, trace.lengths, [500] * 100)
+    found = simulate(Case("arlo", LatencyProfile("base"), 6, workload), moved)
+    assert found.replaced >= 3
+    assert simulate(Case("arlo", LatencyProfile("base"), 6, workload), trace).replaced == 0

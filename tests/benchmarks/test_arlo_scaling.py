@@ -1,0 +1,88 @@
+"""Arlo's evaluation: when devices are added and released. Two runtimes, no data."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.arlo import settings
+from benchmarks.arlo.fleet import Agenda, Fleet
+from benchmarks.arlo.queues import Served, serve
+from benchmarks.arlo.scaling import Headroom, TargetTracking, percentile, release_one
+from benchmarks.arlo.workload import Trace
+from stoker.manager.policies.arlo.runtime_queues import RuntimeQueues
+
+SLO_S = 0.1
+
+
+def fleet_of(short: int, long: int, agenda: Agenda) -> Fleet:
+    fleet = Fleet(RuntimeQueues[int]([(100, 10), (200, 5)]), [[0.010] * 201, [0.020] * 201], agenda)
+    fleet.start([short, long])
+    return fleet
+
+
+def every(period_s: float, *, until: float, tokens: int = 50) -> Trace:
+    times = [period_s * number for number in range(int(until / period_s))]
+    return Trace(times, [tokens] * len(times), [])
+
+
+def test_headroom_adds_what_the_work_of_the_last_seconds_needs_and_releases_it_late() -> None:
+    """200 requests/s are the work of four long instances, so the headroom makes it five; then it is quiet."""
+    agenda, served = Agenda(), Served()
+    fleet = fleet_of(0, 1, agenda)
+    Headroom(fleet, agenda, least=1)
+    busy = every(0.005, until=20.0)
+    counts: list[int] = []
+    for at in (0.5, 8.0, 15.0 + settings.HEADROOM_STAYS_S, 40.0 + 4 * settings.HEADROOM_STAYS_S):
+        agenda.at(at, lambda _: counts.append(fleet.devices))
+    quiet = [20.0 + number for number in range(200)]
+    serve(Trace([*busy.times, *quiet], [150] * len(busy.times) + [50] * 200, []), fleet, agenda, served)
+    assert counts == [1, 5, 5, 1]
+    assert served.lost == 0
+
+
+def test_headroom_gives_a_new_device_to_the_runtime_with_the_fewest() -> None:
+    agenda = Agenda()
+    fleet = fleet_of(1, 2, agenda)
+    headroom = Headroom(fleet, agenda, least=1)
+    assert headroom._scarcest() == 0
+    fleet.scale_up(0, 0.0)
+    assert headroom._scarcest() == 1, "of two with as many, the longer one"
+
+
+@pytest.mark.parametrize(("period_s", "grows"), [(0.018, True), (0.025, False)])
+def test_target_tracking_adds_to_the_longest_runtime_when_recent_requests_near_the_objective(
+    period_s: float, grows: bool
+) -> None:
+    """A long instance answers 50 requests/s: at 55/s its queue grows to the objective, at 40/s it has none."""
+    agenda, served = Agenda(), Served()
+    fleet = fleet_of(1, 1, agenda)
+    trace = every(period_s, until=30.0, tokens=150)
+    TargetTracking(trace, fleet, agenda, served.latencies, SLO_S, 2)
+    serve(trace, fleet, agenda, served)
+    assert fleet.counts[0] == 1
+    assert (fleet.counts[1] > 1) == grows
+    assert fleet.counts[1] <= 1 + 30 / settings.RECENT_S, "one in each window at most"
+
+
+def test_target_tracking_releases_one_a_minute_while_the_tail_is_low_down_to_the_least() -> None:
+    agenda, served = Agenda(), Served()
+    fleet = fleet_of(3, 2, agenda)
+    trace = every(0.1, until=400.0)
+    TargetTracking(trace, fleet, agenda, served.latencies, SLO_S, 2)
+    serve(trace, fleet, agenda, served)
+    assert fleet.devices == 2
+    assert fleet.device_s(400.0) == pytest.approx(5 * 60 + 4 * 60 + 3 * 60 + 2 * 220, abs=1.0)
+
+
+def test_the_only_instance_of_the_longest_runtime_is_never_released() -> None:
+    agenda = Agenda()
+    fleet = fleet_of(1, 1, agenda)
+    release_one(fleet, 0.0, least=0)
+    release_one(fleet, 0.0, least=0)
+    assert fleet.counts == [0, 1]
+
+
+def test_a_percentile_is_a_value_that_is_there() -> None:
+    assert percentile([1, 2, 3, 4], 0.5) == 3
+    assert percentile(list(range(100)), 0.98) == 98
+    assert percentile([7.0], 0.98) == 7.0

@@ -1,0 +1,121 @@
+"""Arlo's evaluation: latencies by the paper's numbers, lengths and arrivals, and devices by the lengths."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+
+import pytest
+
+from benchmarks.arlo import settings
+from benchmarks.arlo.demand import best_allocation, demands, even_allocation
+from benchmarks.arlo.profile import LONGEST, LatencyProfile, lengths_of
+from benchmarks.arlo.workload import Workload, make_trace, missing, read_lengths, recalibrated
+
+BASE, LARGE = LatencyProfile("base"), LatencyProfile("large", 10.5)
+SHORT, LONG = [80], [400]
+
+
+def test_latencies_are_those_of_the_paper() -> None:
+    assert 1000 * BASE.static_s(512) == pytest.approx(4.86)
+    assert 1000 * BASE.static_s(64) == pytest.approx(4.86 / 4.22)
+    assert 1000 * BASE.static_s(20) == pytest.approx(4.86 / 4.28)
+    assert 1000 * LARGE.static_s(64) == pytest.approx(10.5 / 5.25)
+    assert (BASE.capacity(512), BASE.capacity(64), LARGE.capacity(512)) == (30, 130, 42)
+
+
+def test_latency_rises_in_steps_of_64_tokens_and_hardly_within_them() -> None:
+    for tokens in range(1, LONGEST):
+        rise = BASE.static_s(tokens + 1) / BASE.static_s(tokens) - 1
+        assert rise > 0.05 if tokens % 64 == 0 else 0 < rise < 0.001, tokens
+
+
+def test_dynamic_compilation_inflates_between_the_least_and_the_most() -> None:
+    for shape, first, last in (("flat", 1.22, 1.22), ("rising", 1.22, 3.56), ("falling", 3.56, 1.22)):
+        assert BASE.dynamic_s(1, shape) / BASE.static_s(1) == pytest.approx(first)
+        assert BASE.dynamic_s(512, shape) / BASE.static_s(512) == pytest.approx(last)
+
+
+def test_runtimes_are_evenly_spaced() -> None:
+    assert lengths_of(8) == (64, 128, 192, 256, 320, 384, 448, 512)
+    assert lengths_of(12)[:3] == (42, 85, 128)
+    assert BASE.mean_s([64, 65, 512], 8) == pytest.approx(sum(map(BASE.static_s, (64, 128, 512))) / 3)
+    assert BASE.mean_s([64, 65, 512], 2) == pytest.approx(sum(map(BASE.static_s, (256, 256, 512))) / 3)
+
+
+def test_lengths_are_stretched_to_512_and_cut_there() -> None:
+    assert [recalibrated(tokens) for tokens in (0, 1, 21, 72, 125, 126, 294)] == [1, 4, 86, 295, 512, 512, 512]
+
+
+def test_arrivals_have_their_rate_and_bursts_vary_more() -> None:
+    spread = {}
+    for pattern in ("stable", "bursty"):
+        trace = make_trace(Workload(500.0, 60.0, 4, pattern), SHORT, LONG)
+        assert all(a <= b for a, b in pairwise(trace.times))
+        assert len(trace.times) == pytest.approx(30_000, rel=0.05)
+        counts = [0] * 600
+        for arrived in trace.times:
+            counts[int(arrived * 10)] += 1
+        spread[pattern] = statistics.pvariance(counts) / statistics.mean(counts)
+    assert spread["stable"] == pytest.approx(1.0, abs=0.2)
+    assert spread["bursty"] > 4
+
+
+def test_the_share_of_long_requests_swings_slowly_unless_it_is_told_not_to() -> None:
+    def shares(drift: float) -> list[float]:
+        lengths = make_trace(Workload(50.0, settings.DRIFT_PERIOD_S, 2, drift=drift), SHORT, LONG).lengths
+        parts = [lengths[part * len(lengths) // 8 : (part + 1) * len(lengths) // 8] for part in range(8)]
+        return [part.count(400) / len(part) for part in parts]
+
+    assert statistics.mean(shares(1.0)) == pytest.approx(1 / 3, abs=0.03)
+    assert max(shares(1.0)) - min(shares(1.0)) == pytest.approx(1 / 3, abs=0.08)
+    assert max(shares(0.0)) - min(shares(0.0)) < 0.08
+
+
+def test_the_load_of_figure_8_swings() -> None:
+    times = make_trace(Workload(100.0, settings.LOAD_PERIOD_S, 1, swings=True), SHORT, LONG).times
+    half = sum(arrived < settings.LOAD_PERIOD_S / 2 for arrived in times)
+    assert (len(times) - half) / half == pytest.approx((1 + 1.2 / 3.1416) / (1 - 1.2 / 3.1416), rel=0.08)
+
+
+def test_a_seed_gives_the_same_requests_to_every_system() -> None:
+    one, again, other = (make_trace(Workload(50.0, 10.0, seed, "bursty"), SHORT, LONG) for seed in (1, 1, 2))
+    assert one == again
+    assert one.times != other.times
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_the_file_has_a_short_part_and_a_long_one() -> None:
+    short, long = read_lengths()
+    assert (len(short), len(long)) == (100_000, 55_170)
+    assert statistics.mean(long) > 1.3 * statistics.mean(short)
+    assert max(long) == 512
+
+
+def test_demands_are_the_requests_of_one_objective_in_each_bin() -> None:
+    found = demands([10, 64, 65, 512], 1000.0, lengths_of(8), BASE)
+    assert [each.requests for each in found] == pytest.approx([75.0, 37.5, 0, 0, 0, 0, 0, 37.5])
+    assert [each.capacity for each in found][::7] == [130, 30]
+
+
+def test_more_than_the_longest_runtime_can_answer_costs_more_where_it_is_priced() -> None:
+    """Without it, equation 5 lets one instance of the longest runtime have half more than it can answer."""
+    lengths = [64] * 80 + [512] * 20
+    plain = demands(lengths, 1600.0, lengths_of(8), BASE)
+    assert plain[-1].requests / plain[-1].capacity == pytest.approx(1.6)
+    assert best_allocation(4, plain)[-1] == 1
+    assert best_allocation(4, demands(lengths, 1600.0, lengths_of(8), BASE, overload_s=60.0))[-1] == 2
+
+
+def test_with_too_few_devices_the_mix_counts() -> None:
+    wanted = demands([64] * 5 + [512] * 5, 10_000.0, lengths_of(8), BASE)
+    found = best_allocation(10, wanted)
+    assert sum(found) == 10
+    assert found[-1] > found[0] > 0
+
+
+def test_devices_are_spread_evenly_with_one_for_the_longest() -> None:
+    assert even_allocation(16, 8) == (2,) * 8
+    assert even_allocation(10, 8) == (1, 1, 1, 2, 1, 1, 1, 2)
+    assert even_allocation(5, 8) == (0, 1, 0, 1, 1, 0, 1, 1)
+    assert even_allocation(7, 1) == (7,)
