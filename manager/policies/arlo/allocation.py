@@ -10,7 +10,7 @@ The search goes through the runtimes in their order. What it knows of the shorte
 had, how many requests they have demoted, and what they cost; with the same devices, fewer demoted requests at less cost
 are never worse, so others are forgotten. The costs of what is left are bounded from below by the same problem with
 demotion at its cheapest, where each runtime's cost is replaced by its convex hull; what cannot become better than the
-best answer known so far is not followed. Neither loses an optimum.
+best answer known so far is not followed. Neither loses an optimum. A narrow search finds a good answer first.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from stoker.errors import StokerError
 
 _ROUNDING = 1e-9
 """Costs that differ by less, in relation, are the same."""
+_NARROW = 32
+"""The width of the search that comes before the whole one."""
 
 
 class NotEnoughDevicesError(StokerError):
@@ -140,16 +142,23 @@ class _AllocationSearch:
         """For each runtime, by the spare devices left: less than it and all longer ones never cost."""
 
     def best(self) -> Allocation:
-        found = self._greedy()
+        """The narrow search finds an answer that is nearly the best in little time, and the whole one is short then."""
+        found = self._better(self._greedy(), width=_NARROW)
+        best = self._better(found, width=None)
+        return Allocation(self._instances(best), best.cost)
+
+    def _better(self, found: _Node, *, width: int | None) -> _Node:
+        """The best answer if it is better than the one that was found, else that one. `width`: of what is known behind
+        each runtime so much is followed, by its bounds; None = all of it."""
+        most = found.cost * (1 - _ROUNDING)
         front = [_Node(0, 0.0, 0.0, 0, None)]
         for number in range(len(self._runtimes)):
-            most = found.cost * (1 - _ROUNDING)  # only what is better is looked for
             front = _undominated(node for before in front for node in self._after(before, number, most=most))
-            if not front:
-                break  # nothing is better than what was found at first
+            if width is not None and len(front) > width:
+                bounds = sorted((self._bound(node, number), at) for at, node in enumerate(front))
+                front = [front[at] for _, at in bounds[:width]]
         ends = [node for node in front if node.used == self._spare]
-        best = min([found, *ends], key=lambda node: node.cost)
-        return Allocation(self._instances(best), best.cost)
+        return min([found, *ends], key=lambda node: node.cost)
 
     def _greedy(self) -> _Node:
         """A good allocation: runtime after runtime takes what is best if no longer one had anything demoted."""

@@ -74,10 +74,16 @@ class RuntimeTimes:
         return max(context.slots, int(self.objective_s(context) / self.request_s(context)))
 
     def demand(self, context: Context, calls_per_s: float) -> RuntimeDemand:
-        """The runtime as the allocation sees it: its calls during one objective, and what an instance does in that."""
-        capacity = self.capacity(context)
-        latency = LatencyTable.one_by_one(self.request_s(context), capacity=capacity)
-        return RuntimeDemand(calls_per_s * self.objective_s(context), capacity, latency)
+        """The runtime as the allocation sees it: its calls during one objective, and what an instance does in that.
+
+        No instance is to be given more than its capacity (§3.3), which equations 3 and 5 do not keep from the longest
+        runtime: a call above it costs a whole objective more.
+        """
+        capacity, objective_s = self.capacity(context), self.objective_s(context)
+        points = LatencyTable.one_by_one(self.request_s(context), capacity=capacity).points
+        most, mean_s = points[-1]
+        latency = LatencyTable((*points, (most + 1, mean_s + objective_s)))
+        return RuntimeDemand(calls_per_s * objective_s, capacity, latency)
 
 
 class ArrivalCounts:
