@@ -54,6 +54,8 @@ def _reproduce(asked: argparse.Namespace) -> int:
     records.bring(every if asked.table == "all" else TABLES[asked.table](), tell=tell)
     if asked.table in ("all", "measured"):
         records.measure(tell=tell)
+    if asked.table in ("all", "deployed"):
+        records.compare_deployed(tell=tell)
     records.drop_others(every)
     asked.out.mkdir(parents=True, exist_ok=True)
     with draft_of(asked.out / PAGE) as draft:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from benchmarks.arlo import figure_4, paper, settings, summary, tables, texts, texts_of_misses
 from benchmarks.arlo.cases import ARLO, ST, Case
 from benchmarks.arlo.cells import Cells, latencies_of, of_latency, table
+from benchmarks.arlo.deployed import Deployed
 from benchmarks.arlo.intervals import MISSING, mean_ms, p98_ms
 from benchmarks.arlo.overheads import LIGHT, Measured
 from benchmarks.arlo.paper import ST_
@@ -51,6 +52,19 @@ def figure_9(measured: Measured | None) -> str:
     ]
     columns = ("instances", "requests", *(f"L = {number}, ms" for number in peeked))
     return f"{texts.FIGURE_9}\n{table(columns, rows)}"
+
+
+def deployed(found: Sequence[Deployed]) -> str:
+    """The policy of a session beside the model."""
+    rows = [
+        [
+            f"{each.rate:,.0f}", str(each.seed), f"{each.requests:,}", f"{each.mean_ms:.2f}",
+            f"{each.model.mean_ms:.2f}", f"{each.p98_ms:.1f}", f"{each.model.p98_ms:.1f}", f"{100 * each.late:.2f}",
+        ]
+        for each in found
+    ]  # fmt: skip
+    columns = ("requests/s", "seed", "requests", "mean, ms: session", "model", "p98, ms: session", "model", "late, %")
+    return f"{texts.deployed()}\n{table(columns, rows)}"
 
 
 def padding() -> str:

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.arlo import settings
 from benchmarks.arlo.cases import Case, Result, code_digest, run
+from benchmarks.arlo.deployed import ENDS_S, Deployed, compare, digest
 from benchmarks.arlo.overheads import Measured, measure_all, measured_digest
 from stoker.whole_files import draft_of
 
 
 class _Kept(msgspec.Struct):
     measured: Measured | None = None
+    deployed: list[Deployed] = []
     runs: list[Result] = []
 
 
@@ -29,6 +32,7 @@ class Records:
             except msgspec.DecodeError as error:
                 raise ValueError(f"{path} holds no results: {error}; remove it, and all is computed anew") from error
         self.measured = kept.measured
+        self.deployed = kept.deployed
         self._found = {result.case.name: result for result in kept.runs}
 
     @property
@@ -63,6 +67,17 @@ class Records:
             self.measured = measure_all()
             self._write()
 
+    def compare_deployed(self, *, tell: Callable[[str], None]) -> None:
+        """Compare the policy of a session with the model where the code that stands here has not."""
+        known = {(each.seed, each.rate) for each in self.deployed if each.code == digest()}
+        for seed in settings.SEEDS:
+            for rate in ENDS_S:
+                if (seed, rate) not in known:
+                    tell(f"a session under arlo, {rate:,.0f} requests/s, seed {seed}")
+                    others = [each for each in self.deployed if (each.seed, each.rate) != (seed, rate)]
+                    self.deployed = sorted([*others, compare(seed, rate)], key=lambda each: (each.rate, each.seed))
+                    self._write()
+
     def drop_others(self, cases: Iterable[Case]) -> None:
         """Forget the runs of all cases but these."""
         names = {case.name for case in cases}
@@ -78,5 +93,8 @@ class Records:
             msgspec.json.encode(self._found[name], order="deterministic") for name in sorted(self._found)
         )
         measured = msgspec.json.encode(self.measured, order="deterministic")
+        deployed = msgspec.json.encode(self.deployed, order="deterministic")
         with draft_of(self._path) as draft:
-            draft.write_bytes(b'{"measured": ' + measured + b',\n"runs": [' + runs + b"]}\n")
+            draft.write_bytes(
+                b'{"measured": ' + measured + b',\n"deployed": ' + deployed + b',\n"runs": [' + runs + b"]}\n"
+            )

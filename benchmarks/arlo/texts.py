@@ -8,6 +8,7 @@ from textwrap import wrap
 
 from benchmarks.arlo import settings, tables
 from benchmarks.arlo.cases import Case
+from benchmarks.arlo.deployed import BEGINS_S, DEVICES, ENDS_S
 from benchmarks.arlo.overheads import BURSTS, FULL, LEVELS, LOADS, REPEATS
 from benchmarks.arlo.profile import INFLATION, RATIO, LatencyProfile
 from benchmarks.arlo.workload import LONG_ROWS_FROM, read_lengths
@@ -34,8 +35,8 @@ that neither this page nor the tests of its numbers can be made without it.
 only where the code that computes it has changed.
 
 What is under test is `manager/policies/arlo`: `allocate` (equations 1 to 7) and `RuntimeQueues` (Algorithm 1), called
-by a model of instances that answer one by one (`benchmarks/arlo/queues.py`). No policy, manager or pilot of a session
-takes part.
+by a model of instances that answer one by one (`benchmarks/arlo/queues.py`), which is quick enough for hundreds of
+devices. In one table the manager, the pilots and the policy of a session take part (`--table deployed`).
 """
 
 
@@ -224,6 +225,18 @@ FIGURE_9 = f"""## Figure 9: milliseconds to dispatch a burst
 
 Two requests for each instance at once, {LEVELS} runtimes, {FULL:.0%} of all capacity taken before. `RuntimeQueues` in
 Python, processor time of one core, the median of {BURSTS} bursts. {command("measured")}
+"""
+
+
+def deployed() -> str:
+    rates = " and ".join(f"{rate:,.0f} requests/s for {for_s:.0f} s" for rate, for_s in ENDS_S.items())
+    return f"""## A session under policy `arlo`
+
+Manager, pilots and policy in Stoker's simulator on the requests of Bert-Base ({DEVICES} devices, {rates}; those of the
+first {BEGINS_S:.0f} s do not count), beside the model (`arlo, within capacity`, as the policy allocates). Where nobody
+waits the two agree. Where instances are congested the session is ahead: a call beyond what an instance answers in time
+waits in the manager for whichever has room first, and an instance without work takes back what another has not begun.
+{command("deployed")}
 """
 
 

@@ -38,8 +38,7 @@ EXPLAINED = """## What explains the misses
   what is answered within the objective, and IG goes to the emptiest instance at once. In the paper IG overloads the
   longer runtimes; here that is seen in the tail with more devices alone. Without bursts and without drift (last table)
   the two are alike with the faster of two latencies, and IG is better with the slower one.
-- *Table 2* depends on the load: with light ones the bar would be met, and a heavy one can take many times as long.
-  *Figure 9*: a dispatch in Python takes microseconds, and the paper's is written in C++.
+- *Figure 9*: a dispatch in Python takes microseconds, and the paper's is written in C++.
 """
 
 PADDING = """### How far below ST's mean Arlo's can be where no request waits
