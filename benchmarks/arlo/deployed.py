@@ -32,7 +32,7 @@ from stoker.site import Duration, Size
 
 DEVICES, BEGINS_S = 10, 60.0
 ENDS_S = {1_000.0: 150.0, 4_000.0: 90.0}
-"""How long the requests come, in seconds, by their rate. The first is Figure 6a's; the second keeps most devices busy."""
+"""How long the requests come, in seconds, by their rate. The first is Figure 6a's; the second keeps devices busy."""
 _MESSAGE_S = settings.OVERHEAD_S / 2
 """The overhead of a request is an order and an answer."""
 _GB = 1_000_000_000

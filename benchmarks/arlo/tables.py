@@ -207,5 +207,5 @@ TABLES = {
     "measured": list,
     "deployed": list,
 }
-"""What has to be run for each table. `measured` stands for Table 2 and Figure 9, which are no simulations, `deployed` for
-the policy of a session, which has a simulator of its own."""
+"""What has to be run for each table. `measured` stands for Table 2 and Figure 9, which are no simulations, `deployed`
+for the policy of a session, which has a simulator of its own."""
