@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from stoker.contexts.inference.adapter import EngineLoad
-from stoker.manager.core import fitness, judging, object_report, outlook, own_blocks
+from stoker.manager.core import fitness, judging, object_report, outlook, own_blocks, variants
 from stoker.manager.core.block_words import failing, in_words
 from stoker.manager.core.ending import place_of
 from stoker.manager.core.nouns import Call, Context, Gang, Library, Note, Pilot
@@ -214,9 +214,10 @@ def waits_for(state: State, context: Context) -> str:
         at, what = last.notes[-1]
         ago = f"{show_seconds(state.now - at)} ago: {what.removeprefix('gone: ')}"
         return f"no pilot is here any more (the last one, {last.id}, {ago}; {blocks})"
-    ready = [x for x in context.libraries.values() if x.state is LibraryState.READY]
-    loading = [x for x in context.libraries.values() if x.state is LibraryState.LOADING]
-    stopping = [x for x in context.libraries.values() if x.state is LibraryState.STOPPING]
+    able = list(variants.libraries_for(context))
+    ready = [x for x in able if x.state is LibraryState.READY]
+    loading = [x for x in able if x.state is LibraryState.LOADING]
+    stopping = [x for x in able if x.state is LibraryState.STOPPING]
     head = context.queue.head()
     gang = head.group.options.gang[0] if head is not None else 1
     if ready and len(ready) < gang:
@@ -232,7 +233,10 @@ def waits_for(state: State, context: Context) -> str:
         free = sum(library.id in context.idle for library in ready)
         if gang > 1 and free:
             return f"the next call wants {gang} devices at once; {free} of its {len(ready)} hot libraries free{more}"
-        return f"its {len(ready)} hot {plural} busy{more}{_limited(context)}"
+        whose = "the" if context.lists else "its"
+        which = f" of {context.recipe.name} and of longer runtimes" if context.lists else ""
+        plural = plural.replace(" ", f"{which} ", 1)
+        return f"{whose} {len(ready)} hot {plural} busy{more}{_limited(context)}"
     if loading:
         first = loading[0]
         usual = f", usually {show_seconds(context.load_s)}" if context.load_s else ""

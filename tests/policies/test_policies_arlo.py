@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from core.toy import Toy
 
+from stoker.manager.core import story
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.provisioning import TakeWhatComes
@@ -109,6 +110,8 @@ def test_where_every_level_is_congested_the_shortest_takes_it_and_then_calls_wai
     t.many(6, tokens=20, name="last").ask("waits", tokens=20)
     assert [t.where(f"last20-{n}") for n in range(6)] == ["r64"] * 6
     assert t.core.state.calls[t.ids["waits"]].state is CallState.WAITING
+    told = story.tell(t.core.state, f"c-{t.ids['waits']}")
+    assert "the 3 hot libraries of r64 and of longer runtimes are busy" in told.lines[-2].text
     t.run()
     assert len(t.ended) - before == 57 + 7
     assert all(end.ok for end in t.ended.values())
