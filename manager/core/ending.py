@@ -98,7 +98,8 @@ def keep(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Ga
     if outcome.ok:
         call.note(now, f"ended with a result after {outcome.run_s:.3f} s in its function")
     elif failure is None:
-        call.note(now, f"raised an exception in your code after {outcome.run_s:.3f} s")
+        what = f": {outcome.raised}" if outcome.raised else ""
+        call.note(now, f"raised an exception in your code after {outcome.run_s:.3f} s{what}")
     else:
         call.note(now, f"ended without a result ({failure.kind.value}): {failure.message}")
         if failure.log:

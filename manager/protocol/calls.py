@@ -148,7 +148,8 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `ok`: payload is the pickled result. Not `ok` and no `failure`: payload is the pickled exception that the user's
     function raised, with its traceback. Otherwise `failure` says what happened; where that is of the infrastructure,
     payload may be the pickled exception. `run_s` is the time in the function.
-    `pieces`: how many pieces its run gave, all of which the client has acknowledged.
+    `pieces`: how many pieces its run gave, all of which the client has acknowledged. `raised`: the exception in short,
+    and a line for each place in the user's code, for people.
     """
 
     call: CallId
@@ -158,6 +159,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     failure: Failure | None = None
     printed: Printed | None = None
     pieces: int = 0
+    raised: str = ""
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):

@@ -45,6 +45,7 @@ from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.sandbox import Sandbox, ScratchGuard
 from stoker.pilot.library.settings import Settings
 from stoker.pilot.library.soundness import LibraryFault, Soundness, out_of_descriptors
+from stoker.pilot.library.telling import in_short
 from stoker.pilot.library.yielding import as_list, can_be_drained, drain, yields
 from stoker.units import show_bytes
 
@@ -126,7 +127,7 @@ class Runner:
         started = _now()
         payload: Payload = b""
         failure: Failure | None = None
-        ok = lacked_descriptors = False
+        ok, lacked_descriptors, raised = False, False, ""
         if self._soundness is not None:
             self._soundness.unchecked += 1
         try:
@@ -171,7 +172,7 @@ class Runner:
             if isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = packer.failure(str(error), kind=FailureKind.GANG)
             else:
-                lacked_descriptors = out_of_descriptors(error)
+                lacked_descriptors, raised = out_of_descriptors(error), in_short(error)
                 failure = self._infrastructure(error)
                 payload = packer.pack_error(call, error)
                 if failure is not None and isinstance(payload, ObjectRef):  # nobody would fetch it
@@ -189,7 +190,7 @@ class Runner:
                 return self._evicted(call)
         printed = self._finish()
         work.function.took(run_s)
-        return CallEnd(call, ok, payload, run_s, failure, printed, pieces)
+        return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised)
 
     def _evicted(self, call: CallId, *, state: bytes = b"") -> CallProgress:
         return msgspec.structs.replace(self._last, call=call, state=state)

@@ -1,0 +1,51 @@
+"""What is told of an exception that a call raised: in short, with the places in the user's own code."""
+
+from __future__ import annotations
+
+import json
+
+from stoker.pilot.library.telling import in_short
+
+
+def raised_by(code: str) -> BaseException:
+    space = {"__name__": "theirs", "json": json}
+    try:
+        exec(compile(code, "/home/ana/program.py", "exec"), space)
+    except BaseException as error:
+        return error
+    raise AssertionError("it raised nothing")
+
+
+def test_the_type_the_text_and_the_users_own_lines_are_told() -> None:
+    error = raised_by("def inner(row):\n    return row['claim']\n\ndef outer():\n    return inner({})\n\nouter()\n")
+    told = in_short(error).splitlines()
+    assert told[0] == "KeyError: 'claim'"
+    assert told[-2:] == ["at /home/ana/program.py:5 in outer", "at /home/ana/program.py:2 in inner"]
+
+
+def test_lines_of_installed_packages_are_left_out() -> None:
+    told = in_short(raised_by("json.loads('{')\n")).splitlines()
+    assert told[0].startswith("json.decoder.JSONDecodeError: Expecting property name")
+    assert [line for line in told if "json/" in line] == []
+    assert told[-1] == "at /home/ana/program.py:1 in <module>"
+
+
+def test_a_long_text_is_cut_and_so_are_many_frames() -> None:
+    deep = "def f(n):\n    if not n: raise ValueError('x' * 5000)\n    f(n - 1)\nf(30)\n"
+    told = in_short(raised_by(deep)).splitlines()
+    assert len(told[0]) == 400
+    assert len(told) == 5
+
+
+def test_an_exception_that_cannot_be_shown_is_told_by_its_type() -> None:
+    code = (
+        "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\n"
+        "    @property\n    def __notes__(self): raise RuntimeError\nraise Odd()\n"
+    )
+    assert "Odd" in in_short(raised_by(code))
+
+
+def test_a_syntax_error_says_its_line() -> None:
+    told = in_short(raised_by("compile('x = ', 'settings.py', 'exec')\n"))
+    assert "SyntaxError" in told
+    assert "settings.py" in told
