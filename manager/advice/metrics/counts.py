@@ -37,14 +37,13 @@ _BAR = re.compile(
 )
 """tqdm with a total."""
 _OPEN_BAR = re.compile(
-    rf"(?P<before>.*?)(?<![\w.])(?P<done>\d+(?:\.\d+)?)(?P<done_scale>[kMGT]?)(?P<unit>[A-Za-z]+)\s\[{_TIMES}", re.DOTALL
+    rf"(?P<before>.*?)(?<![\w.])(?P<done>\d+(?:\.\d+)?)(?P<done_scale>[kMGT]?)(?P<unit>[A-Za-z]+)\s\[{_TIMES}",
+    re.DOTALL,
 )
 """tqdm without a total: 90it [00:30, 3.02it/s]."""
 
 _OF = rf"(?P<done>{WHOLE})\s*(?:/|\sof\s|\sout of\s)\s*(?P<total>{WHOLE})(?![\w/.-]*[\w/])"
-_NAMED = re.compile(
-    rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})(?P<mark>\s?[#\[(:=]{{0,2}}\s*){_OF}", re.IGNORECASE
-)
+_NAMED = re.compile(rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})(?P<mark>\s?[#\[(:=]{{0,2}}\s*){_OF}", re.IGNORECASE)
 _BRACKETED = re.compile(rf"[\[(]\s*{_OF}(?=\s*[\])(])")
 _TRAIN_EPOCH = re.compile(r"(?:^|\s)Train: (?P<done>\d+) \[")
 _BARRED = re.compile(
@@ -53,9 +52,7 @@ _BARRED = re.compile(
 )
 """In front of a bar, or at the start of the text and in front of name and value."""
 _AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b", re.IGNORECASE)
-_PLAIN_OF = re.compile(
-    rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE
-)
+_PLAIN_OF = re.compile(rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE)
 _NOT_PROGRESS = re.compile(
     r"(?:gpus?|rank|node|attempt|retry|retries|worker|page|version|part|device|layer|loading|shard|try)\W{0,3}$", re.I
 )
@@ -125,12 +122,14 @@ def counters(text: str) -> list[Counter]:
                 continue
             taken.append(match.span())
             unit = _UNIT.get(word, STEP)
-            name = word or "of " + _DIGITS.sub("", before).strip(" \t:[(").lower()[-24:]
+            name = word or "of " + "".join(re.findall(r"[a-z]+", before.lower())[-1:])
             found.setdefault(name, Counter(name, unit, done, total))
     if match := _TRAIN_EPOCH.search(text):
         found[EPOCH] = Counter(EPOCH, EPOCH, float(match["done"]))
     for match in _NAMED_ALONE.finditer(text):
-        if not _NO_COUNT.search(text, 0, match.start()) and not any(match.start() < end and start < match.end() for start, end in taken):
+        if not _NO_COUNT.search(text, 0, match.start()) and not any(
+            match.start() < end and start < match.end() for start, end in taken
+        ):
             word = _plain(match["word"])
             found.setdefault(word, Counter(word, _UNIT[word], number(match["done"])))
     if not found and (match := _LEADING.match(text)):

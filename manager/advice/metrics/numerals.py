@@ -6,9 +6,7 @@ import re
 from datetime import date
 from math import inf, nan
 
-NUMBER = (
-    r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?(?![\d.]*[\d])|[+-]?(?:nan|inf)\b"
-)
+NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?(?![\d.]*[\d])|[+-]?(?:nan|inf)\b"
 """A number, with separators of thousands or without."""
 WHOLE = r"\d{1,3}(?:,\d{3})+|\d+"
 CLOCK = r"(?:(?:\d+) days?,? ?)?\d{1,4}:\d\d(?::\d\d)?(?:\.\d+)?"

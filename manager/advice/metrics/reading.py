@@ -38,6 +38,8 @@ _SETTING = re.compile(
     r"|block_size|epochs|patience|device|dtype|depth|width|eta|max_depth|verbosity|scheduler)['\"]?\s*[:=]",
     re.IGNORECASE,
 )
+_SUMMARY = re.compile(r"\btrain_runtime\b|\btraining (?:took|complete|finished)", re.IGNORECASE)
+"""Means over a run that is over."""
 _TRACE = re.compile(r"\s*(?:File \".*\", line \d+|Traceback|at \S+:\d+|\S*(?:Error|Exception|Warning): )")
 _RANK = re.compile(
     r"\s*(?:\[?\(?(?:\w*rank|default|worker|node\d+ gpu)[\s:=]?(?P<rank>\d{1,5})\)?\]?:?\s|\[\d+,(?P<mpi>\d+)\]<std\w+>:\s?"
@@ -75,7 +77,7 @@ def _read(text: str) -> LineMetrics | None:
     inner = _INNER_RANK.search(text, 0, 120)
     if inner:
         rank, text = int(inner["rank"]), text[: inner.start()] + text[inner.end() :]
-    if _SETTINGS_START.match(text) or _TRACE.match(text):
+    if _SETTINGS_START.match(text) or _TRACE.match(text) or _SUMMARY.search(text):
         return None
     text = text.strip()
     drawn = bar(text)
@@ -85,7 +87,7 @@ def _read(text: str) -> LineMetrics | None:
         values["elapsed_s"] = drawn.elapsed_s
         if drawn.eta_s is not None:
             values["eta_s"] = drawn.eta_s
-    if not _tells_progress(text, counted, values):
+    if not _tells_progress(text, counted, values, evaluated):
         return None
     if step_s := values.pop("step_s", 0.0):
         values.setdefault("steps_per_s", 1.0 / step_s)
@@ -111,11 +113,11 @@ def _bar_counters(drawn: Bar) -> list[Counter]:
     return [*(each for each in counters(drawn.before) if each.unit != drawn.counter.unit), drawn.counter]
 
 
-def _tells_progress(text: str, counted: list[Counter], values: dict[str, float]) -> bool:
+def _tells_progress(text: str, counted: list[Counter], values: dict[str, float], evaluated: bool) -> bool:
     measured = values.keys() - {"learning_rate", "time_s", "eta_s"}
     if len(_SETTING.findall(text)) >= 2 and not ("loss" in values and counted):
         return False
-    if any(each.total is not None for each in counted):
+    if any(each.total is not None for each in counted) or (evaluated and counted):
         return True
     if not counted:
         return bool(measured)
