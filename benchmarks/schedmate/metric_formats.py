@@ -109,7 +109,7 @@ def keras_classic(s: State) -> list[str]:
         left = f"{eta:.0f}s" if eta < 60 else f"{int(eta // 60)}:{int(eta % 60):02d}"
         width = len(str(s.per_epoch))
         lines.append(
-            "\b" * 80 + f"\r{s.i + 1:{width}d}/{s.per_epoch} [{bar}] - ETA: {left} - loss: {s.loss:.4f} - accuracy: 0.3125"
+            "\b" * 80 + f"\r{s.i + 1:{width}d}/{s.per_epoch} [{bar}] - ETA: {left} - loss: {s.loss:.4f} - acc: 0.3125"
         )
     return lines
 

@@ -123,10 +123,10 @@ def hf_trainer(truth: Truth, seed: int) -> None:
     last = {"loss": 0.0}
 
     class Told(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        def on_log(self, *_: Any, logs: Any = None, **__: Any) -> None:
             last["loss"] = logs.get("loss", last["loss"])
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(self, *_: Any, **__: Any) -> None:
             truth.step(last["loss"], overall=True)
 
     folder = f"/tmp/hf-trainer-{os.getpid()}"
@@ -151,7 +151,7 @@ def lightning(truth: Truth, seed: int) -> None:
             super().__init__()
             self.layer = model.layer
 
-        def training_step(self, batch: Any, at: int) -> Any:
+        def training_step(self, batch: Any, _at: int) -> Any:
             loss = ((self.layer(batch[0]) - batch[1]) ** 2).mean()
             self.log("train_loss", loss, prog_bar=True)
             truth.step(loss.item())
@@ -176,7 +176,7 @@ def keras_fit(truth: Truth, seed: int) -> None:
     keras.utils.set_random_seed(seed)
 
     class Told(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        def on_train_batch_end(self, _batch: int, logs: Any = None) -> None:
             truth.step(float(logs["loss"]))
 
     data = np.random.default_rng(seed).normal(size=(PER_EPOCH * 8, 16))
@@ -185,26 +185,20 @@ def keras_fit(truth: Truth, seed: int) -> None:
     model.fit(data, data.sum(1), batch_size=8, epochs=EPOCHS, callbacks=[Told()])
 
 
-def _boosted(truth: Truth, per_round: int) -> int:
-    return PER_EPOCH * EPOCHS // per_round
-
-
 def xgboost(truth: Truth, seed: int) -> None:
     """XGBoost's evaluation of each round."""
     import numpy as np
     import xgboost as xgb
 
     class Told(xgb.callback.TrainingCallback):  # type: ignore[misc,name-defined]
-        def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        def after_iteration(self, _model: Any, _epoch: int, evals_log: Any) -> bool:
             truth.step(evals_log["train"]["rmse"][-1], per_epoch=PER_EPOCH * EPOCHS, epochs=1, overall=True)
             return False
 
     data = np.random.default_rng(seed).normal(size=(400, 8))
     rows = xgb.DMatrix(data, label=data.sum(1))
     settings = {"max_depth": 2, "eta": 0.05, "nthread": 1}
-    xgb.train(
-        settings, rows, _boosted(truth, 1), evals=[(rows, "train")], verbose_eval=1, callbacks=[Told()]
-    )
+    xgb.train(settings, rows, PER_EPOCH * EPOCHS, evals=[(rows, "train")], verbose_eval=1, callbacks=[Told()])
 
 
 def lightgbm(truth: Truth, seed: int) -> None:
@@ -219,7 +213,7 @@ def lightgbm(truth: Truth, seed: int) -> None:
     rows = lgb.Dataset(data, data.sum(1))
     settings = {"objective": "regression", "metric": "l2", "num_threads": 1, "learning_rate": 0.05}
     lgb.train(
-        settings, rows, _boosted(truth, 1), valid_sets=[rows], valid_names=["train"],
+        settings, rows, PER_EPOCH * EPOCHS, valid_sets=[rows], valid_names=["train"],
         callbacks=[lgb.log_evaluation(1), told],
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from stoker.manager.advice.metrics.line_metrics import Counter
-from stoker.manager.advice.metrics.numerals import CLOCK, WHOLE, duration_s, number
+from stoker.manager.advice.metrics.numerals import CLOCK, WHOLE, any_of, duration_s, lower, number
 
 EPOCH, STEP, SAMPLE, BYTE, PERCENT = "epoch", "step", "sample", "byte", "percent"
 
@@ -24,7 +24,7 @@ _UNITS = {
     "token": "tokens|token",
 }
 _UNIT = {name.replace(" ", "_"): unit for unit, names in _UNITS.items() for name in names.split("|")}
-_WORDS = "|".join(
+_WORDS = any_of(
     re.escape(name).replace(r"\ ", "[ _]")
     for name in sorted((name for names in _UNITS.values() for name in names.split("|")), key=len, reverse=True)
 )
@@ -45,22 +45,29 @@ _OPEN_BAR = re.compile(
 _OF = rf"(?P<done>{WHOLE})\s*(?:/|\sof\s|\sout of\s)\s*(?P<total>{WHOLE})(?![\w/.-]*[\w/])"
 _NAMED = re.compile(rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})(?P<mark>\s?[#\[(:=]{{0,2}}\s*){_OF}", re.IGNORECASE)
 _BRACKETED = re.compile(rf"[\[(]\s*{_OF}(?=\s*[\])(])")
-_TRAIN_EPOCH = re.compile(r"(?:^|\s)Train: (?P<done>\d+) \[")
+_TRAIN_EPOCH = re.compile(r"(?:^|\s)train: (?P<done>\d+) \[")
 _BARRED = re.compile(
     rf"(?:^|(?<=[\s:|]))(?P<done>{WHOLE})\s?/\s?(?P<total>{WHOLE})(?=\s+(?:[\[|(]?[=>.#\-━╸█▌]{{2,}}|\[))|"
     rf"(?:^|(?<=[:|]))\s*(?P<done2>{WHOLE})\s?/\s?(?P<total2>{WHOLE})(?=\s+[A-Za-z_]+\s?[=:])"
 )
 """In front of a bar, or at the start of the text and in front of name and value."""
-_AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b", re.IGNORECASE)
+_AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b")
 _PLAIN_OF = re.compile(rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE)
 _NOT_PROGRESS = re.compile(
     r"(?:gpus?|rank|node|attempt|retry|retries|worker|page|version|part|device|layer|loading|shard|try)\W{0,3}$", re.I
 )
-_NO_COUNT = re.compile(r"(?:skipped|nan|number of|num|total|max|warmup|every|per|in|last|save\w*|log\w*)\W?$", re.I)
+_REACH = 32
+"""Characters in front of a count that say what it counts."""
+_TOTALS = re.compile(
+    rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?"
+    rf"\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"
+)
+_NO_COUNT = re.compile(
+    r"(?:^|[^a-z])(?:skipped|nan|number of|num|total|max|warmup|every|per|in|last|save\w*|log\w*)\W?$", re.I
+)
 _NAMED_ALONE = re.compile(
     rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})[\s#\[(:='\"]{{0,5}}(?P<done>\d+\.\d+|{WHOLE})"
     r"(?:[eE][+]?\d+)?(?![\w,.]*\d)(?!\s?(?:/\s?\d|of\b|[A-Za-z]+/s|ms\b|s\b|%))",
-    re.IGNORECASE,
 )
 _LEADING = re.compile(r"^\[(?P<done>\d+)\](?=[\s:])")
 _PERCENT = re.compile(r"(?:progress|completed?|done)\W{1,3}(?P<before>\d{1,3}(?:\.\d+)?)\s?%|"
@@ -107,9 +114,10 @@ def bar(text: str) -> Bar | None:
 def counters(text: str) -> list[Counter]:
     """The counts of a line that is no bar, each name once. Counts without a total are among them only behind a word
     that counts, and at the start of the line in brackets."""
+    text = lower(text)
     found: dict[str, Counter] = {}
     taken: list[tuple[int, int]] = []
-    for pattern in (_NAMED, _AFTER, _BRACKETED, _BARRED, _PLAIN_OF):
+    for pattern in _patterns(text):
         for match in pattern.finditer(text):
             if any(match.start() < end and start < match.end() for start, end in taken):
                 continue
@@ -117,26 +125,49 @@ def counters(text: str) -> list[Counter]:
             done = number(parts["done"] or parts.get("done2") or "0")
             total = number(parts["total"] or parts.get("total2") or "0")
             word = _plain(parts.get("word"))
-            before = text[: match.start()]
+            before = text[max(0, match.start() - _REACH) : match.start()]
             if done > total or total < (1 if word else 2) or _NOT_PROGRESS.search(before):
                 continue
             taken.append(match.span())
             unit = _UNIT.get(word, STEP)
             name = word or "of " + "".join(re.findall(r"[a-z]+", before.lower())[-1:])
             found.setdefault(name, Counter(name, unit, done, total))
-    if match := _TRAIN_EPOCH.search(text):
-        found[EPOCH] = Counter(EPOCH, EPOCH, float(match["done"]))
+    if named := _TRAIN_EPOCH.search(text):
+        found[EPOCH] = Counter(EPOCH, EPOCH, float(named["done"]))
     for match in _NAMED_ALONE.finditer(text):
-        if not _NO_COUNT.search(text, 0, match.start()) and not any(
+        if not _NO_COUNT.search(text, max(0, match.start() - _REACH), match.start()) and not any(
             match.start() < end and start < match.end() for start, end in taken
         ):
             word = _plain(match["word"])
             found.setdefault(word, Counter(word, _UNIT[word], number(match["done"])))
-    if not found and (match := _LEADING.match(text)):
-        found["[]"] = Counter("[]", STEP, float(match["done"]))
-    if not found and (match := _PERCENT.search(text)):
-        found[PERCENT] = Counter(PERCENT, PERCENT, number(match["before"] or match["after"]), 100.0)
+    if not found and (leading := _LEADING.match(text)):
+        found["[]"] = Counter("[]", STEP, float(leading["done"]))
+    if not found and "%" in text and (percent := _PERCENT.search(text)):
+        found[PERCENT] = Counter(PERCENT, PERCENT, number(percent["before"] or percent["after"]), 100.0)
     return list(found.values())
+
+
+def with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
+    """The counts, with the totals that the same line states by name: `step=3 total_steps=10`."""
+    low = lower(text)
+    if not any(word in low for word in ("total", "max", "num")):
+        return counted
+    totals = {_UNIT[match["word"]]: number(match["total"]) for match in _TOTALS.finditer(low)}
+    return [
+        Counter(each.name, each.unit, each.done, totals[each.unit])
+        if each.total is None and each.done <= totals.get(each.unit, -1.0)
+        else each
+        for each in counted
+    ]
+
+
+def _patterns(text: str) -> list[re.Pattern[str]]:
+    """The patterns of counts with a total that the text may match, the surest first."""
+    found = [_NAMED, _AFTER] if "/" in text or "of" in text else []
+    if "/" in text or "of" in text:
+        found += [_BRACKETED, _BARRED] if "/" in text else []
+        found += [_PLAIN_OF] if " of " in text else []
+    return found
 
 
 def _plain(word: str | None) -> str:

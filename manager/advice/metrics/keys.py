@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import re
 
-from stoker.manager.advice.metrics.numerals import CLOCK, NUMBER, WORDED, duration_s, number, unit_seconds
+from stoker.manager.advice.metrics.numerals import (
+    CLOCK,
+    NUMBER,
+    WORDED,
+    any_of,
+    duration_s,
+    lower,
+    number,
+    unit_seconds,
+)
 
 _NAMES = {
     # Losses, the most telling first.
@@ -23,8 +32,8 @@ _NAMES = {
     "step_s": "elapsed time per iteration|time per iteration|time per step|step time|iter time|iteration time"
     "|batch time|seconds per step|sec per step|s/step|sec/step|s/it|s/iter|sec/iter|time/step|time/iter|step duration",
     "step_ms": "step time ms|ms/step|ms per step|iter time ms|time ms|ms/iter",
-    "tokens_per_s": "tokens per second|tokens per sec|tokens/s|tokens/sec|tok/s|tok/sec|token/s|tps|wps|words per second"
-    "|words/s|words/sec",
+    "tokens_per_s": "tokens per second|tokens per sec|tokens/s|tokens/sec|tok/s|tok/sec|token/s|tps|wps"
+    "|words per second|words/s|words/sec",
     "samples_per_s": "samples per second|samples per sec|samples/s|samples/sec|examples per second|examples per sec"
     "|examples/s|examples/sec|images/s|images/sec|img/s|imgs/s|images per second|throughput|currsamplespersec"
     "|runningavgsamplespersec|sequences per second",
@@ -35,7 +44,7 @@ _NAMES = {
 """Metric to its names, in words; any of space, underscore, hyphen, slash and full stop stands between two words."""
 
 _EVALUATION = r"val(?:id(?:ation)?)?(?:_\d+'s)?|eval(?:uation)?|test|dev"
-_UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|K|M"
+_UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|m"
 
 
 def _spelled(name: str) -> str:
@@ -45,29 +54,34 @@ def _spelled(name: str) -> str:
 _METRIC = {re.sub(r"[\s_\-/.]", "", name): metric for metric, names in _NAMES.items() for name in names.split("|")}
 _LONGEST_FIRST = sorted((name for names in _NAMES.values() for name in names.split("|")), key=len, reverse=True)
 _PAIR = re.compile(
-    rf"(?<![A-Za-z0-9_])(?P<kind>(?:{_EVALUATION}|train(?:ing)?(?:'s)?)[\s_/.:\-]{{1,2}})?"
-    rf"(?P<key>{'|'.join(map(_spelled, _LONGEST_FIRST))})['\"]?\s?"
+    rf"(?<![a-z0-9_])(?P<kind>(?:{_EVALUATION}|train(?:ing)?(?:'s)?)[\s_/.:\-]{{1,2}})?"
+    rf"(?P<key>{any_of(map(_spelled, _LONGEST_FIRST))})['\"]?\s?"
     rf"(?:\((?P<key_unit>ms|s|secs?|seconds?)\))?(?P<mark>\s*[:=]\s*|\s+)['\"\[(]{{0,2}}"
-    rf"(?:(?P<clock>{CLOCK})|(?P<value>{NUMBER})(?:\s?(?P<unit>{_UNIT})(?![A-Za-z/]))?(?P<more>(?:\s?\d+\s?[hms]\b)*))"
+    rf"(?:(?P<clock>{CLOCK})|(?P<value>{NUMBER})(?:\s?(?P<unit>{_UNIT})(?![a-z/]))?(?P<more>(?:\s?\d+\s?[hms]\b)*))"
     r"(?P<after>\s?[%/])?",
-    re.IGNORECASE,
 )
+_RATE_SIGN = re.compile(
+    r"(?:/|\bper )\s?(?:s(?:ec(?:onds?)?)?\b(?!/)|(?:it|iter|iteration|step|batch|update)\b)", re.IGNORECASE
+)
+_RATE_REACH = 40
+"""Characters in front of the sign in which the value and its unit stand."""
 _PER_SECOND = re.compile(
-    rf"(?P<value>{NUMBER})\s?(?P<scale>[kKMG](?=[\s/a-zA-Z]))?\s?"
+    rf"(?<![\w.])(?P<value>{NUMBER})\s?(?P<scale>[kKMG](?=[\s/a-zA-Z]))?\s?"
     r"(?:(?P<steps>it|iters?|iterations?|steps?|batch(?:es)?|updates?)|(?P<tokens>tok(?:en)?s?|words?|w)"
     r"|(?P<samples>samples?|imgs?|images?|ex|examples?|seqs?|sequences?|sents?|sentences?)|)"
-    r"\s?(?:/|\sper\s)\s?s(?:ec(?:onds?)?)?\b(?!/)",
+    r"\s?(?:/|\bper )\s?s(?:ec(?:onds?)?)?$",
     re.IGNORECASE,
 )
 _SECONDS_PER = re.compile(
-    rf"(?P<value>{NUMBER})\s?(?P<unit>us|ms|s|secs?|seconds?|min)\s?(?:/|\sper\s)\s?"
-    r"(?:it|iter|iteration|step|batch|update)\b",
+    rf"(?<![\w.])(?P<value>{NUMBER})\s?(?P<unit>us|ms|s|secs?|seconds?|min)\s?(?:/|\bper )\s?"
+    r"(?:it|iter|iteration|step|batch|update)$",
     re.IGNORECASE,
 )
 _VALUE_BEFORE = re.compile(r"(?<![=:\w])\d[\d.,]*[kKMG]?\s?$")
 """A number in front of its name: `12.5k tokens/s 0.5 s/step`."""
 _OTHER_LOSS = re.compile(
-    rf"(?<![A-Za-z0-9_])(?!(?:{_EVALUATION}|best|min|max|last)[\s_/.\-])[A-Za-z]\w{{0,20}}[ _/.-]?loss['\"]?\s*[:=]\s*(?P<value>{NUMBER})",
+    rf"(?<![A-Za-z0-9_])(?!(?:{_EVALUATION}|best|min|max|last)[\s_/.\-])[A-Za-z]\w{{0,20}}[ _/.-]?loss['\"]?"
+    rf"\s*[:=]\s*(?P<value>{NUMBER})",
     re.IGNORECASE,
 )
 _WORDED_VALUE = re.compile(WORDED)
@@ -82,13 +96,14 @@ def pairs(text: str) -> tuple[dict[str, float], bool]:
     """
     found: dict[str, float] = {}
     evaluated = False
-    for pair in _PAIR.finditer(text):
-        metric = _METRIC.get(_NESTED.sub("", pair["key"].lower()))
+    low = lower(text)
+    for pair in _PAIR.finditer(low):
+        metric = _METRIC.get(_NESTED.sub("", pair["key"]))
         if metric is None or (pair["after"] and pair["after"].strip() == "/"):
             continue
-        if pair["mark"].isspace() and _VALUE_BEFORE.search(text, 0, pair.start()):
+        if pair["mark"].isspace() and _VALUE_BEFORE.search(text, max(0, pair.start() - _RATE_REACH), pair.start()):
             continue
-        if pair["kind"] and not pair["kind"].lower().startswith("train"):
+        if pair["kind"] and not pair["kind"].startswith("train"):
             evaluated = True
             continue
         if pair["kind"] and metric in ("elapsed_s", "time_s"):
@@ -99,7 +114,7 @@ def pairs(text: str) -> tuple[dict[str, float], bool]:
             found.setdefault(name, value)
     _add_rates(text, found)
     losses = [found.pop(name) for name in ("loss0", "loss1", "loss2", "loss3") if name in found]
-    if not losses and (other := _OTHER_LOSS.search(text)):
+    if not losses and "loss" in low and (other := _OTHER_LOSS.search(text)):
         losses = [number(other["value"])]
     if losses:
         found["loss"] = losses[0]
@@ -110,7 +125,8 @@ def _value(text: str, pair: re.Match[str], metric: str) -> float | None:
     timed = metric in ("elapsed_s", "eta_s", "time_s", "step_s")
     if pair["clock"]:
         return duration_s(pair["clock"]) if timed else None
-    unit = pair["key_unit"] or pair["unit"] or ""
+    start, end = pair.span("unit")
+    unit = pair["key_unit"] or (text[start:end] if pair["unit"] else "")
     if not timed:
         # The s of `loss 3 s` is a unit that says that this is no loss.
         known = unit in ("", "k", "K", "M") and not pair["more"]
@@ -126,11 +142,10 @@ def _value(text: str, pair: re.Match[str], metric: str) -> float | None:
 
 def _add_rates(text: str, found: dict[str, float]) -> None:
     """Rates that need no name, where no named one was found."""
-    if "/" not in text and " per " not in text:
-        return
-    for rate in _PER_SECOND.finditer(text):
-        metric = "steps_per_s" if rate["steps"] else "tokens_per_s" if rate["tokens"] else "samples_per_s"
-        found.setdefault(metric, number(rate["value"], rate["scale"] or ""))
-    for rate in _SECONDS_PER.finditer(text):
-        seconds = number(rate["value"]) * (unit_seconds(rate["unit"]) or 1.0)
-        found.setdefault("step_s", seconds)
+    for sign in _RATE_SIGN.finditer(text):
+        within = text[max(0, sign.start() - _RATE_REACH) : sign.end()]
+        if rate := _PER_SECOND.search(within):
+            metric = "steps_per_s" if rate["steps"] else "tokens_per_s" if rate["tokens"] else "samples_per_s"
+            found.setdefault(metric, number(rate["value"], rate["scale"] or ""))
+        elif rate := _SECONDS_PER.search(within):
+            found.setdefault("step_s", number(rate["value"]) * (unit_seconds(rate["unit"]) or 1.0))

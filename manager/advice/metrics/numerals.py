@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import date
 from math import inf, nan
 
-NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?(?![\d.]*[\d])|[+-]?(?:nan|inf)\b"
+NUMBER = (
+    r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?(?![\d.]*[\d])"
+    r"|[+-]?(?:nan|inf)\b"
+)
 """A number, with separators of thousands or without."""
 WHOLE = r"\d{1,3}(?:,\d{3})+|\d+"
 CLOCK = r"(?:(?:\d+) days?,? ?)?\d{1,4}:\d\d(?::\d\d)?(?:\.\d+)?"
@@ -26,6 +30,21 @@ _DATED = re.compile(
     r"|[IWEF](?P<month3>\d\d)(?P<day3>\d\d) )?"
     r"(?P<hour>[012]\d):(?P<minute>[0-5]\d):(?P<second>[0-5]\d)(?:[.,:](?P<part>\d{1,6}))?(?:Z|[+-]\d\d:?\d\d)?\b\]?"
 )
+
+
+def any_of(patterns: Iterable[str]) -> str:
+    """A pattern that matches one of these, the first that fits. They are grouped by their first letter, as the engine
+    tries one after the other at each place of a line."""
+    groups: dict[str, list[str]] = {}
+    for pattern in patterns:
+        groups.setdefault(pattern[0], []).append(pattern[1:])
+    return "|".join(f"{letter}(?:{'|'.join(rests)})" for letter, rests in groups.items())
+
+
+def lower(text: str) -> str:
+    """The text in lower case, with each character at its place."""
+    low = text.lower()
+    return low if len(low) == len(text) else text
 
 
 def number(text: str, scale: str = "") -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import sqrt
 from statistics import median
 
@@ -15,6 +16,8 @@ from stoker.manager.advice.metrics.series import CountSeries, Point
 NEWEST = 32
 """Points that a rate is made of: the newest ones, as a program gets slower when another one comes beside it."""
 _LEAST_ERROR = 0.02
+_LEAST_ETA_S = 3.0
+"""Programs round the time left to seconds."""
 _DAY_S = 86400.0
 
 
@@ -34,13 +37,19 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
-    """The rate of a series. `evaluated_at`: places of lines of an evaluation, whose time is not the series'."""
-    points = series.points[-NEWEST:]
+    """The rate of a series; while its round is too young to tell, that of the round before. `evaluated_at`: places of
+    lines of an evaluation, whose time is not the series'."""
+    return _pace_of(series, series.points[-NEWEST:], evaluated_at) or _pace_of(
+        series, series.earlier[-NEWEST:], evaluated_at
+    )
+
+
+def _pace_of(series: CountSeries, points: Sequence[Point], evaluated_at: Sequence[int]) -> Pace | None:
     stated = [rate for point in points if (rate := _stated(series, point)) is not None]
     if found := _pace(stated, "the rates that lines state"):
         return found
     times = [point.line.time_s for point in points if point.line.time_s]
-    grows = len(times) > 2 and all(a <= b for a, b in zip(times, times[1:], strict=False)) and times[-1] > times[0]
+    grows = len(times) > 2 and all(a <= b for a, b in pairwise(times)) and times[-1] > times[0]
     if times and not grows and (found := _pace([1 / value for value in times], "the times that lines state")):
         return found
     for field, source in (
@@ -51,7 +60,13 @@ def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
         found = _pace(_rises(points, field, evaluated_at), source)
         if found:
             return found
-    return None
+    return _pace([rate for point in points if (rate := _expected(point))], "the times left that lines state")
+
+
+def _expected(point: Point) -> float | None:
+    """The rate at which the count is at its total when the line says so."""
+    left, eta_s = (point.counter.total or 0.0) - point.counter.done, point.line.eta_s
+    return left / eta_s if eta_s and eta_s >= _LEAST_ETA_S and left > 0 else None
 
 
 def _stated(series: CountSeries, point: Point) -> float | None:

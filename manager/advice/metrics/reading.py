@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from stoker.manager.advice.metrics.counts import STEP, Bar, bar, counters
+from stoker.manager.advice.metrics.counts import STEP, Bar, bar, counters, with_stated_totals
 from stoker.manager.advice.metrics.keys import pairs
 from stoker.manager.advice.metrics.line_metrics import Counter, LineMetrics
 from stoker.manager.advice.metrics.numerals import line_time
@@ -42,7 +42,8 @@ _SUMMARY = re.compile(r"\btrain_runtime\b|\btraining (?:took|complete|finished)"
 """Means over a run that is over."""
 _TRACE = re.compile(r"\s*(?:File \".*\", line \d+|Traceback|at \S+:\d+|\S*(?:Error|Exception|Warning): )")
 _RANK = re.compile(
-    r"\s*(?:\[?\(?(?:\w*rank|default|worker|node\d+ gpu)[\s:=]?(?P<rank>\d{1,5})\)?\]?:?\s|\[\d+,(?P<mpi>\d+)\]<std\w+>:\s?"
+    r"\s*(?:\[?\(?(?:\w*rank|default|worker|node\d+ gpu)[\s:=]?(?P<rank>\d{1,5})\)?\]?:?\s"
+    r"|\[\d+,(?P<mpi>\d+)\]<std\w+>:\s?"
     r"|\(\w+ pid=(?P<pid>\d+)[^)]*\)\s)",
     re.IGNORECASE,
 )
@@ -92,12 +93,12 @@ def _read(text: str) -> LineMetrics | None:
     if step_s := values.pop("step_s", 0.0):
         values.setdefault("steps_per_s", 1.0 / step_s)
     return LineMetrics(
-        counters=tuple(counted),
+        counters=tuple(with_stated_totals(counted, text)),
         line_s=line_s,
         rank=rank,
         evaluates=evaluated or _evaluates(drawn.before if drawn else text),
         **{name: value for name, value in values.items() if name in LineMetrics.__struct_fields__},
-    )  # type: ignore[arg-type]
+    )
 
 
 def _rank(text: str) -> tuple[int | None, str]:
@@ -115,7 +116,7 @@ def _bar_counters(drawn: Bar) -> list[Counter]:
 
 def _tells_progress(text: str, counted: list[Counter], values: dict[str, float], evaluated: bool) -> bool:
     measured = values.keys() - {"learning_rate", "time_s", "eta_s"}
-    if len(_SETTING.findall(text)) >= 2 and not ("loss" in values and counted):
+    if not ("loss" in values and counted) and len(_SETTING.findall(text)) >= 2:
         return False
     if any(each.total is not None for each in counted) or (evaluated and counted):
         return True

@@ -32,7 +32,7 @@ class Point(msgspec.Struct, frozen=True):
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     """A count over time. `points`: those since the last fall, oldest first. `falls`: how often the value fell.
-    `first_at`: the place of its first line, before any fall."""
+    `first_at`: the place of its first line, before any fall. `earlier`: the points between the last two falls."""
 
     name: str
     unit: str
@@ -42,6 +42,7 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     falls: int
     first_at: int
     starts_at_zero: bool
+    earlier: tuple[Point, ...] = ()
 
     @property
     def newest(self) -> Counter:
@@ -83,10 +84,12 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
     for (rank, evaluates, name, _), each in points.items():
         falls = _falls([point.counter.done for point in each])
         since = falls[-1] if falls else 0
+        before = falls[-2] if len(falls) > 1 else 0
         found.append(
             CountSeries(
                 name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates, points=tuple(each[since:]),
                 falls=len(falls), first_at=each[0].at, starts_at_zero=any(point.counter.done == 0 for point in each),
+                earlier=tuple(each[before:since]),
             )
         )  # fmt: skip
     return found

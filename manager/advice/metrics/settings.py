@@ -21,10 +21,10 @@ _TOTALS = re.compile(
 
 
 def stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Unit (step, epoch) to its total, from the first lines of a log. Of several statements the last one counts."""
+    """Unit (step, epoch) to its total, from the first lines of a log. Of several statements the first one counts."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _TOTALS.finditer(line[:4096]):
             if (value := number(match["value"])) > 0:
-                found[STEP if match["step"] else EPOCH] = value
+                found.setdefault(STEP if match["step"] else EPOCH, value)
     return found

@@ -23,7 +23,7 @@ from stoker.manager.advice.metrics.series import ProgressSeries, choose_progress
 
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
 """Lines with metrics that are read, and those of one kind among them."""
-_MOST_LINES = 20_000
+_MOST_LINES = 5_000
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 SLOWDOWN_LIMIT = 0.35
 """§4.1: a program that lost more of its throughput than this is not packed with another one."""
@@ -102,7 +102,7 @@ class MetricTracker:
         evaluated_at = [] if inner.evaluates else [at for at, line in enumerate(lines) if line.evaluates]
         rate = pace(inner, evaluated_at) or self._pace_since(chosen, at_s)
         if at_s is not None:
-            self._seen = inner.name, inner.newest.total, inner.newest.done, at_s
+            self._seen = inner.name, inner.newest.total, _position(chosen), at_s
         return Tracked(_progress(lines, chosen, rate, self.totals), "")
 
     def _pace_since(self, chosen: ProgressSeries, at_s: float | None) -> Pace | None:
@@ -111,15 +111,16 @@ class MetricTracker:
             return None
         name, total, done, seen_s = self._seen
         now = chosen.inner.newest
-        if (name, total) != (chosen.inner.name, now.total) or now.done <= done or at_s <= seen_s:
+        risen = _position(chosen) - done
+        if (name, total) != (chosen.inner.name, now.total) or risen <= 0 or at_s <= seen_s:
             return None
-        return Pace((now.done - done) / (at_s - seen_s), 0.0, 1, "two looks at the log")
+        return Pace(risen / (at_s - seen_s), 0.0, 1, "two looks at the log")
 
 
 def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]:
     """The metrics of the newest lines that have any, oldest first, and how many lines were read."""
     found: list[LineMetrics] = []
-    of_kind: dict[str, int] = {}
+    of_kind: dict[str, float] = {}
     read = 0
     for line in newest_first:
         for shown in reversed(redraws(line)):
@@ -127,9 +128,13 @@ def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]
                 return found[::-1], read
             read += 1
             kind = _KIND.sub("", shown[:64])
-            count = of_kind.get(kind, 0)
-            if count < ENOUGH_OF_A_KIND and (metrics := read_metrics(shown)) is not None:
-                of_kind[kind] = count + 1
+            count = of_kind.get(kind, 0.0)
+            if count >= ENOUGH_OF_A_KIND:
+                continue
+            metrics = read_metrics(shown)
+            # Lines of a kind that has given nothing so far may still give something: they start alike.
+            of_kind[kind] = count + (1.0 if metrics else 0.25)
+            if metrics:
                 found.append(metrics)
     return found[::-1], read
 
@@ -183,6 +188,16 @@ def _progress(
         samples_per_s=_middle(recent, "samples_per_s"), seconds_left=left, least_left_s=least, most_left_s=most,
         evaluates=lines[-1].evaluates, lines=len(lines),
     )  # fmt: skip
+
+
+def _position(chosen: ProgressSeries) -> float:
+    """The count of the finest series over all rounds that are known."""
+    now, epochs = chosen.inner.newest, (each for each in chosen.inner.points[-1].line.counters if each.unit == EPOCH)
+    if now.total is None:
+        return now.done
+    if chosen.outer is not None:
+        return _rounds_done(chosen) * now.total
+    return next((each.done for each in epochs if each.name != now.name), 0.0) * now.total + now.done
 
 
 def _in_an_epoch(chosen: ProgressSeries) -> bool:
