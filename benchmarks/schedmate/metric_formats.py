@@ -144,8 +144,8 @@ def plain_steps(s: State) -> list[str]:
     if not s.printed:
         return []
     return [
-        f"{s.now:%H:%M:%S} step {s.step + 1:,}/{s.total:,} | loss {s.loss:.3f} | lr {s.lr:.2e} | {s.dt * 1000:.0f} ms/step"
-        f" | {s.batch * s.tokens / s.dt / 1000:.1f}k tokens/s"
+        f"{s.now:%H:%M:%S} step {s.step + 1:,}/{s.total:,} | loss {s.loss:.3f} | lr {s.lr:.2e} | {s.dt * 1000:.0f} "
+        f"ms/step | {s.batch * s.tokens / s.dt / 1000:.1f}k tokens/s"
     ]
 
 

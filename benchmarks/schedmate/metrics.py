@@ -19,12 +19,14 @@ from benchmarks.schedmate.metrics_side import evaluate
 
 RECORD = Path(__file__).parent / "records" / "metrics.json"
 
+HELD_OUT = RECORD.with_name("metrics_held_out.json")
+"""Those formats are judged once: the first record stays."""
+
 
 def main() -> int:
     """Judge every format; with --held-out those too that no rule was written for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--held-out", action="store_true")
-    parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--show", default="", help="print what is wrong in the logs of this format")
     given = parser.parse_args()
     record = evaluate(held_out=given.held_out, show=given.show)
@@ -38,9 +40,10 @@ def main() -> int:
                 f"RMSRE {row['rmsre']:.3f}  rates: found {row['rates_found']:6.1%}  RMSRE {row['rates_rmsre']:.3f}"
             )
     print(f"{record['lines_per_s']:,.0f} lines a second, {record['look_ms']:.1f} ms a look")
-    if not given.show:
-        given.record.parent.mkdir(exist_ok=True)
-        given.record.write_text(json.dumps(record, indent=1) + "\n")
+    if not given.show and not (given.held_out and HELD_OUT.exists()):
+        path = HELD_OUT if given.held_out else RECORD
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 

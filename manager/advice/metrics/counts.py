@@ -59,8 +59,8 @@ _NOT_PROGRESS = re.compile(
 _REACH = 32
 """Characters in front of a count that say what it counts."""
 _TOTALS = re.compile(
-    rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?"
-    rf"\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"
+    rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?"
+    rf"(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"
 )
 _NO_COUNT = re.compile(
     r"(?:^|[^a-z])(?:skipped|nan|number of|num|total|max|warmup|every|per|in|last|save\w*|log\w*)\W?$", re.I

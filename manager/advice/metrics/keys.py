@@ -77,6 +77,7 @@ _SECONDS_PER = re.compile(
     r"(?:it|iter|iteration|step|batch|update)$",
     re.IGNORECASE,
 )
+_RATES = frozenset({"steps_per_s", "step_s", "tokens_per_s", "samples_per_s"})
 _VALUE_BEFORE = re.compile(r"(?<![=:\w])\d[\d.,]*[kKMG]?\s?$")
 """A number in front of its name: `12.5k tokens/s 0.5 s/step`."""
 _OTHER_LOSS = re.compile(
@@ -101,7 +102,11 @@ def pairs(text: str) -> tuple[dict[str, float], bool]:
         metric = _METRIC.get(_NESTED.sub("", pair["key"]))
         if metric is None or (pair["after"] and pair["after"].strip() == "/"):
             continue
-        if pair["mark"].isspace() and _VALUE_BEFORE.search(text, max(0, pair.start() - _RATE_REACH), pair.start()):
+        if (
+            metric in _RATES
+            and pair["mark"].isspace()
+            and _VALUE_BEFORE.search(text, max(0, pair.start() - _RATE_REACH), pair.start())
+        ):
             continue
         if pair["kind"] and not pair["kind"].startswith("train"):
             evaluated = True

@@ -116,9 +116,11 @@ def _bar_counters(drawn: Bar) -> list[Counter]:
 
 def _tells_progress(text: str, counted: list[Counter], values: dict[str, float], evaluated: bool) -> bool:
     measured = values.keys() - {"learning_rate", "time_s", "eta_s"}
+    if evaluated and counted:
+        return True
     if not ("loss" in values and counted) and len(_SETTING.findall(text)) >= 2:
         return False
-    if any(each.total is not None for each in counted) or (evaluated and counted):
+    if any(each.total is not None for each in counted):
         return True
     if not counted:
         return bool(measured)

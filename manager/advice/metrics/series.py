@@ -31,7 +31,8 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time. `points`: those since the last fall, oldest first. `falls`: how often the value fell.
+    """A count over time. `points`: those since the last fall, oldest first. `falls`: how often the value fell from its end, to begin
+    its next round.
     `first_at`: the place of its first line, before any fall. `earlier`: the points between the last two falls."""
 
     name: str
@@ -62,8 +63,7 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_over(self) -> bool:
         """True if the count is at its total, or nearly."""
-        total = self.newest.total
-        return total is not None and self.newest.done >= _AS_GOOD_AS_DONE * total
+        return self.newest.total is not None and _is_at_its_end(self.newest)
 
 
 class ProgressSeries(msgspec.Struct, frozen=True):
@@ -88,11 +88,16 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
         found.append(
             CountSeries(
                 name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates, points=tuple(each[since:]),
-                falls=len(falls), first_at=each[0].at, starts_at_zero=any(point.counter.done == 0 for point in each),
+                falls=sum(_is_at_its_end(each[at - 1].counter) for at in falls), first_at=each[0].at, starts_at_zero=any(point.counter.done == 0 for point in each),
                 earlier=tuple(each[before:since]),
             )
         )  # fmt: skip
     return found
+
+
+def _is_at_its_end(counter: Counter) -> bool:
+    """True if the count is at its total, or nearly, or has none."""
+    return counter.total is None or counter.done >= _AS_GOOD_AS_DONE * counter.total
 
 
 def _falls(values: Sequence[float]) -> list[int]:

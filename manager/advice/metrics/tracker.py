@@ -24,6 +24,8 @@ from stoker.manager.advice.metrics.series import ProgressSeries, choose_progress
 ENOUGH, ENOUGH_OF_A_KIND = 192, 64
 """Lines with metrics that are read, and those of one kind among them."""
 _MOST_LINES = 5_000
+_PATIENCE = 200
+"""With lines enough of a kind, so many others that have no metric are read in search of a rarer kind."""
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 SLOWDOWN_LIMIT = 0.35
 """§4.1: a program that lost more of its throughput than this is not packed with another one."""
@@ -121,10 +123,10 @@ def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]
     """The metrics of the newest lines that have any, oldest first, and how many lines were read."""
     found: list[LineMetrics] = []
     of_kind: dict[str, float] = {}
-    read = 0
+    read = in_vain = 0
     for line in newest_first:
         for shown in reversed(redraws(line)):
-            if len(found) >= ENOUGH or read >= _MOST_LINES:
+            if len(found) >= ENOUGH or read >= _MOST_LINES or (len(found) >= ENOUGH_OF_A_KIND and in_vain >= _PATIENCE):
                 return found[::-1], read
             read += 1
             kind = _KIND.sub("", shown[:64])
@@ -134,6 +136,7 @@ def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]
             metrics = read_metrics(shown)
             # Lines of a kind that has given nothing so far may still give something: they start alike.
             of_kind[kind] = count + (1.0 if metrics else 0.25)
+            in_vain = 0 if metrics else in_vain + 1
             if metrics:
                 found.append(metrics)
     return found[::-1], read
@@ -170,7 +173,8 @@ def _progress(
             total = None
     elif unit != EPOCH and (inner.falls or _in_an_epoch(chosen)):
         if epoch is not None and (epochs := totals.get(EPOCH, 0.0)) >= epoch:
-            rounds = epoch if inner.starts_at_zero and epoch < epochs else max(0.0, epoch - 1)
+            from_zero = any(each.unit == EPOCH and each.done == 0 for line in lines for each in line.counters)
+            rounds = epoch if from_zero else max(0.0, epoch - 1)
             done, total, unit, inner_per_unit = rounds + now.done / now.total, epochs, EPOCH, now.total
         else:
             whole = False
