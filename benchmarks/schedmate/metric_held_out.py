@@ -18,7 +18,8 @@ def detectron2(s: State) -> list[str]:
     return [
         f"[{s.now:%m/%d %H:%M:%S} d2.utils.events]:  eta: {left}  iter: {s.step}  total_loss: {s.loss:.4g}  "
         f"loss_cls: {s.loss * 0.4:.4g}  loss_box_reg: {s.loss * 0.3:.4g}  loss_rpn_cls: {s.loss * 0.2:.4g}  "
-        f"loss_rpn_loc: {s.loss * 0.1:.4g}  time: {mean:.4f}  data_time: {s.dt / 30:.4f}  lr: {s.lr:.5g}  max_mem: 5120M"
+        f"loss_rpn_loc: {s.loss * 0.1:.4g}  time: {mean:.4f}  data_time: {s.dt / 30:.4f}  lr: {s.lr:.5g}  "
+        f"max_mem: 5120M"
     ]
 
 
@@ -28,7 +29,8 @@ def opennmt(s: State) -> list[str]:
         return []
     rate = s.batch * s.tokens / s.mean_dt
     return [
-        f"[{s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d} INFO] Step {s.step + 1:2d}/{s.total:5d}; acc:  31.20; "
+        f"[{s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d} INFO] "
+        f"Step {s.step + 1:2d}/{s.total:5d}; acc:  31.20; "
         f"ppl: {2.718**s.loss:5.2f}; xent: {s.loss:4.2f}; lr: {s.lr:7.5f}; {rate * 0.97:3.0f}/{rate:3.0f} tok/s; "
         f"{s.t:6.0f} sec"
     ]
@@ -43,8 +45,8 @@ def marian(s: State) -> list[str]:
     rows = s.batch * (s.i + 1)
     return [
         f"[{s.now:%Y-%m-%d %H:%M:%S}] Ep. {s.epoch + 1} : Up. {s.step + 1} : Sen. {rows:,} : Cost {s.loss:.8f} * "
-        f"{rows * 20:,} @ {s.batch * 20:,} after {(s.step + 1) * s.batch * 20:,} : Time {since:.2f}s : {words:.2f} words/s"
-        f" : L.r. {s.lr:.4e}"
+        f"{rows * 20:,} @ {s.batch * 20:,} after {(s.step + 1) * s.batch * 20:,} : Time {since:.2f}s : "
+        f"{words:.2f} words/s : L.r. {s.lr:.4e}"
     ]
 
 
@@ -69,8 +71,8 @@ def detr(s: State) -> list[str]:
     if s.printed:
         eta = int(s.epoch_t / (s.i + 1) * (s.per_epoch - s.i))
         lines.append(
-            f"Epoch: [{s.epoch}]  [{s.i:{len(str(s.per_epoch))}d}/{s.per_epoch}]  eta: {eta // 3600}:{eta // 60 % 60:02d}:"
-            f"{eta % 60:02d}  lr: {s.lr:.6f}  class_error: 81.20  loss: {s.loss:.4f} ({s.mean_loss:.4f})  "
+            f"Epoch: [{s.epoch}]  [{s.i:{len(str(s.per_epoch))}d}/{s.per_epoch}]  "
+            f"eta: {eta // 3600}:{eta // 60 % 60:02d}:{eta % 60:02d}  lr: {s.lr:.6f}  class_error: 81.20  loss: {s.loss:.4f} ({s.mean_loss:.4f})  "
             f"loss_ce: {s.loss * 0.3:.4f} ({s.mean_loss * 0.3:.4f})  loss_bbox: {s.loss * 0.7:.4f} "
             f"({s.mean_loss * 0.7:.4f})  time: {s.epoch_t / (s.i + 1):.4f}  data: 0.0102  max mem: 5120"
         )
@@ -82,8 +84,8 @@ def torchtitan(s: State) -> list[str]:
     if not s.printed:
         return []
     return [
-        f"[titan] {s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d} - root - INFO - \x1b[31mstep: {s.step + 1:2}  "
-        f"\x1b[32mloss: {s.loss:7.4f}  \x1b[38;2;180;60;0mgrad_norm:  1.2031  \x1b[36mmemory: 47.31GiB(59.71%)  "
+        f"[titan] {s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d} - root - INFO - "
+        f"\x1b[31mstep: {s.step + 1:2}  \x1b[32mloss: {s.loss:7.4f}  \x1b[38;2;180;60;0mgrad_norm:  1.2031  \x1b[36mmemory: 47.31GiB(59.71%)  "
         f"\x1b[34mtps: {round(s.batch * s.tokens / s.dt):,}  \x1b[36mtflops: 212.45  \x1b[35mmfu: 38.20%\x1b[39m"
     ]
 

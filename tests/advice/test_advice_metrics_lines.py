@@ -29,12 +29,12 @@ def counts(line: str) -> set[tuple[str, float, float | None]]:
         ("90it [00:30,  3.02it/s]", {("step", 90, None)}),
         ("embed: 1.20kit [00:30, 40.0it/s, loss=0.3]", {("step", 1200, None)}),
         ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.293032", {("epoch", 1, None), ("step", 640, 60000)}),
-        ("Epoch: [2][  10/5005]\tTime  0.412 ( 0.533)\tLoss 6.9e+00 (7.0e+00)", {("epoch", 2, None), ("step", 10, 5005)}),
+        ("Epoch: [2][  10/5005]\tTime  0.412 ( 0.533)\tLoss 6.9e+00", {("epoch", 2, None), ("step", 10, 5005)}),
         ("Train: 3 [ 100/1251 (  8%)]  Loss: 6.91 (6.92)", {("epoch", 3, None), ("step", 100, 1251)}),
         ("Epoch [3/10], Step [100/600], Loss: 0.1", {("epoch", 3, 10), ("step", 100, 600)}),
         ("12/50 [====>.........................] - ETA: 5s - loss: 0.1000", {("step", 12, 50)}),
         ("12/50 ━━━━━━━━━━━━━━━━━━━━ 5s 100ms/step - loss: 0.1000", {("step", 12, 50)}),
-        (" iteration     10/   1000 | consumed samples:  320 | lm loss: 1.04E+01 |", {("step", 10, 1000), ("sample", 320, None)}),
+        (" iteration  10/ 100 | consumed samples: 32 | lm loss: 1.04E+01 |", {("step", 10, 100), ("sample", 32, None)}),
         ("iter 100: loss 2.5000, time 30.12ms, mfu 12.00%", {("step", 100, None)}),
         ("[10]\ttrain-rmse:0.30000", {("step", 10, None)}),
         ("[10]\ttrain's l2: 0.3", {("step", 10, None)}),
@@ -85,7 +85,8 @@ def test_values(line: str, metric: str, value: float) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "", "   ", "hello", "epochs: 10", "learning_rate: 0.001", "lr=0.1, epochs=3", "max_steps: 1000", "step_size: 30",
+        "", "   ", "hello", "epochs: 10", "learning_rate: 0.001", "lr=0.1, epochs=3", "max_steps: 1000",
+        "step_size: 30", "up 3 days, load 0.5",
         "Namespace(batch_size=64, epochs=14, lr=1.0, gamma=0.7, log_interval=10)",
         "TrainingArguments(learning_rate=5e-05, num_train_epochs=3, max_steps=-1)",
         '{"epochs": 3, "batch_size": 16, "seed": 1, "lr": 0.1, "warmup_steps": 100}',
@@ -130,8 +131,10 @@ def test_ranks(line: str, rank: int | None) -> None:
 @pytest.mark.parametrize(
     ("line", "evaluates"),
     [
-        ("Test: [ 10/100]\tTime 0.1\tLoss 1.0", True), ("Validation DataLoader 0:  50%|##| 5/10 [00:01<00:01, 5it/s]", True),
-        ("{'eval_loss': 1.1, 'eval_steps_per_second': 5.6, 'epoch': 1.0}", True), ("12/50 - loss: 0.1 - val_loss: 0.2", False),
+        ("Test: [ 10/100]\tTime 0.1\tLoss 1.0", True),
+        ("Validation DataLoader 0:  50%|##| 5/10 [00:01<00:01, 5it/s]", True),
+        ("{'eval_loss': 1.1, 'eval_steps_per_second': 5.6, 'epoch': 1.0}", True),
+        ("12/50 - loss: 0.1 - val_loss: 0.2", False),
         ("Train: 3 [ 1/9 (8%)] Loss: 1", False), ("training on test set: step 3/9", False),
     ],
 )  # fmt: skip

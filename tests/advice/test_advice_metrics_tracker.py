@@ -52,7 +52,7 @@ def test_every_format_in_noise(form: str) -> None:
     for _, line in log.lines[-400:]:
         lines += noise(chance)[:5] if chance.random() < 0.3 else []
         lines.append(line)
-    header = HEADERS[form] if form in HEADERS else None
+    header = HEADERS.get(form)
     found = track(lines, **(stated_totals(line for _, line in log.lines[:9]) if header else {}))
     assert found.loss == pytest.approx(log.values["loss"], rel=0.02)
     wanted = log.values["overall_step"] if "overall_step" in asked else log.values["step"]

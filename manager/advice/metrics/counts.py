@@ -16,10 +16,10 @@ from stoker.manager.advice.metrics.numerals import CLOCK, WHOLE, any_of, duratio
 EPOCH, STEP, SAMPLE, BYTE, PERCENT = "epoch", "step", "sample", "byte", "percent"
 
 _UNITS = {
-    EPOCH: "epochs|epoch|ep",
+    EPOCH: "epochs|epoch|ep.|ep",
     STEP: "global_step|global step|micro_step|num_updates|train_steps|train_step|training step|steps|step|iterations"
-    "|iteration|iters|iter|batches|batch|updates|update|it|round|rounds",
-    SAMPLE: "samples|sample|examples|example|images|image|documents|document|sequences|rows|records|files|file|items"
+    "|iteration|iters|iter|batches|batch|updates|update|up.|it|round|rounds",
+    SAMPLE: "samples|sample|sen.|examples|example|images|image|documents|document|sequences|rows|records|files|file|items"
     "|item|prompts|prompt|claims|claim|tasks|task|trials|trial|episodes|episode|chunks|chunk|shards|shard|games|game",
     "token": "tokens|token",
 }

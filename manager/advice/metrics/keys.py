@@ -26,14 +26,14 @@ _NAMES = {
     "loss1": "loss|lm loss|nll|cost|objective",
     "loss2": "average loss|avg loss|running loss|mean loss|loss avg|nll loss|mlm loss|ce loss|cross entropy|xent",
     "loss3": "rmse|mae|mse|logloss|mlogloss|binary_logloss|multi_logloss|merror|error|l1|l2",
-    "learning_rate": "learning rate|lr",
+    "learning_rate": "learning rate|l.r.|lr",
     "steps_per_s": "steps per second|steps per sec|iterations per second|it per sec|iters per sec|ups|steps/s|steps/sec"
     "|it/s|iter/s|iters/s|batches per second",
     "step_s": "elapsed time per iteration|time per iteration|time per step|step time|iter time|iteration time"
     "|batch time|seconds per step|sec per step|s/step|sec/step|s/it|s/iter|sec/iter|time/step|time/iter|step duration",
     "step_ms": "step time ms|ms/step|ms per step|iter time ms|time ms|ms/iter",
     "tokens_per_s": "tokens per second|tokens per sec|tokens/s|tokens/sec|tok/s|tok/sec|token/s|tps|wps"
-    "|words per second|words/s|words/sec",
+    "|words per second|words/s|words/sec|tokens/s/device|tokens/s/gpu|tokens/sec/gpu|tokens per second per gpu|tgs",
     "samples_per_s": "samples per second|samples per sec|samples/s|samples/sec|examples per second|examples per sec"
     "|examples/s|examples/sec|images/s|images/sec|img/s|imgs/s|images per second|throughput|currsamplespersec"
     "|runningavgsamplespersec|sequences per second",

@@ -18,6 +18,9 @@ NEWEST = 32
 _LEAST_ERROR = 0.02
 _LEAST_ETA_S = 3.0
 """Programs round the time left to seconds."""
+_LEAST_SPAN_S = 10.0
+"""Lines name their seconds. Over this span that is exact enough, and surer than a time of which the line does not say
+what took it."""
 _DAY_S = 86400.0
 
 
@@ -47,6 +50,10 @@ def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
 def _pace_of(series: CountSeries, points: Sequence[Point], evaluated_at: Sequence[int]) -> Pace | None:
     stated = [rate for point in points if (rate := _stated(series, point)) is not None]
     if found := _pace(stated, "the rates that lines state"):
+        return found
+    seen = [point.line.line_s for point in points if point.line.line_s is not None]
+    rises = _rises(points, "line_s", evaluated_at)
+    if rises and max(seen) - min(seen) >= _LEAST_SPAN_S and (found := _pace(rises, "the times of lines")):
         return found
     times = [point.line.time_s for point in points if point.line.time_s]
     grows = len(times) > 2 and all(a <= b for a, b in pairwise(times)) and times[-1] > times[0]

@@ -88,8 +88,8 @@ def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
         found.append(
             CountSeries(
                 name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates, points=tuple(each[since:]),
-                falls=sum(_is_at_its_end(each[at - 1].counter) for at in falls), first_at=each[0].at, starts_at_zero=any(point.counter.done == 0 for point in each),
-                earlier=tuple(each[before:since]),
+                falls=sum(_is_at_its_end(each[at - 1].counter) for at in falls), first_at=each[0].at,
+                starts_at_zero=any(point.counter.done == 0 for point in each), earlier=tuple(each[before:since]),
             )
         )  # fmt: skip
     return found
