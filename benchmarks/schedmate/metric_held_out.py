@@ -72,8 +72,9 @@ def detr(s: State) -> list[str]:
         eta = int(s.epoch_t / (s.i + 1) * (s.per_epoch - s.i))
         lines.append(
             f"Epoch: [{s.epoch}]  [{s.i:{len(str(s.per_epoch))}d}/{s.per_epoch}]  "
-            f"eta: {eta // 3600}:{eta // 60 % 60:02d}:{eta % 60:02d}  lr: {s.lr:.6f}  class_error: 81.20  loss: {s.loss:.4f} ({s.mean_loss:.4f})  "
-            f"loss_ce: {s.loss * 0.3:.4f} ({s.mean_loss * 0.3:.4f})  loss_bbox: {s.loss * 0.7:.4f} "
+            f"eta: {eta // 3600}:{eta // 60 % 60:02d}:{eta % 60:02d}  lr: {s.lr:.6f}  class_error: 81.20  "
+            f"loss: {s.loss:.4f} ({s.mean_loss:.4f})  loss_ce: {s.loss * 0.3:.4f} ({s.mean_loss * 0.3:.4f})  "
+            f"loss_bbox: {s.loss * 0.7:.4f} "
             f"({s.mean_loss * 0.7:.4f})  time: {s.epoch_t / (s.i + 1):.4f}  data: 0.0102  max mem: 5120"
         )
     return lines
@@ -85,8 +86,8 @@ def torchtitan(s: State) -> list[str]:
         return []
     return [
         f"[titan] {s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d} - root - INFO - "
-        f"\x1b[31mstep: {s.step + 1:2}  \x1b[32mloss: {s.loss:7.4f}  \x1b[38;2;180;60;0mgrad_norm:  1.2031  \x1b[36mmemory: 47.31GiB(59.71%)  "
-        f"\x1b[34mtps: {round(s.batch * s.tokens / s.dt):,}  \x1b[36mtflops: 212.45  \x1b[35mmfu: 38.20%\x1b[39m"
+        f"\x1b[31mstep: {s.step + 1:2}  \x1b[32mloss: {s.loss:7.4f}  \x1b[38;2;180;60;0mgrad_norm:  1.2031  "
+        f"\x1b[36mmemory: 47.31GiB(59.71%)  \x1b[34mtps: {round(s.batch * s.tokens / s.dt):,}  \x1b[36mtflops: 212.45  \x1b[35mmfu: 38.20%\x1b[39m"
     ]
 
 

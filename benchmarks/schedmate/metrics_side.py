@@ -46,6 +46,8 @@ def evaluate(*, held_out: bool, show: str) -> dict[str, Any]:
     if held_out:
         extra = import_module("benchmarks.schedmate.metric_held_out")
         record["held_out"] = _rows(list(_made_cases(extra.FORMATS, extra.HEADERS)), show)
+        second = import_module("benchmarks.schedmate.metric_held_out_second")
+        record["held_out_second"] = _rows(list(_made_cases(second.FORMATS, {})), show)
     record |= _speed(cases)
     return record
 

@@ -19,8 +19,8 @@ _UNITS = {
     EPOCH: "epochs|epoch|ep.|ep",
     STEP: "global_step|global step|micro_step|num_updates|train_steps|train_step|training step|steps|step|iterations"
     "|iteration|iters|iter|batches|batch|updates|update|up.|it|round|rounds",
-    SAMPLE: "samples|sample|sen.|examples|example|images|image|documents|document|sequences|rows|records|files|file|items"
-    "|item|prompts|prompt|claims|claim|tasks|task|trials|trial|episodes|episode|chunks|chunk|shards|shard|games|game",
+    SAMPLE: "samples|sample|sen.|examples|example|images|image|documents|document|sequences|rows|records|files|file"
+    "|items|item|prompts|prompt|claims|claim|tasks|task|trials|trial|episodes|episode|chunks|chunk|shards|shard|games|game",
     "token": "tokens|token",
 }
 _UNIT = {name.replace(" ", "_"): unit for unit, names in _UNITS.items() for name in names.split("|")}

@@ -22,6 +22,9 @@ _HEAD_BYTES = 65_536
 """The first lines may say how long the program is going to run."""
 _LONGEST_BYTES = 4 * LONGEST_LINE
 
+_BINARY = 10
+"""A line of which more than one character in so many is none in UTF-8 is binary."""
+
 
 class FollowedLog:
     """The log of one program. Each look gives the progress by its end. Not thread-safe."""
@@ -101,7 +104,9 @@ def _lines(read_at: Callable[[int, int], bytes], size: int, look_bytes: int) -> 
 
 def _texts(line: bytes) -> Iterator[str]:
     if line and len(line) <= _LONGEST_BYTES and not line.isspace():
-        yield line.decode("utf-8", "replace")
+        text = line.decode("utf-8", "replace")
+        if _BINARY * text.count("\ufffd") <= len(text):
+            yield text
 
 
 def _is_printed_to_its_end(last: bytes) -> bool:

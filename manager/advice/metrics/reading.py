@@ -123,7 +123,7 @@ def _tells_progress(text: str, counted: list[Counter], values: dict[str, float],
     if any(each.total is not None for each in counted):
         return True
     if not counted:
-        return bool(measured)
+        return bool(measured & {"loss", "steps_per_s", "tokens_per_s"})
     if counted[0].name == "[]" and "loss" not in values:
         return False
     return bool(measured) or ("time_s" in values and any(each.unit == STEP for each in counted))

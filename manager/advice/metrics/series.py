@@ -31,9 +31,10 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time. `points`: those since the last fall, oldest first. `falls`: how often the value fell from its end, to begin
-    its next round.
-    `first_at`: the place of its first line, before any fall. `earlier`: the points between the last two falls."""
+    """A count over time. `points`: those since the last fall, oldest first; `earlier`: those between the last two falls.
+    `falls`: how often the value fell from its end, to begin its next round. `first_at`: the place of its first line,
+    before any fall.
+    """
 
     name: str
     unit: str
