@@ -87,7 +87,8 @@ def torchtitan(s: State) -> list[str]:
     return [
         f"[titan] {s.now:%Y-%m-%d %H:%M:%S},{s.now.microsecond // 1000:03d} - root - INFO - "
         f"\x1b[31mstep: {s.step + 1:2}  \x1b[32mloss: {s.loss:7.4f}  \x1b[38;2;180;60;0mgrad_norm:  1.2031  "
-        f"\x1b[36mmemory: 47.31GiB(59.71%)  \x1b[34mtps: {round(s.batch * s.tokens / s.dt):,}  \x1b[36mtflops: 212.45  \x1b[35mmfu: 38.20%\x1b[39m"
+        f"\x1b[36mmemory: 47.31GiB(59.71%)  \x1b[34mtps: {round(s.batch * s.tokens / s.dt):,}  "
+        f"\x1b[36mtflops: 212.45  \x1b[35mmfu: 38.20%\x1b[39m"
     ]
 
 

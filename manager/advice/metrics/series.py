@@ -31,8 +31,8 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time. `points`: those since the last fall, oldest first; `earlier`: those between the last two falls.
-    `falls`: how often the value fell from its end, to begin its next round. `first_at`: the place of its first line,
+    """A count over time. `points`: those since the last fall, oldest first; `earlier`: those between the last two
+    falls. `falls`: how often the value fell from its end, to begin its next round. `first_at`: the place of its first line,
     before any fall.
     """
 
