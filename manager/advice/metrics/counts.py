@@ -66,9 +66,11 @@ _NO_COUNT = re.compile(
     r"(?:^|[^a-z])(?:skipped|nan|number of|num|total|max|warmup|every|per|in|last|save\w*|log\w*)\W?$", re.I
 )
 _NAMED_ALONE = re.compile(
-    rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})[\s#\[(:='\"]{{0,5}}(?P<done>\d+\.\d+|{WHOLE})"
+    rf"(?<![A-Za-z0-9_\-.])(?P<word>{_WORDS})(?:\(train\))?[\s#\[(:='\"]{{0,5}}(?P<done>\d+\.\d+|{WHOLE})"
     r"(?:[eE][+]?\d+)?(?![\w,.]*\d)(?!\s?(?:/\s?\d|of\b|[A-Za-z]+/s|ms\b|s\b|%))",
 )
+_GLUED = re.compile(r"(?<![\w.])(?:\d+-)?(?P<done>\d+)(?P<word>epoch|batch|iter|step)(?![a-z/])")
+"""3epoch, 101-200batch."""
 _LEADING = re.compile(r"^\[(?P<done>\d+)\](?=[\s:])")
 _PERCENT = re.compile(r"(?:progress|completed?|done)\W{1,3}(?P<before>\d{1,3}(?:\.\d+)?)\s?%|"
                       r"(?<![\d.])(?P<after>\d{1,3}(?:\.\d+)?)\s?%\s(?:done|complete)", re.IGNORECASE)  # fmt: skip
@@ -132,6 +134,8 @@ def counters(text: str) -> list[Counter]:
             unit = _UNIT.get(word, STEP)
             name = word or "of " + "".join(re.findall(r"[a-z]+", before.lower())[-1:])
             found.setdefault(name, Counter(name, unit, done, total))
+    for glued in _GLUED.finditer(text):
+        found.setdefault(glued["word"], Counter(glued["word"], _UNIT[glued["word"]], float(glued["done"])))
     if named := _TRAIN_EPOCH.search(text):
         found[EPOCH] = Counter(EPOCH, EPOCH, float(named["done"]))
     for match in _NAMED_ALONE.finditer(text):

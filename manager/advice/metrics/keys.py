@@ -22,7 +22,7 @@ from stoker.manager.advice.metrics.numerals import (
 
 _NAMES = {
     # Losses, the most telling first.
-    "loss0": "total loss|overall loss",
+    "loss0": "total loss|overall loss|loss train total",
     "loss1": "loss|lm loss|nll|cost|objective",
     "loss2": "average loss|avg loss|running loss|mean loss|loss avg|nll loss|mlm loss|ce loss|cross entropy|xent",
     "loss3": "rmse|mae|mse|logloss|mlogloss|binary_logloss|multi_logloss|merror|error|l1|l2",

@@ -25,7 +25,7 @@ _SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _WORDED_PART = re.compile(r"(\d+(?:\.\d+)?)\s?(ms|days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)\b")
 _DATED = re.compile(
-    r"\W{0,3}(?:(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T_]"
+    r"(?:\[[\w.-]{1,40}\] )?\W{0,3}(?:(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T_]"
     r"|(?P<month2>\d\d)[-/](?P<day2>\d\d) "
     r"|[IWEF](?P<month3>\d\d)(?P<day3>\d\d) )?"
     r"(?P<hour>[012]\d):(?P<minute>[0-5]\d):(?P<second>[0-5]\d)(?:[.,:](?P<part>\d{1,6}))?(?:Z|[+-]\d\d:?\d\d)?\b\]?"

@@ -21,6 +21,8 @@ _LEAST_ETA_S = 3.0
 _LEAST_SPAN_S = 10.0
 """Lines name their seconds. Over this span that is exact enough, and surer than a time of which the line does not say
 what took it."""
+_FARTHEST = 3.0
+"""A stated rate that is so many times that by the times of lines is the rate of something else (of loading data)."""
 _DAY_S = 86400.0
 
 
@@ -48,13 +50,16 @@ def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
 
 
 def _pace_of(series: CountSeries, points: Sequence[Point], evaluated_at: Sequence[int]) -> Pace | None:
-    stated = [rate for point in points if (rate := _stated(series, point)) is not None]
-    if found := _pace(stated, "the rates that lines state"):
-        return found
     seen = [point.line.line_s for point in points if point.line.line_s is not None]
-    rises = _rises(points, "line_s", evaluated_at)
-    if rises and max(seen) - min(seen) >= _LEAST_SPAN_S and (found := _pace(rises, "the times of lines")):
+    timed = None
+    if seen and max(seen) - min(seen) >= _LEAST_SPAN_S:
+        timed = _pace(_rises(points, "line_s", evaluated_at), "the times of lines")
+    stated = [rate for point in points if (rate := _stated(series, point)) is not None]
+    found = _pace(stated, "the rates that lines state")
+    if found and (timed is None or 1 / _FARTHEST < found.per_s / timed.per_s < _FARTHEST):
         return found
+    if timed:
+        return timed
     times = [point.line.time_s for point in points if point.line.time_s]
     grows = len(times) > 2 and all(a <= b for a, b in pairwise(times)) and times[-1] > times[0]
     if times and not grows and (found := _pace([1 / value for value in times], "the times that lines state")):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from stoker.manager.advice.metrics.counts import STEP, Bar, bar, counters, with_stated_totals
+from stoker.manager.advice.metrics.counts import EPOCH, STEP, Bar, bar, counters, with_stated_totals
 from stoker.manager.advice.metrics.keys import pairs
 from stoker.manager.advice.metrics.line_metrics import Counter, LineMetrics
 from stoker.manager.advice.metrics.numerals import line_time
@@ -53,6 +53,9 @@ _EVALUATES = re.compile(
     r"(?<![A-Za-z])(?:eval\w*|valid\w*|val|test(?:ing)?|dev|predict\w*|generating|sanity checking)(?![A-Za-z])", re.I
 )
 _TRAINS = re.compile(r"train|fit", re.IGNORECASE)
+
+_LEADING_ROUNDS = re.compile(r"\s*(\d+)\s?/\s?(\d+)\s")
+"""In front of a bar: the epoch, in a column."""
 
 
 def redraws(text: str) -> list[str]:
@@ -111,7 +114,10 @@ def _rank(text: str) -> tuple[int | None, str]:
 
 def _bar_counters(drawn: Bar) -> list[Counter]:
     """The bar's own count, and what the text before it counts (`Epoch 3/10: 45%|...`)."""
-    return [*(each for each in counters(drawn.before) if each.unit != drawn.counter.unit), drawn.counter]
+    around = [each for each in counters(drawn.before) if each.unit != drawn.counter.unit]
+    if not around and (leading := _LEADING_ROUNDS.match(drawn.before)) and int(leading[1]) <= int(leading[2]):
+        around = [Counter(EPOCH, EPOCH, float(leading[1]), float(leading[2]))]
+    return [*around, drawn.counter]
 
 
 def _tells_progress(text: str, counted: list[Counter], values: dict[str, float], evaluated: bool) -> bool:

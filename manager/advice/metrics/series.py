@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from stoker.manager.advice.metrics.counts import BYTE, EPOCH
+from stoker.manager.advice.metrics.counts import BYTE, EPOCH, STEP
 from stoker.manager.advice.metrics.line_metrics import Counter, LineMetrics
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
@@ -31,9 +31,10 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """A count over time. `points`: those since the last fall, oldest first; `earlier`: those between the last two
-    falls. `falls`: how often the value fell from its end, to begin its next round. `first_at`: the place of its first line,
-    before any fall.
+    """A count over time.
+
+    `points`: those since the last fall, oldest first; `earlier`: those between the last two falls. `falls`: how often
+    the value fell from its end, to begin its next round. `first_at`: the place of its first line, before any fall.
     """
 
     name: str
@@ -174,7 +175,14 @@ def _without_total(trained: Sequence[CountSeries]) -> ProgressSeries | None:
     """Of counts without a total: a step before an epoch, one that never fell, the largest."""
     best = max(
         trained,
-        key=lambda each: (each.with_loss, each.unit != EPOCH, -each.falls, each.last_at, each.newest.done),
+        key=lambda each: (
+            each.with_loss,
+            each.unit == STEP,
+            each.unit != EPOCH,
+            -each.falls,
+            each.last_at,
+            each.newest.done,
+        ),
         default=None,
     )
     return ProgressSeries(best) if best else None
