@@ -11,7 +11,7 @@ import msgspec
 
 from stoker.manager.advice.metrics.counts import EPOCH, SAMPLE
 from stoker.manager.advice.metrics.robust import deviation, slopes, without_outliers
-from stoker.manager.advice.metrics.series import CountSeries, Point
+from stoker.manager.advice.metrics.series import CountSeries, SeriesPoint
 
 NEWEST = 32
 """Points that a rate is made of: the newest ones, as a program gets slower when another one comes beside it."""
@@ -49,7 +49,7 @@ def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
     )
 
 
-def _pace_of(series: CountSeries, points: Sequence[Point], evaluated_at: Sequence[int]) -> Pace | None:
+def _pace_of(series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: Sequence[int]) -> Pace | None:
     seen = [point.line.line_s for point in points if point.line.line_s is not None]
     timed = None
     if seen and max(seen) - min(seen) >= _LEAST_SPAN_S:
@@ -75,13 +75,13 @@ def _pace_of(series: CountSeries, points: Sequence[Point], evaluated_at: Sequenc
     return _pace([rate for point in points if (rate := _expected(point))], "the times left that lines state")
 
 
-def _expected(point: Point) -> float | None:
+def _expected(point: SeriesPoint) -> float | None:
     """The rate at which the count is at its total when the line says so."""
     left, eta_s = (point.counter.total or 0.0) - point.counter.done, point.line.eta_s
     return left / eta_s if eta_s and eta_s >= _LEAST_ETA_S and left > 0 else None
 
 
-def _stated(series: CountSeries, point: Point) -> float | None:
+def _stated(series: CountSeries, point: SeriesPoint) -> float | None:
     line = point.line
     rate = line.steps_per_s
     if series.unit == EPOCH and not series.name.startswith("bar"):
@@ -93,7 +93,7 @@ def _stated(series: CountSeries, point: Point) -> float | None:
     return rate if rate and rate > 0 else None
 
 
-def _rises(points: Sequence[Point], field: str, evaluated_at: Sequence[int]) -> list[float]:
+def _rises(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int]) -> list[float]:
     """Rises a second between points that no evaluation lies between."""
     found: list[float] = []
     part: list[tuple[float, float]] = []

@@ -22,7 +22,7 @@ _AS_GOOD_AS_DONE = 0.95
 """A bar that another one follows may not have been drawn at its end."""
 
 
-class Point(msgspec.Struct, frozen=True):
+class SeriesPoint(msgspec.Struct, frozen=True):
     """A line of a series. `at`: the line's place among the lines with metrics, oldest first."""
 
     at: int
@@ -41,11 +41,11 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     rank: int | None
     evaluates: bool
-    points: tuple[Point, ...]
+    points: tuple[SeriesPoint, ...]
     falls: int
     first_at: int
     starts_at_zero: bool
-    earlier: tuple[Point, ...] = ()
+    earlier: tuple[SeriesPoint, ...] = ()
 
     @property
     def newest(self) -> Counter:
@@ -77,11 +77,11 @@ class ProgressSeries(msgspec.Struct, frozen=True):
 
 def series_of(lines: Sequence[LineMetrics]) -> list[CountSeries]:
     """The series of all counts of these lines (oldest first)."""
-    points: dict[tuple[int | None, bool, str, float | None], list[Point]] = {}
+    points: dict[tuple[int | None, bool, str, float | None], list[SeriesPoint]] = {}
     for at, line in enumerate(lines):
         for counter in line.counters:
             key = line.rank, line.evaluates, counter.name, counter.total
-            points.setdefault(key, []).append(Point(at, line, counter))
+            points.setdefault(key, []).append(SeriesPoint(at, line, counter))
     found = []
     for (rank, evaluates, name, _), each in points.items():
         falls = _falls([point.counter.done for point in each])
