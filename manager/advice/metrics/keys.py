@@ -1,0 +1,156 @@
+"""Names that programs give to metrics, in one table, and the pairs of name and value in a line. Pure.
+
+`loss=0.3`, `loss: 0.3`, `"loss": 0.3`, `loss 0.3`, `Loss 0.3 (0.4)` and `elapsed time per iteration (ms): 512.3` are
+read by one regular expression over all names. A value with a unit (`3.02it/s`, `12k tokens/s`, `100ms/step`) needs no
+name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stoker.manager.advice.metrics.numerals import (
+    CLOCK,
+    NUMBER,
+    WORDED,
+    any_of,
+    duration_s,
+    lower,
+    number,
+    unit_seconds,
+)
+
+_NAMES = {
+    # Losses, the most telling first.
+    "loss0": "total loss|overall loss|loss train total",
+    "loss1": "loss|lm loss|nll|cost|objective",
+    "loss2": "average loss|avg loss|running loss|mean loss|loss avg|nll loss|mlm loss|ce loss|cross entropy|xent",
+    "loss3": "rmse|mae|mse|logloss|mlogloss|binary_logloss|multi_logloss|merror|error|l1|l2",
+    "learning_rate": "learning rate|l.r.|lr",
+    "steps_per_s": "steps per second|steps per sec|iterations per second|it per sec|iters per sec|ups|steps/s|steps/sec"
+    "|it/s|iter/s|iters/s|batches per second",
+    "step_s": "elapsed time per iteration|time per iteration|time per step|step time|iter time|iteration time"
+    "|batch time|seconds per step|sec per step|s/step|sec/step|s/it|s/iter|sec/iter|time/step|time/iter|step duration",
+    "step_ms": "step time ms|ms/step|ms per step|iter time ms|time ms|ms/iter",
+    "tokens_per_s": "tokens per second|tokens per sec|tokens/s|tokens/sec|tok/s|tok/sec|token/s|tps|wps"
+    "|words per second|words/s|words/sec|tokens/s/device|tokens/s/gpu|tokens/sec/gpu|tokens per second per gpu|tgs",
+    "samples_per_s": "samples per second|samples per sec|samples/s|samples/sec|examples per second|examples per sec"
+    "|examples/s|examples/sec|images/s|images/sec|img/s|imgs/s|images per second|throughput|currsamplespersec"
+    "|runningavgsamplespersec|sequences per second",
+    "elapsed_s": "elapsed|elapsed time|time elapsed|train runtime|wall|wall time|total time|running time",
+    "eta_s": "eta|time left|remaining|time remaining|remaining time|estimated time remaining",
+    "time_s": "time",
+}
+"""Metric to its names, in words; any of space, underscore, hyphen, slash and full stop stands between two words."""
+
+_EVALUATION = r"val(?:id(?:ation)?)?(?:_\d+'s)?|eval(?:uation)?|test|dev"
+_UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|m"
+
+
+def _spelled(name: str) -> str:
+    return r"[\s_\-/.]?".join(map(re.escape, re.split(r"[ _]", name)))
+
+
+_METRIC = {re.sub(r"[\s_\-/.]", "", name): metric for metric, names in _NAMES.items() for name in names.split("|")}
+_LONGEST_FIRST = sorted((name for names in _NAMES.values() for name in names.split("|")), key=len, reverse=True)
+_PAIR = re.compile(
+    rf"(?<![a-z0-9_])(?P<kind>(?:{_EVALUATION}|train(?:ing)?(?:'s)?)[\s_/.:\-]{{1,2}})?"
+    rf"(?P<key>{any_of(map(_spelled, _LONGEST_FIRST))})['\"]?\s?"
+    rf"(?:\((?P<key_unit>ms|s|secs?|seconds?)\))?(?P<mark>\s*[:=]\s*|\s+)['\"\[(]{{0,2}}"
+    rf"(?:(?P<clock>{CLOCK})|(?P<value>{NUMBER})(?:\s?(?P<unit>{_UNIT})(?![a-z/]))?(?P<more>(?:\s?\d+\s?[hms]\b)*))"
+    r"(?P<after>\s?[%/])?",
+)
+_RATE_SIGN = re.compile(
+    r"(?:/|\bper )\s?(?:s(?:ec(?:onds?)?)?\b(?!/)|(?:it|iter|iteration|step|batch|update)\b)", re.IGNORECASE
+)
+_RATE_REACH = 40
+"""Characters in front of the sign in which the value and its unit stand."""
+_PER_SECOND = re.compile(
+    rf"(?<![\w.])(?P<value>{NUMBER})\s?(?P<scale>[kKMG](?=[\s/a-zA-Z]))?\s?"
+    r"(?:(?P<steps>it|iters?|iterations?|steps?|batch(?:es)?|updates?)|(?P<tokens>tok(?:en)?s?|words?|w)"
+    r"|(?P<samples>samples?|imgs?|images?|ex|examples?|seqs?|sequences?|sents?|sentences?)|)"
+    r"\s?(?:/|\bper )\s?s(?:ec(?:onds?)?)?$",
+    re.IGNORECASE,
+)
+_SECONDS_PER = re.compile(
+    rf"(?<![\w.])(?P<value>{NUMBER})\s?(?P<unit>us|ms|s|secs?|seconds?|min)\s?(?:/|\bper )\s?"
+    r"(?:it|iter|iteration|step|batch|update)$",
+    re.IGNORECASE,
+)
+_RATES = frozenset({"steps_per_s", "step_s", "tokens_per_s", "samples_per_s"})
+_VALUE_BEFORE = re.compile(r"(?<![=:\w])\d[\d.,]*[kKMG]?\s?$")
+"""A number in front of its name: `12.5k tokens/s 0.5 s/step`."""
+_OTHER_LOSS = re.compile(
+    rf"(?<![A-Za-z0-9_])(?!(?:{_EVALUATION}|best|min|max|last)[\s_/.\-])[A-Za-z]\w{{0,20}}[ _/.-]?loss['\"]?"
+    rf"\s*[:=]\s*(?P<value>{NUMBER})",
+    re.IGNORECASE,
+)
+_WORDED_VALUE = re.compile(WORDED)
+_NESTED = re.compile(r"[\s_\-/.'\"]")
+
+
+def pairs(text: str) -> tuple[dict[str, float], bool]:
+    """Metric to value, and whether the line has values of an evaluation and no loss of a training.
+
+    The names are those of LineMetrics, with `step_s`. Of several losses the most telling one counts, of several values
+    of another metric the first.
+    """
+    found: dict[str, float] = {}
+    evaluated = False
+    low = lower(text)
+    for pair in _PAIR.finditer(low):
+        metric = _METRIC.get(_NESTED.sub("", pair["key"]))
+        if metric is None or (pair["after"] and pair["after"].strip() == "/"):
+            continue
+        if (
+            metric in _RATES
+            and pair["mark"].isspace()
+            and _VALUE_BEFORE.search(text, max(0, pair.start() - _RATE_REACH), pair.start())
+        ):
+            continue
+        if pair["kind"] and not pair["kind"].startswith("train"):
+            evaluated = True
+            continue
+        if pair["kind"] and metric in ("elapsed_s", "time_s"):
+            continue
+        value = _value(text, pair, metric)
+        if value is not None:
+            name, value = ("step_s", value / 1000) if metric == "step_ms" else (metric, value)
+            found.setdefault(name, value)
+    _add_rates(text, found)
+    losses = [found.pop(name) for name in ("loss0", "loss1", "loss2", "loss3") if name in found]
+    if not losses and "loss" in low and (other := _OTHER_LOSS.search(text)):
+        losses = [number(other["value"])]
+    if losses:
+        found["loss"] = losses[0]
+    return found, evaluated and not losses
+
+
+def _value(text: str, pair: re.Match[str], metric: str) -> float | None:
+    timed = metric in ("elapsed_s", "eta_s", "time_s", "step_s")
+    if pair["clock"]:
+        return duration_s(pair["clock"]) if timed else None
+    start, end = pair.span("unit")
+    unit = pair["key_unit"] or (text[start:end] if pair["unit"] else "")
+    if not timed:
+        # The s of `loss 3 s` is a unit that says that this is no loss.
+        known = unit in ("", "k", "K", "M") and not pair["more"]
+        return number(pair["value"], unit) if known else None
+    if pair["more"] or unit.lower() in ("h", "m"):
+        worded = _WORDED_VALUE.match(text, pair.start("value"))
+        return duration_s(worded[0]) if worded else None
+    seconds = unit_seconds(unit) if unit else 1.0
+    if seconds is None:
+        return None
+    return number(pair["value"]) * seconds
+
+
+def _add_rates(text: str, found: dict[str, float]) -> None:
+    """Rates that need no name, where no named one was found."""
+    for sign in _RATE_SIGN.finditer(text):
+        within = text[max(0, sign.start() - _RATE_REACH) : sign.end()]
+        if rate := _PER_SECOND.search(within):
+            metric = "steps_per_s" if rate["steps"] else "tokens_per_s" if rate["tokens"] else "samples_per_s"
+            found.setdefault(metric, number(rate["value"], rate["scale"] or ""))
+        elif rate := _SECONDS_PER.search(within):
+            found.setdefault("step_s", number(rate["value"]) * (unit_seconds(rate["unit"]) or 1.0))

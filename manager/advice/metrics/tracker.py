@@ -1,0 +1,276 @@
+"""How far a program is, from the end of what it printed (SchedMate §3.2, §4.1). Pure.
+
+Lines are read from the newest to the oldest, until enough of them had metrics. Where one kind of line (the redraws of
+a bar) has given its share, lines that look alike are passed over, so that a rarer kind (the bar around it) is found.
+A program that prints nothing of use has no progress and a reason, and the caller decides as if it had not asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from statistics import median
+
+import msgspec
+
+from stoker.manager.advice.metrics.counts import EPOCH
+from stoker.manager.advice.metrics.line_metrics import LineMetrics
+from stoker.manager.advice.metrics.pace import Pace, pace
+from stoker.manager.advice.metrics.reading import read_metrics, redraws
+from stoker.manager.advice.metrics.robust import without_outliers
+from stoker.manager.advice.metrics.series import ProgressSeries, choose_progress, series_of
+
+ENOUGH, ENOUGH_OF_A_KIND = 192, 64
+"""Lines with metrics that are read, and those of one kind among them."""
+_MOST_LINES = 5_000
+_PATIENCE = 200
+"""With lines enough of a kind, so many others that have no metric are read in search of a rarer kind."""
+_KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
+SLOWDOWN_LIMIT = 0.35
+"""§4.1: a program that lost more of its throughput than this is not packed with another one."""
+
+
+class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a program is. Units of `done`, `total` and `rate_per_s` are `unit`s; with rounds around a finer count
+    (epochs of steps), `unit` is the round, and `done` has a fraction.
+
+    `whole`: False if `total` is that of a part, such as an epoch, of a run that is longer by an unknown factor.
+    `steps_per_s`: the rate of the finest count. `rate_spread`: one standard deviation of single values.
+    `loss_change`: the median loss of the newer half of the lines less that of the older half.
+    `least_left_s`, `most_left_s`: an interval around `seconds_left`. `evaluates`: an evaluation is under way.
+    """
+
+    done: float
+    unit: str
+    total: float | None = None
+    whole: bool = True
+    rate_per_s: float | None = None
+    rate_spread: float | None = None
+    rate_from: str = ""
+    steps_per_s: float | None = None
+    step: float | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    loss_change: float | None = None
+    learning_rate: float | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    seconds_left: float | None = None
+    least_left_s: float | None = None
+    most_left_s: float | None = None
+    evaluates: bool = False
+    lines: int = 0
+
+
+class Tracked(msgspec.Struct, frozen=True):
+    """What a look at a log found. `progress` is None if it found nothing; `why` says why."""
+
+    progress: LoggedProgress | None
+    why: str
+
+
+class Slowdown(msgspec.Struct, frozen=True):
+    """The share of its throughput that a program lost. `metric`: what was compared."""
+
+    share: float
+    metric: str
+
+    @property
+    def exceeds_limit(self) -> bool:
+        """True if the neighbour should go (§4.1)."""
+        return self.share > SLOWDOWN_LIMIT
+
+
+class MetricTracker:
+    """Follows the progress of one program over several looks at its log. Not thread-safe."""
+
+    def __init__(self, totals: Mapping[str, float] | None = None) -> None:
+        """`totals`: totals of units that the program stated at its start (`stated_totals`)."""
+        self.totals = dict(totals or {})
+        self._seen: tuple[str, float | None, float, float] | None = None
+
+    def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
+        """The progress by the end of a log. `at_s`: when its end was read; with it, a log without any times has a rate
+        from the second look on."""
+        lines, read = newest_metrics(newest_first)
+        if not lines:
+            return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
+        chosen = choose_progress(series_of(lines))
+        if chosen is None:
+            progress = _without_counts(lines)
+            return Tracked(progress, "lines have metrics, but none counts steps")
+        inner = chosen.inner
+        evaluated_at = [] if inner.evaluates else [at for at, line in enumerate(lines) if line.evaluates]
+        rate = pace(inner, evaluated_at) or self._pace_since(chosen, at_s)
+        if at_s is not None:
+            self._seen = inner.name, inner.newest.total, _position(chosen), at_s
+        return Tracked(_progress(lines, chosen, rate, self.totals), "")
+
+    def _pace_since(self, chosen: ProgressSeries, at_s: float | None) -> Pace | None:
+        """The rate since the look before."""
+        if self._seen is None or at_s is None:
+            return None
+        name, total, done, seen_s = self._seen
+        now = chosen.inner.newest
+        risen = _position(chosen) - done
+        if (name, total) != (chosen.inner.name, now.total) or risen <= 0 or at_s <= seen_s:
+            return None
+        return Pace(risen / (at_s - seen_s), 0.0, 1, "two looks at the log")
+
+
+def newest_metrics(newest_first: Iterable[str]) -> tuple[list[LineMetrics], int]:
+    """The metrics of the newest lines that have any, oldest first, and how many lines were read."""
+    found: list[LineMetrics] = []
+    of_kind: dict[str, float] = {}
+    read = in_vain = 0
+    for line in newest_first:
+        for shown in reversed(redraws(line)):
+            if len(found) >= ENOUGH or read >= _MOST_LINES or (len(found) >= ENOUGH_OF_A_KIND and in_vain >= _PATIENCE):
+                return found[::-1], read
+            read += 1
+            kind = _KIND.sub("", shown[:64])
+            count = of_kind.get(kind, 0.0)
+            if count >= ENOUGH_OF_A_KIND:
+                continue
+            metrics = read_metrics(shown)
+            # Lines of a kind that has given nothing so far may still give something: they start alike.
+            of_kind[kind] = count + (1.0 if metrics else 0.25)
+            in_vain = 0 if metrics else in_vain + 1
+            if metrics:
+                found.append(metrics)
+    return found[::-1], read
+
+
+def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> Slowdown | None:
+    """How much slower a program became, as a share of its throughput; negative if it became faster. None if the two
+    have no rate in common: then nothing is concluded (§4.1)."""
+    if before is None or after is None or before.evaluates != after.evaluates:
+        return None
+    metrics = ["steps_per_s", "tokens_per_s", "samples_per_s"]
+    if before.unit == after.unit:
+        metrics.append("rate_per_s")
+    for metric in metrics:
+        was, now = getattr(before, metric), getattr(after, metric)
+        if was and now:
+            return Slowdown(1.0 - now / was, metric)
+    return None
+
+
+def _progress(
+    lines: Sequence[LineMetrics], chosen: ProgressSeries, rate: Pace | None, totals: Mapping[str, float]
+) -> LoggedProgress:
+    inner, outer = chosen.inner, chosen.outer
+    now = inner.newest
+    done, total, unit, inner_per_unit = now.done, now.total, inner.unit, 1.0
+    epoch = next((each.done for line in reversed(lines) for each in line.counters if each.unit == EPOCH), None)
+    whole = True
+    if outer is not None and now.total:
+        done, total, unit, inner_per_unit = _rounds_done(chosen), outer.newest.total, outer.unit, now.total
+    elif now.total is None:
+        total = totals.get(unit)
+        if total is not None and total < done:
+            total = None
+    elif unit != EPOCH and (inner.falls or _in_an_epoch(chosen)):
+        if epoch is not None and (epochs := totals.get(EPOCH, 0.0)) >= epoch:
+            from_zero = any(each.unit == EPOCH and each.done == 0 for line in lines for each in line.counters)
+            rounds = epoch if from_zero else max(0.0, epoch - 1)
+            done, total, unit, inner_per_unit = rounds + now.done / now.total, epochs, EPOCH, now.total
+        else:
+            whole = False
+    since = inner.points[0].at
+    recent = [line for line in lines[since:] if line.evaluates == inner.evaluates]
+    change, loss = _loss(recent)
+    rate_per_s = rate.per_s / inner_per_unit if rate else None
+    left, least, most = _left(done, total, rate, rate_per_s, chosen)
+    return LoggedProgress(
+        done=done, total=total, unit=unit, whole=whole, rate_per_s=rate_per_s,
+        rate_spread=rate.spread / inner_per_unit if rate else None, rate_from=rate.source if rate else "",
+        steps_per_s=rate.per_s if rate and inner.unit != EPOCH else None,
+        step=now.done if inner.unit != EPOCH else None, epoch=epoch, loss=loss, loss_change=change,
+        learning_rate=_newest(recent, "learning_rate"), tokens_per_s=_middle(recent, "tokens_per_s"),
+        samples_per_s=_middle(recent, "samples_per_s"), seconds_left=left, least_left_s=least, most_left_s=most,
+        evaluates=lines[-1].evaluates, lines=len(lines),
+    )  # fmt: skip
+
+
+def _position(chosen: ProgressSeries) -> float:
+    """The count of the finest series over all rounds that are known."""
+    now, epochs = chosen.inner.newest, (each for each in chosen.inner.points[-1].line.counters if each.unit == EPOCH)
+    if now.total is None:
+        return now.done
+    if chosen.outer is not None:
+        return _rounds_done(chosen) * now.total
+    return next((each.done for each in epochs if each.name != now.name), 0.0) * now.total + now.done
+
+
+def _in_an_epoch(chosen: ProgressSeries) -> bool:
+    """True if the lines of the count name an epoch."""
+    return any(each.unit == EPOCH for each in chosen.inner.points[-1].line.counters)
+
+
+def _rounds_done(chosen: ProgressSeries) -> float:
+    """Rounds that are over, with the fraction of the one under way."""
+    inner, outer = chosen.inner, chosen.outer
+    assert outer is not None
+    total = inner.newest.total or 1.0
+    fraction = inner.newest.done / total if inner.last_at >= outer.last_at else 0.0
+    rounds = outer.newest.done
+    if not outer.name.startswith("bar") and not outer.starts_at_zero:
+        rounds -= 1  # Programs count epochs from 1, and name the one under way.
+    return min(max(0.0, rounds) + fraction, outer.newest.total or rounds + fraction)
+
+
+def _left(
+    done: float, total: float | None, rate: Pace | None, rate_per_s: float | None, chosen: ProgressSeries
+) -> tuple[float | None, float | None, float | None]:
+    """Seconds left, and an interval: twice the error of the rate, widened to what the program itself expects and to
+    the rate of the rounds, which has evaluations in it."""
+    series = chosen.outer or chosen.inner
+    stated = series.points[-1].line.eta_s
+    if total is None or rate is None or not rate_per_s:
+        return stated, stated, stated
+    left = (total - done) / rate_per_s
+    error = min(0.9, 2 * rate.error_share)
+    others = [left / (1 + error), left / (1 - error)]
+    if stated is not None and chosen.outer is None and total == series.newest.total:
+        others.append(stated)
+    if chosen.outer is not None and chosen.outer.name.startswith("bar") and (rounds := pace(chosen.outer, ())):
+        others.append((total - done) / rounds.per_s)
+    return left, min(others), max(others)
+
+
+def _loss(lines: Sequence[LineMetrics]) -> tuple[float | None, float | None]:
+    """The change of the loss, and the newest loss."""
+    losses = [line.loss for line in lines if line.loss is not None]
+    if not losses:
+        return None, None
+    kept = without_outliers(losses)
+    newest = next((loss for loss in reversed(losses) if isfinite(loss)), losses[-1])
+    if len(kept) < 4:
+        return None, newest
+    half = len(kept) // 2
+    return median(kept[half:]) - median(kept[:half]), newest
+
+
+def _newest(lines: Sequence[LineMetrics], field: str) -> float | None:
+    return next((value for line in reversed(lines) if (value := getattr(line, field)) is not None), None)
+
+
+def _middle(lines: Sequence[LineMetrics], field: str) -> float | None:
+    values = [value for line in lines if (value := getattr(line, field)) is not None]
+    kept = without_outliers(values[-32:])
+    return median(kept) if kept else None
+
+
+def _without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
+    """Metrics without a count: a loss alone, a rate alone."""
+    trained = [line for line in lines if not line.evaluates] or list(lines)
+    change, loss = _loss(trained)
+    tokens, samples, steps = (_middle(trained, name) for name in ("tokens_per_s", "samples_per_s", "steps_per_s"))
+    if loss is None and tokens is None and samples is None and steps is None:
+        return None
+    return LoggedProgress(
+        done=0.0, unit="", whole=False, loss=loss, loss_change=change, tokens_per_s=tokens, samples_per_s=samples,
+        steps_per_s=steps, evaluates=lines[-1].evaluates, lines=len(lines),
+    )  # fmt: skip
