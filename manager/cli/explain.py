@@ -8,7 +8,7 @@ import difflib
 import click
 
 from stoker.errors import SessionError
-from stoker.manager.cli import choosing, console
+from stoker.manager.cli import choosing, console, logged_progress, verdicts
 from stoker.manager.cli.sessions import names_in, status_of, story_of, takes_session
 from stoker.manager.protocol import show_story
 from stoker.manager.protocol.to_client import Story
@@ -21,16 +21,25 @@ from stoker.manager.protocol.to_client import Story
 def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Tell why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3).
 
+    Of what has failed it says whose fault that is, by its log: of the program, of what is installed, or of the
+    infrastructure, with the lines that show it. Of a call that runs it says how far it is, where its program prints
+    that.
+
     The beginning of a pilot's or a context's name is enough, if no other name begins so. Libraries, pilots and blocks
     that are gone are remembered for a while.
     """
-    _, story, over = story_of(session, subject)
+    folder, story, over = story_of(session, subject)
+    fault = verdicts.verdict_of(folder, story) if story.found else None
+    progress = logged_progress.progress_of(folder, story) if story.found and not over else None
     if as_json:
-        console.json({"over": over, "story": show_story.with_arguments(story)})
+        told = show_story.with_arguments(story)
+        console.json({"over": over, "story": told, "verdict": fault, "progress": progress})
     elif story.found:
         if over:
             console.note(f"{over}; what its journal says:")
         console.lines(render(story))
+        console.lines(verdicts.show(fault) if fault is not None else ())
+        console.lines([logged_progress.show(progress)] if progress is not None else ())
     if not story.found:
         several = story.headline.startswith("could be")
         message = f"{story.subject}: {story.headline}" + ("" if as_json or several else _nearest(session, subject))
