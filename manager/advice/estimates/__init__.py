@@ -1,0 +1,8 @@
+"""What a recipe that was never measured will cost, from similar ones that were (SchedMate §3.1).
+
+vectors.py     facts and normalised source as a vector: hashing TF-IDF, numbers as bumps on a scale of octaves
+history.py     the facts of recipes and functions in one SQLite file; what they cost is in `contexts.performance`
+retrieval.py   the most similar recipes, by cosine, over a threshold
+blending.py    several recipes' measurements as one distribution, scaled by the sizes that differ
+estimator.py   all of these together: `Estimator.estimate`
+"""
