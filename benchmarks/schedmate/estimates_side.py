@@ -25,16 +25,17 @@ from stoker.manager.advice.estimates.history import SourceHistory
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts
 
-MEASURED = Path(__file__).parent / "collection.json"
+FOLDER = Path(__file__).parent
+MEASURED, HELD_OUT = FOLDER / "collection.json", FOLDER / "collection_held_out.json"
 BAR = 0.86
 KIND = "cpu"
 Row = dict[str, Any]
 Facts = dict[str, tuple[WorkloadFacts, WorkloadFacts]]
 
 
-def collection() -> list[Row]:
+def collection(file: Path = MEASURED) -> list[Row]:
     """The measured recipes."""
-    return list(json.loads(MEASURED.read_text())["recipes"])
+    return list(json.loads(file.read_text())["recipes"])
 
 
 def facts_of(rows: list[Row]) -> Facts:
@@ -47,24 +48,30 @@ def facts_of(rows: list[Row]) -> Facts:
     return found
 
 
-def estimated(rows: list[Row], facts: Facts, *, apart: Callable[[Row, Row], bool]) -> dict[str, dict[str, float]]:
-    """By recipe and quantity, what is estimated from the rows that are `apart` from it; 0 where there is none."""
+def estimated(
+    rows: list[Row], history_rows: list[Row], facts: Facts, *, apart: Callable[[Row, Row], bool]
+) -> dict[str, dict[str, float]]:
+    """By recipe and quantity, what is estimated from the rows of history that are `apart` from it; 0 where there is
+    none. `average`: the plain mean of the same most similar recipes, as the paper takes it."""
     found = {}
+    took = {row["name"]: row["run_s"] for row in history_rows}
     for row in rows:
         with tempfile.TemporaryDirectory() as folder:
             performance = PerformanceStore(Path(folder, "performance.sqlite"))
             history = SourceHistory(Path(folder, "sources.sqlite"))
-            for other in rows:
+            for other in history_rows:
                 if apart(row, other):
                     remember(other, facts, history, performance)
             loader, function = facts[row["name"]]
             one = Estimator(history, performance).estimate(KIND, loader=loader, function=function)
             history.close()
             performance.close()
+        similar = [took[each.recipe] for each in one.from_runs]
         found[row["name"]] = {
             "run_s": one.run_s.median if one.run_s else 0.0,
             "load_s": one.load_s.median if one.load_s else 0.0,
             "peak_bytes": one.peak_bytes.median if one.peak_bytes else 0.0,
+            "average": statistics.fmean(similar) if similar else 0.0,
             "within": float(one.run_s is not None and one.run_s.low <= row["run_s"] <= one.run_s.high),
         }
     return found
@@ -89,7 +96,7 @@ def shares(truth: dict[str, float], said: dict[str, float]) -> tuple[float, floa
     return sum(error < 1 for error in errors) / len(errors), sum(near) / len(near), statistics.median(errors)
 
 
-def constants(rows: list[Row], what: str) -> dict[str, dict[str, float]]:
+def constants(rows: list[Row], history_rows: list[Row], what: str) -> dict[str, dict[str, float]]:
     """What constants say: each recipe is estimated by one number of all others."""
     numbers: dict[str, Callable[[list[float]], float]] = {
         "mean of all": statistics.fmean,
@@ -97,44 +104,51 @@ def constants(rows: list[Row], what: str) -> dict[str, dict[str, float]]:
         "geometric mean of all": statistics.geometric_mean,
         "smallest of all": min,
     }
-    found = {}
-    for name, number in numbers.items():
-        others = {row["name"]: [o[what] for o in rows if o is not row and o[what] > 0] for row in rows}
-        found[name] = {row: number(values) for row, values in others.items()}
-    return found
+    others = {row["name"]: [o[what] for o in history_rows if o is not row and o[what] > 0] for row in rows}
+    return {name: {row: number(values) for row, values in others.items()} for name, number in numbers.items()}
 
 
 def main() -> int:
-    """Print the table; returns 1 where the bar is missed."""
-    rows = collection()
-    facts = facts_of(rows)
+    """Print the tables; returns 1 where the bar is missed."""
+    rows, held_out = collection(), collection(HELD_OUT)
+    facts = facts_of([*rows, *held_out])
     seconds = sorted(row["run_s"] for row in rows)
     span = math.log10(seconds[-1] / seconds[0])
     families = {row["family"] for row in rows}
     print(
         f"{len(rows)} recipes of {len(families)} families, {seconds[0]:.1e} to {seconds[-1]:.1e} s ({span:.1f} orders)"
     )
-    said = estimated(rows, facts, apart=lambda row, other: row is not other)
-    met = True
-    for what in ("run_s", "load_s", "peak_bytes"):
-        truth = {row["name"]: row[what] for row in rows}
-        print(f"\n{what:38} error < 100 %   within x2   median error")
-        estimates = shares(truth, {name: each[what] for name, each in said.items()})
-        _print_row("estimates from similar recipes", estimates)
-        for name, constant in constants(rows, what).items():
-            _print_row(name, shares(truth, constant))
-        met = met and (what != "run_s" or estimates[0] >= BAR)
-    inside = statistics.fmean(each["within"] for each in said.values())
-    print(f"\nrun times between the low and the high value (80 % are meant to be): {inside:.1%}")
-    strange = estimated(rows, facts, apart=lambda row, other: row["family"] != other["family"])
-    answered = sum(each["run_s"] > 0 for each in strange.values())
-    print(f"of a family that history has nothing of: {answered} of {len(rows)} recipes get an estimate of run time")
-    _print_row("  of those", shares(
-        {row["name"]: row["run_s"] for row in rows if strange[row["name"]]["run_s"] > 0} or {"": 1.0},
-        {name: each["run_s"] for name, each in strange.items()} | {"": 0.0},
-    ))  # fmt: skip
+    print("\nA. each recipe from all others")
+    met = _tables(rows, rows, facts)
+    print(f"\nB. {len(held_out)} other recipes, measured after the method was fixed, from those {len(rows)}")
+    met = _tables(held_out, rows, facts) and met
+    strange = estimated(rows, rows, facts, apart=lambda row, other: row["family"] != other["family"])
+    answered = [row for row in rows if strange[row["name"]]["run_s"] > 0]
+    print(f"\nC. of a family that history has nothing of: {len(answered)} of {len(rows)} get an estimate of run time")
+    if answered:
+        truth = {row["name"]: row["run_s"] for row in answered}
+        _print_row("of those", shares(truth, {name: each["run_s"] for name, each in strange.items()}))
     print(f"\nthe bar, {BAR:.0%} of run times with an error under 100 %: {'met' if met else 'missed'}")
     return 0 if met else 1
+
+
+def _tables(rows: list[Row], history_rows: list[Row], facts: Facts) -> bool:
+    """Print a table a quantity; True where run times meet the bar."""
+    said = estimated(rows, history_rows, facts, apart=lambda row, other: row is not other)
+    met = False
+    for what in ("run_s", "load_s", "peak_bytes"):
+        truth = {row["name"]: row[what] for row in rows}
+        print(f"{what:38} error < 100 %   within x2   median error")
+        estimates = shares(truth, {name: each[what] for name, each in said.items()})
+        _print_row("estimates from similar recipes", estimates)
+        if what == "run_s":
+            met = estimates[0] >= BAR
+            _print_row("average of the same (the paper's)", shares(truth, {n: e["average"] for n, e in said.items()}))
+        for name, constant in constants(rows, history_rows, what).items():
+            _print_row(name, shares(truth, constant))
+    inside = statistics.fmean(each["within"] for each in said.values())
+    print(f"run times between the low and the high value (80 % are meant to be): {inside:.1%}")
+    return met
 
 
 def _print_row(name: str, found: tuple[float, float, float]) -> None:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.schedmate.measure_collection`: run the collection on this CPU and write collection.json.
+"""`python -m benchmarks.schedmate.measure_collection [--held-out]`: run the collection on this CPU and write its JSON.
 
 Each recipe runs in a process of its own, forked from one that has imported what all import; one thread. Times are
 medians of several loads and runs after one to warm up, memory is what the process grew by.
@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.schedmate.collection import CollectedRecipe, recipes
 
-MEASURED = Path(__file__).parent / "collection.json"
+FOLDER = Path(__file__).parent
 LOADS, RUNS = 3, 5
 LONGEST_S = 1.0
 QUIET = Path("/tmp/quiet")
@@ -34,8 +34,8 @@ def main() -> int:
 
     torch.set_num_threads(1)
     transformers.LlamaConfig, transformers.LlamaForCausalLM, transformers.BertModel  # noqa: B018  # imported lazily
-    rows = []
-    for recipe in recipes():
+    rows, held_out = [], "--held-out" in sys.argv[1:]
+    for recipe in recipes(held_out=held_out):
         while QUIET.exists():
             time.sleep(5)
         row = _measured(recipe)
@@ -45,7 +45,8 @@ def main() -> int:
             continue
         rows.append(row)
     machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
-    MEASURED.write_text(json.dumps({"machine": machine, "recipes": rows}, indent=1) + "\n")
+    measured = FOLDER / f"collection{'_held_out' if held_out else ''}.json"
+    measured.write_text(json.dumps({"machine": machine, "recipes": rows}, indent=1) + "\n")
     return 0
 
 

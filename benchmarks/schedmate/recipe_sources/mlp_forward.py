@@ -14,5 +14,5 @@ def run(model, batch_size=32, items=512):
     answers = []
     with torch.inference_mode():
         for _ in range(items // batch_size):
-            answers.append(model(torch.randn(batch_size, width)).argmax(dim=1))
+            answers.append(model(torch.randn(batch_size, width)).argmax(dim=1))  # noqa: PERF401
     return torch.cat(answers)

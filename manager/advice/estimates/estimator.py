@@ -12,9 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from stoker.contexts.performance import Estimate, PerformanceStore
-from stoker.manager.advice.estimates.blending import Sample, ScatteredValue, blend
+from stoker.manager.advice.estimates.blending import ScatteredValue, blend
 from stoker.manager.advice.estimates.history import SourceHistory
 from stoker.manager.advice.estimates.retrieval import SimilarSource, SimilarSources
+from stoker.manager.advice.estimates.scaling import Sample
 from stoker.manager.advice.estimates.vectors import Encoder, numbers_of
 from stoker.manager.advice.source.facts import WorkloadFacts
 from stoker.manager.core.events import ContextAdvice
@@ -158,7 +159,7 @@ class Estimator:
             for value, sd in [value_of(source, estimate)]
             if value > 0
         ]
-        return blend(samples[: self._most], samples, numbers_of(facts) if facts is not None else {})
+        return blend(samples, numbers_of(facts) if facts is not None else {}, most=self._most)
 
 
 def joined_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
