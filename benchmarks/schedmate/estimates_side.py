@@ -55,17 +55,19 @@ def estimated(
     none. `average`: the plain mean of the same most similar recipes, as the paper takes it."""
     found = {}
     took = {row["name"]: row["run_s"] for row in history_rows}
+    folder = tempfile.TemporaryDirectory()
+    performance = PerformanceStore(Path(folder.name, "performance.sqlite"))
+    history = SourceHistory(Path(folder.name, "sources.sqlite"))
+    for row in history_rows:
+        remember(row, facts, history, performance)
+    known = {row["name"]: performance.estimates(row["name"]) for row in history_rows}
+    hidden = set[str]()
+    estimator = Estimator(history, lambda recipe: {} if recipe in hidden else known[recipe])
     for row in rows:
-        with tempfile.TemporaryDirectory() as folder:
-            performance = PerformanceStore(Path(folder, "performance.sqlite"))
-            history = SourceHistory(Path(folder, "sources.sqlite"))
-            for other in history_rows:
-                if apart(row, other):
-                    remember(other, facts, history, performance)
-            loader, function = facts[row["name"]]
-            one = Estimator(history, performance).estimate(KIND, loader=loader, function=function)
-            history.close()
-            performance.close()
+        hidden.clear()
+        hidden.update(other["name"] for other in history_rows if not apart(row, other))
+        loader, function = facts[row["name"]]
+        one = estimator.estimate(KIND, loader=loader, function=function)
         similar = [took[each.recipe] for each in one.from_runs]
         found[row["name"]] = {
             "run_s": one.run_s.median if one.run_s else 0.0,
@@ -74,6 +76,9 @@ def estimated(
             "average": statistics.fmean(similar) if similar else 0.0,
             "within": float(one.run_s is not None and one.run_s.low <= row["run_s"] <= one.run_s.high),
         }
+    history.close()
+    performance.close()
+    folder.cleanup()
     return found
 
 

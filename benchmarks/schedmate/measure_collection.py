@@ -1,7 +1,8 @@
 """`python -m benchmarks.schedmate.measure_collection [--held-out]`: run the collection on this CPU and write its JSON.
 
-Each recipe runs in a process of its own, forked from one that has imported what all import; one thread. Times are
-medians of several loads and runs after one to warm up, memory is what the process grew by.
+Each recipe runs in a process of its own, forked from one that has imported what all import; one thread. Times are the
+least CPU time of several loads and runs after one to warm up (the machine is shared, and one thread that only computes
+takes as long on an idle one); memory is what the process grew by.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -19,7 +21,7 @@ from typing import Any
 from benchmarks.schedmate.collection import CollectedRecipe, recipes
 
 FOLDER = Path(__file__).parent
-LOADS, RUNS = 3, 5
+LOADS, RUNS = 5, 7
 LONGEST_S = 1.0
 QUIET = Path("/tmp/quiet")
 """While this file is there, somebody else on this machine measures."""
@@ -35,7 +37,9 @@ def main() -> int:
     torch.set_num_threads(1)
     transformers.LlamaConfig, transformers.LlamaForCausalLM, transformers.BertModel  # noqa: B018  # imported lazily
     rows, held_out = [], "--held-out" in sys.argv[1:]
-    for recipe in recipes(held_out=held_out):
+    order = recipes(held_out=held_out)
+    random.Random(0).shuffle(order)  # so that what else runs here falls on all families alike
+    for recipe in order:
         while QUIET.exists():
             time.sleep(5)
         row = _measured(recipe)
@@ -82,8 +86,8 @@ def _figures(recipe: CollectedRecipe) -> dict[str, float]:
     loads = _seconds(lambda: names["load"](**recipe.load), LOADS)
     runs = _seconds(lambda: names["run"](context, **recipe.run), RUNS)
     return {
-        "load_s": statistics.median(loads),
-        "run_s": statistics.median(runs),
+        "load_s": min(loads),
+        "run_s": min(runs),
         "run_sd": statistics.stdev(runs),
         "resident_bytes": max(0, after - before),
         "peak_bytes": max(0, peak - before),
@@ -93,9 +97,9 @@ def _figures(recipe: CollectedRecipe) -> dict[str, float]:
 def _seconds(work: Callable[[], Any], times: int) -> list[float]:
     found = []
     for _ in range(times):
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        found.append(time.perf_counter() - start)
+        found.append(time.process_time() - start)
     return found
 
 

@@ -7,11 +7,11 @@ source is the same once normalised, and its estimate is what the old one took.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from stoker.contexts.performance import Estimate, PerformanceStore
+from stoker.contexts.performance import Estimate
 from stoker.manager.advice.estimates.blending import ScatteredValue, blend
 from stoker.manager.advice.estimates.history import SourceHistory
 from stoker.manager.advice.estimates.retrieval import SimilarSource, SimilarSources
@@ -68,12 +68,13 @@ class RetrievedEstimate(msgspec.Struct, frozen=True):
 
 
 class Estimator:
-    """Asks history. `encoder` (texts to vectors) is optional; `threshold` and `most` are the paper's T and k."""
+    """Asks history. `estimates_of` says what a recipe took, by device kind: `PerformanceStore.estimates`. `encoder`
+    (texts to vectors) is optional; `threshold` and `most` are the paper's T and k."""
 
     def __init__(
         self,
         history: SourceHistory,
-        performance: PerformanceStore,
+        estimates_of: Callable[[str], Mapping[str, Estimate]],
         *,
         encoder: Encoder | None = None,
         encoder_name: str = "encoder",
@@ -81,7 +82,7 @@ class Estimator:
         most: int = MOST_SIMILAR,
     ) -> None:
         self._similar = SimilarSources(history, encoder=encoder, encoder_name=encoder_name)
-        self._performance = performance
+        self._estimates_of = estimates_of
         self._threshold = threshold
         self._most = most
 
@@ -95,7 +96,7 @@ class Estimator:
         def measured(source: SimilarSource) -> Estimate | None:
             recipe = source.row.recipe
             if recipe not in known:
-                known[recipe] = self._performance.estimates(recipe).get(kind)
+                known[recipe] = self._estimates_of(recipe).get(kind)
             return known[recipe]
 
         loads = self._of(loader, measured, lambda found, _: found.loads > 0, kind, why, "load_s", of_loaders=True)

@@ -11,4 +11,5 @@ configs.py     JSON, TOML and YAML files that the source opens
 recognise.py   which calls, names and keywords tell which fact
 extractor.py   all of these together: `extract_facts`
 agent.py       an optional language model that fills what the extractor leaves open
+endpoint.py    its endpoint, within time and tokens; believing.py: its answers held to the source
 """

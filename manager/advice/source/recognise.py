@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 
-from stoker.manager.advice.source.facts import ARGUMENT, COMMAND_LINE, UNKNOWN, SourceFact, fits
+from stoker.manager.advice.source.facts import UNKNOWN, SourceFact, fits
 from stoker.manager.advice.source.values import CallSite, FieldBag, InstalledName, Known, NamedFile, OwnClass
 from stoker.manager.advice.source.vocabulary import FIELD_OF, FRAMEWORKS, PRECISIONS, TASK_OF_CALL, TASK_OF_CLASS
 
@@ -208,8 +208,6 @@ class Recogniser:
             known = known.strip()
         if not fits(field, known) or known == UNKNOWN:
             return
-        if value.where in (ARGUMENT, COMMAND_LINE):
-            sure = max(sure, 0.9)
         self._keep(field, SourceFact(known, value.where, round(min(sure, 1.0), 3)))
 
     def _keep(self, field: str, fact: SourceFact) -> None:
