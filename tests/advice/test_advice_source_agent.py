@@ -140,7 +140,8 @@ def test_a_file_outside_of_the_folders_is_not_shown(endpoint: FakeEndpoint, fold
 
 
 def test_values_that_the_source_does_not_contain_are_not_believed(endpoint: FakeEndpoint, folder: Path):
-    made_up = {"model": "gpt-17", "data": "imagenet", "items": 77, "epochs": -3, "steps": True, "task": ["x"], "precision": "float16"}  # fmt: skip
+    made_up = {"model": "gpt-17", "data": "imagenet", "items": 77, "precision": "float16"}
+    made_up |= {"epochs": -3, "steps": True, "task": ["x"]}
     endpoint.answer = lambda request, number: "Final Answer: " + json.dumps(made_up)
     before, after = asked(endpoint, folder)
     assert without_notes(after) == without_notes(before)

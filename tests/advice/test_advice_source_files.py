@@ -27,27 +27,47 @@ def facts_of(folder: Path, name: str = "train.py", **options: Any) -> WorkloadFa
     return extract_facts(source, folders=[folder], **options)
 
 
-@pytest.mark.parametrize(
-    ("main", "files"),
-    [
-        ("from sizes import BATCH\nDataLoader(d, batch_size=BATCH)", {"sizes.py": "BATCH = 24"}),
-        ("import sizes as s\nDataLoader(d, batch_size=s.BATCH)", {"sizes.py": "BATCH = 24"}),
-        ("from sizes import *\nDataLoader(d, batch_size=BATCH)", {"sizes.py": "BATCH = 24"}),
-        ("import a.b.c\na.b.c.go(24)", {"a/__init__.py": "", "a/b/__init__.py": "", "a/b/c.py": "def go(n): f(batch_size=n)"}),
-        ("from a import go\ngo()", {"a/__init__.py": "from .b import go", "a/b.py": "from .c import N\ndef go(): f(batch_size=N)", "a/c.py": "N = 24"}),
-        ("from a.b import go\ngo()", {"a/b.py": "from ..n import N\ndef go(): f(batch_size=N)", "n.py": ""} | {"a/b.py": "def go():\n    from a import n\n    f(batch_size=n.N)", "a/n.py": "N = 24"}),
-        ("from one import go\ngo()", {"one.py": "import two\nN = 24\ndef go(): two.go()", "two.py": "import one\ndef go(): f(batch_size=one.N)"}),
-    ],
-)  # fmt: skip
-def test_own_modules_are_followed(tmp_path: Path, main: str, files: dict[str, str]):
-    found = facts_of(project(tmp_path, {"train.py": main, **files}))
+GO = "from {} import go\ngo()\n"
+PROJECTS: dict[str, dict[str, str]] = {
+    "a name": {"train.py": "from sizes import BATCH\nDataLoader(d, batch_size=BATCH)", "sizes.py": "BATCH = 24"},
+    "a module": {"train.py": "import sizes as s\nDataLoader(d, batch_size=s.BATCH)", "sizes.py": "BATCH = 24"},
+    "all names": {"train.py": "from sizes import *\nDataLoader(d, batch_size=BATCH)", "sizes.py": "BATCH = 24"},
+    "packages": {
+        "train.py": "import a.b.c\na.b.c.go(24)",
+        "a/__init__.py": "",
+        "a/b/__init__.py": "",
+        "a/b/c.py": "def go(n): f(batch_size=n)",
+    },
+    "a package that hands on": {
+        "train.py": GO.format("a"),
+        "a/__init__.py": "from .b import go",
+        "a/b.py": "from .c import N\ndef go(): f(batch_size=N)",
+        "a/c.py": "N = 24",
+    },
+    "an import when it runs, above": {
+        "train.py": GO.format("a.b.c"),
+        "a/b/c.py": "def go():\n    from .. import n\n    f(batch_size=n.N)",
+        "a/n.py": "N = 24",
+    },
+    "a cycle": {
+        "train.py": GO.format("one"),
+        "one.py": "import two\nN = 24\ndef go(): two.go()",
+        "two.py": "import one\ndef go(): f(batch_size=one.N)",
+    },
+}
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_own_modules_are_followed(tmp_path: Path, name: str):
+    found = facts_of(project(tmp_path, PROJECTS[name]))
     assert found.batch_size is not None, found.notes
     assert found.batch_size.value == 24
     assert found.notes == ()
 
 
 def test_the_place_of_a_fact_is_in_the_module_that_says_it(tmp_path: Path):
-    folder = project(tmp_path, {"train.py": "import nets.model\nnets.model.load()\n", "nets/model.py": "\n\ndef load():\n    AutoModel.from_pretrained('gpt2')\n"})  # fmt: skip
+    model = "\n\ndef load():\n    AutoModel.from_pretrained('gpt2')\n"
+    folder = project(tmp_path, {"train.py": "import nets.model\nnets.model.load()\n", "nets/model.py": model})
     assert facts_of(folder).model.where == "nets/model.py:4"
 
 

@@ -84,7 +84,7 @@ class Conversation:
         return text
 
     def _post(self, body: dict[str, Any]) -> bytes:
-        httpx = self._httpx
+        httpx, url = self._httpx, self._model.url.rstrip("/")
         left_s = self._left_s()
         timeout = httpx.Timeout(left_s, connect=min(_CONNECT_S, left_s))
         key = os.environ.get(self._model.key_variable, "") if self._model.key_variable else ""
@@ -92,10 +92,10 @@ class Conversation:
         data = bytearray()
         try:
             with (
-                httpx.Client(timeout=timeout, trust_env=not _is_loopback(self._model.url)) as client,
-                client.stream(
-                    "POST", self._model.url.rstrip("/") + "/chat/completions", json=body, headers=headers
-                ) as response,
+                httpx.Client(
+                    timeout=timeout, trust_env=not _is_loopback(url), verify=url.startswith("https")
+                ) as client,
+                client.stream("POST", url + "/chat/completions", json=body, headers=headers) as response,
             ):
                 if response.status_code != 200:
                     raise EndpointError(f"it answered with status {response.status_code}")
