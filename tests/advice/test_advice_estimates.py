@@ -14,7 +14,7 @@ from stoker.contexts.performance import PerformanceStore
 from stoker.manager.advice.estimates.blending import blend
 from stoker.manager.advice.estimates.estimator import Estimator, joined_facts
 from stoker.manager.advice.estimates.history import SourceHistory
-from stoker.manager.advice.estimates.scaling import Sample, fit_effects, usual_exponent
+from stoker.manager.advice.estimates.scaling import MeasuredSample, fit_effects, usual_exponent
 from stoker.manager.advice.estimates.vectors import TermTable, terms_of_facts, terms_of_text
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
@@ -183,7 +183,7 @@ def test_empty_tables_and_texts():
 
 
 def test_effects_are_fitted_and_begin_with_what_is_usual():
-    samples = [Sample(0.1 * n**2, 0.0, 0.9, {"n": float(n)}) for n in (1, 2, 4, 8, 16, 32)]
+    samples = [MeasuredSample(0.1 * n**2, 0.0, 0.9, {"n": float(n)}) for n in (1, 2, 4, 8, 16, 32)]
     effects = fit_effects(samples, {"n": 64.0}, width=0.2)
     assert effects is not None
     assert effects.exponents["n"] == pytest.approx(2 * math.log(2), rel=0.15), "twice the number, four times the time"
@@ -194,22 +194,22 @@ def test_effects_are_fitted_and_begin_with_what_is_usual():
 
 
 def test_of_two_numbers_that_go_together_one_is_fitted():
-    samples = [Sample(float(n), 0.0, 0.9, {"width": float(n), "Linear 1": 2.0 * n}) for n in (1, 2, 4, 8)]
+    samples = [MeasuredSample(float(n), 0.0, 0.9, {"width": float(n), "Linear 1": 2.0 * n}) for n in (1, 2, 4, 8)]
     effects = fit_effects(samples, {"width": 2.0, "Linear 1": 4.0}, width=0.2)
     assert effects is not None
     assert list(effects.exponents) == ["width"]
 
 
 def test_a_blend_takes_the_nearest_and_says_how_sure_it_is():
-    near = [Sample(1.0, 0.0, 0.95), Sample(1.1, 0.0, 0.95)]
-    far = [Sample(100.0, 0.0, 0.6)]
+    near = [MeasuredSample(1.0, 0.0, 0.95), MeasuredSample(1.1, 0.0, 0.95)]
+    far = [MeasuredSample(100.0, 0.0, 0.6)]
     one = blend([*near, *far], {}, most=5)
     assert one is not None
     assert one.median == pytest.approx(1.05, rel=0.05)
-    alone = blend([Sample(1.0, 0.0, 0.7)], {}, most=5)
-    agreed = blend([Sample(1.0, 0.0, 0.95)] * 5, {}, most=5)
+    alone = blend([MeasuredSample(1.0, 0.0, 0.7)], {}, most=5)
+    agreed = blend([MeasuredSample(1.0, 0.0, 0.95)] * 5, {}, most=5)
     assert alone is not None
     assert agreed is not None
     assert alone.high / alone.low > agreed.high / agreed.low > 1
     assert alone.mean > alone.median
-    assert blend([Sample(0.0, 0.0, 0.9), Sample(math.nan, 0.0, 0.9)], {}, most=5) is None
+    assert blend([MeasuredSample(0.0, 0.0, 0.9), MeasuredSample(math.nan, 0.0, 0.9)], {}, most=5) is None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from stoker.manager.advice.estimates.scaling import Sample, fit_effects
+from stoker.manager.advice.estimates.scaling import MeasuredSample, fit_effects
 
 _WIDTH = 0.06
 """A recipe whose similarity is so much lower than the best has a third of its weight."""
@@ -44,7 +44,7 @@ class ScatteredValue(msgspec.Struct, frozen=True):
         return self.mean * math.sqrt(math.expm1(self.log_sd**2))
 
 
-def blend(samples: Sequence[Sample], numbers: Mapping[str, float], *, most: int) -> ScatteredValue | None:
+def blend(samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int) -> ScatteredValue | None:
     """The distribution of a quantity, from the `most` most similar samples (they come first); effects of numbers are
     fitted on all. `numbers`: those of what is asked for. None without a positive measurement."""
     samples = [sample for sample in samples if sample.sound]

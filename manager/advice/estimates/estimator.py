@@ -15,7 +15,7 @@ from stoker.contexts.performance import Estimate
 from stoker.manager.advice.estimates.blending import ScatteredValue, blend
 from stoker.manager.advice.estimates.history import SourceHistory
 from stoker.manager.advice.estimates.retrieval import SimilarSource, SimilarSources
-from stoker.manager.advice.estimates.scaling import Sample
+from stoker.manager.advice.estimates.scaling import MeasuredSample
 from stoker.manager.advice.estimates.vectors import Encoder, numbers_of
 from stoker.manager.advice.source.facts import WorkloadFacts
 from stoker.manager.core.events import ContextAdvice
@@ -155,7 +155,7 @@ class Estimator:
         value_of: Callable[[SimilarSource, Estimate], tuple[float, float]],
     ) -> ScatteredValue | None:
         samples = [
-            Sample(value, sd, source.similarity, numbers_of(source.row.facts))
+            MeasuredSample(value, sd, source.similarity, numbers_of(source.row.facts))
             for source, estimate in found
             for value, sd in [value_of(source, estimate)]
             if value > 0

@@ -31,7 +31,7 @@ _SIZES = re.compile(r"layer|depth|loop|round|repeat|token|width|hidden|dim|chann
 _NUMBERED = re.compile(r".* \d+")
 
 
-class Sample(msgspec.Struct, frozen=True):
+class MeasuredSample(msgspec.Struct, frozen=True):
     """What one similar recipe took: the mean and standard deviation of its measurements, its similarity and numbers."""
 
     value: float
@@ -74,7 +74,9 @@ def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
     return 0.8 if sized or name.startswith("loop ") else 0.0
 
 
-def fit_effects(samples: Sequence[Sample], numbers: Mapping[str, float], *, width: float) -> FittedEffects | None:
+def fit_effects(
+    samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, width: float
+) -> FittedEffects | None:
     """The effects of the numbers that samples and `numbers` share; None for too few samples, or none that differ.
     `width`: a sample whose similarity is so much lower than the best has a third of its weight."""
     if len(samples) < FEWEST_TO_FIT:
@@ -101,7 +103,7 @@ def fit_effects(samples: Sequence[Sample], numbers: Mapping[str, float], *, widt
     )
 
 
-def _columns(samples: Sequence[Sample], numbers: Mapping[str, float]) -> tuple[list[str], Array]:
+def _columns(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) -> tuple[list[str], Array]:
     """The logarithms of the numbers that all share and that differ, one column each; of two that always go together
     the first stays."""
     shared = [name for name in numbers if all(name in sample.numbers for sample in samples)]
