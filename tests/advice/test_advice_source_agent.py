@@ -26,6 +26,10 @@ REGISTRY = "# corpus: wiki-small\napi_key = 'abcd1234efgh5678'\ndef best(name, r
 Answer = Callable[[dict[str, Any], int], Any]
 
 
+DRIP = object()
+"""An answer that comes a byte at a time and never ends."""
+
+
 class FakeEndpoint(ThreadingHTTPServer):
     """An endpoint on loopback; `answer(request, number)` gives the model's text, or bytes to send as they are."""
 
@@ -51,6 +55,9 @@ class _Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append({**request, "path": self.path})
         said = self.server.answer(request, len(self.server.asked))
+        if said is DRIP:
+            self._drip()
+            return
         message = {"choices": [{"message": {"content": said}}], "usage": {"total_tokens": self.server.tokens}}
         data = said if isinstance(said, bytes) else json.dumps(message).encode()
         self.send_response(self.server.status)
@@ -59,6 +66,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
         except OSError:
             pass
+
+    def _drip(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        while not self.server.released.wait(0.05):
+            try:
+                self.wfile.write(b" ")
+            except OSError:
+                return
 
     def log_message(self, *args: Any) -> None:
         """Say nothing."""
@@ -152,6 +168,10 @@ def hang(server: FakeEndpoint) -> None:
     server.answer = lambda request, number: server.released.wait(20) or ""
 
 
+def drip(server: FakeEndpoint) -> None:
+    server.answer = lambda request, number: DRIP
+
+
 def nonsense(server: FakeEndpoint) -> None:
     server.answer = lambda request, number: "The answer is blowing in the wind."
 
@@ -184,6 +204,7 @@ def refuses(server: FakeEndpoint) -> None:
     ("misbehave", "why"),
     [
         (hang, "time|Timeout"),
+        (drip, "time limit of 0.4 s is over"),
         (nonsense, "neither an action nor an answer"),
         (no_json, "none of a chat's"),
         (odd_json, "none of a chat's"),
@@ -198,7 +219,7 @@ def test_whatever_the_endpoint_does_the_facts_stand(
 ):
     misbehave(endpoint)
     start = time.monotonic()
-    before, after = asked(endpoint, folder, time_limit_s=0.4 if misbehave is hang else 5.0)
+    before, after = asked(endpoint, folder, time_limit_s=0.4 if misbehave in (hang, drip) else 5.0)
     assert without_notes(after) == without_notes(before)
     assert any(part in after.notes[-1] for part in why.split("|")), after.notes
     assert time.monotonic() - start < 5
