@@ -1,0 +1,1 @@
+"""SchedMate's evaluations, on collections of our own."""

@@ -1,0 +1,133 @@
+"""Files of the user's own folders, read within bounds. Nothing outside of them is read, through a link neither."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from stoker.units import show_bytes
+
+INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__"})
+"""Folders of these names hold code of others, wherever they lie."""
+
+
+class ReadingLimits(msgspec.Struct, frozen=True):
+    """How much of the user's folders one extraction reads."""
+
+    files: int = 40
+    file_bytes: int = 1_000_000
+    total_bytes: int = 4_000_000
+    depth: int = 8
+    """Calls inside calls that are followed."""
+    nodes: int = 100_000
+    """Statements and expressions that are visited."""
+
+
+class NotReadError(Exception):
+    """A file was not read. Its text says why; it stays inside this package."""
+
+
+class OwnFolders:
+    """The folders that may be read, and what was read of them."""
+
+    def __init__(self, folders: Iterable[str | os.PathLike[str]], limits: ReadingLimits) -> None:
+        self.roots = tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders))
+        self.limits = limits
+        self.texts: dict[Path, str] = {}
+        """What was read, by real path."""
+        self._bytes = 0
+
+    def contains(self, real: Path) -> bool:
+        """True for a real path inside the folders, and outside of installed packages."""
+        for root in self.roots:
+            if real.is_relative_to(root) and not INSTALLED.intersection(real.relative_to(root).parts):
+                return True
+        return False
+
+    def read(self, path: Path) -> str:
+        """The text of a file. Raises NotReadError."""
+        name = self.name_of(path)
+        try:
+            real = Path(os.path.realpath(path))
+            if not self.contains(real):
+                raise NotReadError(f"{name}: not read: it lies outside of the folders given")
+            if real in self.texts:
+                return self.texts[real]
+            if len(self.texts) >= self.limits.files:
+                raise NotReadError(f"{name}: not read: {self.limits.files} files were read already")
+            text = self._read(real, name)
+        except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+            why = getattr(error, "strerror", None) or str(error)
+            raise NotReadError(f"{name}: not read: {why}") from None
+        self.texts[real] = text
+        return text
+
+    def _read(self, real: Path, name: str) -> str:
+        # O_NONBLOCK: opening a named pipe that nobody writes to must not wait.
+        file = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(file, "rb") as opened:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotReadError(f"{name}: not read: it is no plain file")
+            size = status.st_size
+            if size > self.limits.file_bytes:
+                most = show_bytes(self.limits.file_bytes)
+                raise NotReadError(f"{name}: not read: it has {show_bytes(size)}, more than {most}")
+            if self._bytes + size > self.limits.total_bytes:
+                raise NotReadError(f"{name}: not read: {show_bytes(self._bytes)} of source were read already")
+            data = opened.read(self.limits.file_bytes)
+        self._bytes += len(data)
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise NotReadError(f"{name}: not read: it is no text in UTF-8") from None
+
+    def name_of(self, path: Path) -> str:
+        """A path as people read it: relative to the folder that it lies in."""
+        place = Path(os.path.abspath(path))
+        for root in self.roots:
+            if place.is_relative_to(root):
+                return str(place.relative_to(root))
+        return str(path)
+
+    def find(self, name: str, *, beside: Path | None) -> Path | None:
+        """The file that a relative path in the source names: beside the source, else in one of the folders."""
+        places = ([beside.parent] if beside is not None else []) + list(self.roots)
+        try:
+            for place in places:
+                if (place / name).is_file():
+                    return place / name
+        except (OSError, ValueError):
+            return None
+        return None
+
+    def module(self, dotted: str, *, beside: Path | None) -> Path | None:
+        """The file of a module of the user's own, by its dotted name; None if the folders have none."""
+        parts = dotted.split(".")
+        if not all(part.isidentifier() for part in parts):
+            return None
+        places = ([beside.parent] if beside is not None else []) + list(self.roots)
+        for place in places:
+            base = place.joinpath(*parts)
+            for file in (base.with_name(base.name + ".py"), base / "__init__.py"):
+                if os.path.lexists(file):
+                    return file
+        return None
+
+    def listing(self, *, most: int) -> Iterator[str]:
+        """The files of the folders as people read them, without hidden and installed ones, at most so many."""
+        seen = 0
+        for root in self.roots:
+            for folder, folders, files in os.walk(root):
+                folders[:] = sorted(name for name in folders if name not in INSTALLED and not name.startswith("."))
+                for name in sorted(files):
+                    if name.startswith("."):
+                        continue
+                    if seen == most:
+                        return
+                    seen += 1
+                    yield self.name_of(Path(folder, name))

@@ -1,0 +1,215 @@
+"""Estimates for recipes that were never measured: from which ones they are, how they are scaled, why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.contexts.performance import PerformanceStore
+from stoker.manager.advice.estimates.blending import blend
+from stoker.manager.advice.estimates.estimator import Estimator, joined_facts
+from stoker.manager.advice.estimates.history import SourceHistory
+from stoker.manager.advice.estimates.scaling import MeasuredSample, fit_effects, usual_exponent
+from stoker.manager.advice.estimates.vectors import TermTable, terms_of_facts, terms_of_text
+from stoker.manager.advice.source.extractor import SourceText, extract_facts
+from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
+
+LOADER = """
+import torch
+from torch import nn
+def load(width=64):
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+"""
+FUNCTION = """
+import torch
+def run(model, batch_size=8, steps=10):
+    # a comment
+    for step in range(steps):
+        found = model(torch.randn(batch_size, 64)).argmax()
+    return found
+"""
+
+
+def loader_facts(width: int = 64, text: str = LOADER) -> WorkloadFacts:
+    return extract_facts(SourceText(text, "load"), arguments={"width": width})
+
+
+def function_facts(*, text: str = FUNCTION, width: int = 64, **arguments: Any) -> WorkloadFacts:
+    return joined_facts(loader_facts(width), extract_facts(SourceText(text, "run"), arguments=arguments))
+
+
+class World:
+    """History and measurements in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.performance = PerformanceStore(folder / "performance.sqlite")
+        self.history = SourceHistory(folder / "sources.sqlite")
+        self.estimator = Estimator(self.history, self.performance.estimates)
+
+    def ran(self, recipe: str, *, steps: int, run_s: float, kind: str = "cpu", width: int = 64) -> None:
+        self.history.remember(recipe, loader_facts(width), name=f"{recipe}-name")
+        self.history.remember(recipe, function_facts(steps=steps, width=width), function="run", name=f"{recipe}-name")
+        self.performance.record_load(
+            recipe, kind=kind, load_s=width / 64, resident_bytes=width * 1000, peak_bytes=width * 2000
+        )
+        self.performance.record_runs(recipe, kind=kind, function="run", run_s=[run_s, run_s * 1.02])
+        self.performance.record_pace(recipe, kind=kind, size=2, pace_s=run_s / steps)
+
+    def close(self) -> None:
+        self.performance.close()
+        self.history.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_recipe_that_was_never_seen_is_estimated_from_similar_ones(world: World):
+    for number, steps in enumerate((10, 20, 40, 80, 160)):
+        world.ran(f"r{number}", steps=steps, run_s=steps / 100)
+    one = world.estimator.estimate("cpu", loader=loader_facts(), function=function_facts(steps=56))
+    assert one.run_s is not None
+    assert one.run_s.median == pytest.approx(0.56, rel=0.25)
+    assert one.run_s.low < 0.56 < one.run_s.high
+    assert one.run_s.recipes == 5
+    assert {each.recipe for each in one.from_runs} == {f"r{number}" for number in range(5)}
+    assert one.from_runs[0].recipe in ("r2", "r3")
+    assert one.from_runs[0].similarity >= one.from_runs[-1].similarity
+    assert one.from_runs[0].name.endswith("-name")
+    assert one.load_s is not None
+    assert one.load_s.median == pytest.approx(1.0, rel=0.01)
+    assert one.peak_bytes is not None
+    assert one.peak_bytes.median == pytest.approx(128_000, rel=0.01)
+    assert one.pace_s[2].median == pytest.approx(0.01, rel=0.3)
+    assert one.why == {}
+    advice = one.as_advice()
+    assert advice.run_s >= one.run_s.median
+    assert advice.peak_bytes == int(one.peak_bytes.high)
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        FUNCTION.replace("# a comment", "# quite another comment"),
+        FUNCTION.replace("found", "answer").replace("step in", "s in"),
+        FUNCTION.replace("steps", "rounds_wanted"),
+    ],
+)
+def test_an_edited_comment_or_a_renamed_variable_forgets_nothing(world: World, edited: str):
+    world.ran("before", steps=10, run_s=3.0)
+    world.ran("other", steps=20, run_s=9.0)
+    name = "rounds_wanted" if "rounds_wanted" in edited else "steps"
+    one = world.estimator.estimate("cpu", function=function_facts(text=edited, **{name: 10}))
+    assert one.run_s is not None
+    assert one.run_s.median == pytest.approx(3.03, rel=0.01)
+    assert one.run_s.recipes == 1
+    assert one.run_s.log_sd < 0.05, "it is the same source: the spread is that of its own measurements"
+    assert one.from_runs[0].similarity == 1.0
+
+
+def test_why_there_is_no_estimate(world: World):
+    empty = world.estimator.estimate("cpu", loader=loader_facts(), function=function_facts())
+    assert empty.run_s is None
+    assert empty.why["run_s"] == "no recipe in the history has a similarity of 0.55 or more"
+    world.ran("r", steps=10, run_s=1.0, kind="NVIDIA A10")
+    elsewhere = world.estimator.estimate("cpu", loader=loader_facts(), function=function_facts(steps=10))
+    assert elsewhere.why["load_s"] == "1 similar recipes are in the history, and none was measured on cpu"
+    strange = extract_facts(SourceText("def f():\n    import pandas\n    return pandas.read_csv('a.csv').mean()", "f"))
+    assert "no recipe" in world.estimator.estimate("NVIDIA A10", function=strange).why["run_s"]
+    broken = world.estimator.estimate("cpu", function=extract_facts(SourceText("def f(:", "f")))
+    assert broken.why["run_s"].startswith("the source is not known: <source>: not read: line 1")
+    assert broken.why["load_s"] == "the source is not known"
+    assert empty.as_advice().run_s == 0.0
+
+
+def test_an_encoder_stands_for_the_source(world: World):
+    world.ran("short", steps=10, run_s=1.0)
+    seen: list[str] = []
+
+    def encoder(texts: Sequence[str]) -> Any:
+        seen.extend(texts)
+        return np.array([[len(text), 1.0] for text in texts], np.float32)
+
+    estimator = Estimator(world.history, world.performance.estimates, encoder=encoder)
+    assert estimator.estimate("cpu", function=function_facts(steps=12)).run_s is not None
+    first = len(seen)
+    assert estimator.estimate("cpu", function=function_facts(steps=14)).run_s is not None
+    assert len(seen) - first == 1, "the rows' vectors are kept"
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda texts: np.zeros(3), lambda texts: [][1], lambda texts: np.full((len(texts), 2), np.nan)]
+)
+def test_an_encoder_that_fails_is_done_without(world: World, wrong: Any, caplog: pytest.LogCaptureFixture):
+    world.ran("r", steps=10, run_s=1.0)
+    estimator = Estimator(world.history, world.performance.estimates, encoder=wrong)
+    assert estimator.estimate("cpu", function=function_facts(steps=12)).run_s is not None
+    assert "the sentence encoder encoder failed" in caplog.text
+
+
+# ---- the parts
+
+
+def test_numbers_are_near_by_their_ratio():
+    def row(value: int) -> dict[str, float]:
+        return terms_of_facts(WorkloadFacts(batch_size=SourceFact(value, "", 1.0)))
+
+    near, far, same = TermTable([row(48), row(2048), row(32)], idf=False).cosines(row(32))
+    assert same == pytest.approx(1.0)
+    assert near > 0.8
+    assert far < 0.01
+
+
+def test_sizes_of_one_model_are_alike():
+    def row(name: str) -> dict[str, float]:
+        return terms_of_facts(WorkloadFacts(model=SourceFact(name, "", 1.0)))
+
+    small, other = TermTable([row("SmolLM2-360M"), row("bert-base")], idf=False).cosines(row("SmolLM2-1.7B"))
+    assert small > 0.15 > other
+
+
+def test_empty_tables_and_texts():
+    assert len(TermTable([], idf=True).cosines({"a": 1.0})) == 0
+    assert TermTable([{}, {"a": 1.0}], idf=True).cosines({}).tolist() == [0.0, 0.0]
+    assert terms_of_text("") == {}
+
+
+def test_effects_are_fitted_and_begin_with_what_is_usual():
+    samples = [MeasuredSample(0.1 * n**2, 0.0, 0.9, {"n": float(n)}) for n in (1, 2, 4, 8, 16, 32)]
+    effects = fit_effects(samples, {"n": 64.0}, width=0.2)
+    assert effects is not None
+    assert effects.exponents["n"] == pytest.approx(2 * math.log(2), rel=0.15), "twice the number, four times the time"
+    assert fit_effects(samples[:2], {"n": 64.0}, width=0.2) is None
+    assert usual_exponent("steps", {}) == 0.9
+    assert usual_exponent("batch_size", {"items": 1.0}) == 0.0 != usual_exponent("batch_size", {})
+    assert usual_exponent("seed", {}) == 0.0
+
+
+def test_of_two_numbers_that_go_together_one_is_fitted():
+    samples = [MeasuredSample(float(n), 0.0, 0.9, {"width": float(n), "Linear 1": 2.0 * n}) for n in (1, 2, 4, 8)]
+    effects = fit_effects(samples, {"width": 2.0, "Linear 1": 4.0}, width=0.2)
+    assert effects is not None
+    assert list(effects.exponents) == ["width"]
+
+
+def test_a_blend_takes_the_nearest_and_says_how_sure_it_is():
+    near = [MeasuredSample(1.0, 0.0, 0.95), MeasuredSample(1.1, 0.0, 0.95)]
+    far = [MeasuredSample(100.0, 0.0, 0.6)]
+    one = blend([*near, *far], {}, most=5)
+    assert one is not None
+    assert one.median == pytest.approx(1.05, rel=0.05)
+    alone = blend([MeasuredSample(1.0, 0.0, 0.7)], {}, most=5)
+    agreed = blend([MeasuredSample(1.0, 0.0, 0.95)] * 5, {}, most=5)
+    assert alone is not None
+    assert agreed is not None
+    assert alone.high / alone.low > agreed.high / agreed.low > 1
+    assert alone.mean > alone.median
+    assert blend([MeasuredSample(0.0, 0.0, 0.9), MeasuredSample(math.nan, 0.0, 0.9)], {}, most=5) is None

@@ -1,0 +1,262 @@
+"""The optional language model: what it adds is held to the source, and whatever the endpoint does, the facts stand."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker.manager.advice.source.agent import facts_with_agent
+from stoker.manager.advice.source.endpoint import Conversation, EndpointError, LanguageModel
+from stoker.manager.advice.source.extractor import SourceText, extract_facts
+from stoker.manager.advice.source.facts import WorkloadFacts
+
+pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
+
+MAIN = "import registry\nmodel = registry.best('bert-base', rows=4096)\nDataLoader(d, batch_size=16)\n"
+REGISTRY = "# corpus: wiki-small\napi_key = 'abcd1234efgh5678'\ndef best(name, rows): return LOADERS[name](rows)\n"
+
+Answer = Callable[[dict[str, Any], int], Any]
+
+
+DRIP = object()
+"""An answer that comes a byte at a time and never ends."""
+
+
+class FakeEndpoint(ThreadingHTTPServer):
+    """An endpoint on loopback; `answer(request, number)` gives the model's text, or bytes to send as they are."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked: list[dict[str, Any]] = []
+        self.answer: Answer = lambda request, number: "Final Answer: {}"
+        self.tokens = 10
+        self.status = 200
+        self.released = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeEndpoint
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append({**request, "path": self.path})
+        said = self.server.answer(request, len(self.server.asked))
+        if said is DRIP:
+            self._drip()
+            return
+        message = {"choices": [{"message": {"content": said}}], "usage": {"total_tokens": self.server.tokens}}
+        data = said if isinstance(said, bytes) else json.dumps(message).encode()
+        self.send_response(self.server.status)
+        self.end_headers()
+        try:
+            self.wfile.write(data)
+        except OSError:
+            pass
+
+    def _drip(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        while not self.server.released.wait(0.05):
+            try:
+                self.wfile.write(b" ")
+            except OSError:
+                return
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    server = FakeEndpoint()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "train.py").write_text(MAIN)
+    (own / "registry.py").write_text(REGISTRY)
+    (tmp_path / "secret.txt").write_text("gpt2-secret")
+    return own
+
+
+def asked(endpoint: FakeEndpoint, folder: Path, **settings: Any) -> tuple[WorkloadFacts, WorkloadFacts]:
+    """The extractor's facts, and those after the language model was asked."""
+    source = SourceText(MAIN, file=str(folder / "train.py"))
+    facts = extract_facts(source, folders=[folder])
+    model = LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})
+    return facts, facts_with_agent(source, facts, folders=[folder], model=model)
+
+
+def without_notes(facts: WorkloadFacts) -> WorkloadFacts:
+    return msgspec.structs.replace(facts, notes=())
+
+
+def test_it_uses_its_tools_and_fills_what_is_open(endpoint: FakeEndpoint, folder: Path):
+    turns = [
+        "Thought: what is there?\nAction: file_tree\nAction Input:",
+        "Action: file_read\nAction Input: registry.py",
+        'Final Answer: ```json\n{"model": "bert-base", "data": "wiki-small", "items": "4096", "batch_size": 99}\n```',
+    ]
+    endpoint.answer = lambda request, number: turns[number - 1]
+    before, after = asked(endpoint, folder)
+    assert before.items is None
+    assert (after.data.value, after.data.where) == ("wiki-small", "registry.py:1")
+    assert after.items is not None
+    assert (after.items.value, after.items.where) == (4096, "train.py:2")
+    assert after.batch_size == before.batch_size, "what the extractor is sure of stands"
+    assert "items" not in after.absent
+    tree, text = (endpoint.asked[number]["messages"][-1]["content"] for number in (1, 2))
+    assert tree == "Observation: registry.py\ntrain.py"
+    assert "corpus" in text
+    assert endpoint.asked[0]["path"] == "/v1/chat/completions"
+
+
+def test_secrets_are_masked_before_anything_is_sent(endpoint: FakeEndpoint, folder: Path):
+    turns = ["Action: file_read\nAction Input: registry.py", "Final Answer: {}"]
+    endpoint.answer = lambda request, number: turns[number - 1]
+    asked(endpoint, folder)
+    assert "abcd1234efgh5678" not in json.dumps(endpoint.asked)
+    assert "***" in json.dumps(endpoint.asked)
+
+
+@pytest.mark.parametrize(
+    "path", ["../secret.txt", "/etc/passwd", "{}", '{"path": "../secret.txt"}', "", "x\0", "a:9999"]
+)
+def test_a_file_outside_of_the_folders_is_not_shown(endpoint: FakeEndpoint, folder: Path, path: str):
+    turns = [f"Action: file_read\nAction Input: {each}" for each in (path, folder.parent / "secret.txt")]
+    endpoint.answer = lambda request, number: [*turns, "Final Answer: {}"][number - 1]
+    asked(endpoint, folder)
+    sent = json.dumps([each["messages"][2:] for each in endpoint.asked])
+    assert "not read" in sent
+    assert "root:" not in sent
+    assert "gpt2-secret" not in sent.replace(str(folder.parent), "")
+
+
+def test_values_that_the_source_does_not_contain_are_not_believed(endpoint: FakeEndpoint, folder: Path):
+    made_up = {"model": "gpt-17", "data": "imagenet", "items": 77, "precision": "float16"}
+    made_up |= {"epochs": -3, "steps": True, "task": ["x"]}
+    endpoint.answer = lambda request, number: "Final Answer: " + json.dumps(made_up)
+    before, after = asked(endpoint, folder)
+    assert without_notes(after) == without_notes(before)
+    assert sum("which the source does not contain" in note for note in after.notes) == 4
+
+
+def hang(server: FakeEndpoint) -> None:
+    server.answer = lambda request, number: server.released.wait(20) or ""
+
+
+def drip(server: FakeEndpoint) -> None:
+    server.answer = lambda request, number: DRIP
+
+
+def nonsense(server: FakeEndpoint) -> None:
+    server.answer = lambda request, number: "The answer is blowing in the wind."
+
+
+def no_json(server: FakeEndpoint) -> None:
+    server.answer = lambda request, number: b"<html>Bad gateway</html>"
+
+
+def odd_json(server: FakeEndpoint) -> None:
+    server.answer = lambda request, number: b'{"choices": [{"message": {"content": 7}}], "usage": 3}'
+
+
+def endless_tools(server: FakeEndpoint) -> None:
+    server.answer = lambda request, number: "Action: file_tree\nAction Input: "
+
+
+def spends(server: FakeEndpoint) -> None:
+    server.tokens = 10**9
+
+
+def flood(server: FakeEndpoint) -> None:
+    server.answer = lambda request, number: b"x" * 3_000_000
+
+
+def refuses(server: FakeEndpoint) -> None:
+    server.status = 503
+
+
+@pytest.mark.parametrize(
+    ("misbehave", "why"),
+    [
+        (hang, "time|Timeout"),
+        (drip, "time limit of 0.4 s is over"),
+        (nonsense, "neither an action nor an answer"),
+        (no_json, "none of a chat's"),
+        (odd_json, "none of a chat's"),
+        (endless_tools, "within its turns"),
+        (spends, "budget of 30,000 tokens is spent: it took 1,000,000,000"),
+        (flood, "longer than"),
+        (refuses, "status 503"),
+    ],
+)
+def test_whatever_the_endpoint_does_the_facts_stand(
+    endpoint: FakeEndpoint, folder: Path, misbehave: Callable[[FakeEndpoint], None], why: str
+):
+    misbehave(endpoint)
+    start = time.monotonic()
+    before, after = asked(endpoint, folder, time_limit_s=0.4 if misbehave in (hang, drip) else 5.0)
+    assert without_notes(after) == without_notes(before)
+    assert any(part in after.notes[-1] for part in why.split("|")), after.notes
+    assert time.monotonic() - start < 5
+
+
+def test_an_endpoint_that_is_down(endpoint: FakeEndpoint, folder: Path):
+    before, after = asked(endpoint, folder, url="http://127.0.0.1:9/v1")
+    assert without_notes(after) == without_notes(before)
+    assert "ConnectError" in after.notes[-1]
+    _, after = asked(endpoint, folder, url="no url at all")
+    assert "was no help" in after.notes[-1]
+
+
+def test_a_long_conversation_stops_at_its_budget(endpoint: FakeEndpoint, folder: Path):
+    endless_tools(endpoint)
+    _, after = asked(endpoint, folder, token_budget=1_500, turns=100)
+    assert "budget of 1,500 tokens is spent" in after.notes[-1]
+    assert len(endpoint.asked) < 10
+
+
+def test_the_time_limit_counts_over_all_turns(endpoint: FakeEndpoint):
+    now = [0.0]
+    conversation = Conversation(LanguageModel(endpoint.url, "fake", time_limit_s=60.0), clock=lambda: now[0])
+    conversation.ask([{"role": "user", "content": "?"}])
+    now[0] = 61.0
+    with pytest.raises(EndpointError, match="time limit of 60 s"):
+        conversation.ask([{"role": "user", "content": "?"}])
+
+
+def test_without_a_model_nothing_is_asked(endpoint: FakeEndpoint, folder: Path):
+    facts = extract_facts(SourceText(MAIN))
+    assert facts_with_agent(SourceText(MAIN), facts, folders=[folder], model=None) is facts
+    assert endpoint.asked == []
+
+
+def test_the_key_comes_from_the_environment(endpoint: FakeEndpoint, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("THE_KEY", "k-123")
+    _, after = asked(endpoint, folder, key_variable="THE_KEY")
+    assert after.notes == ()
+    assert "k-123" not in repr(LanguageModel("u", "m", key_variable="THE_KEY"))

@@ -1,0 +1,24 @@
+"""Estimates for recipes that were never measured, on the collection's second draw."""
+
+from __future__ import annotations
+
+from benchmarks.schedmate import estimates_side
+from benchmarks.schedmate.estimates_side import BAR, HELD_OUT, collection, constants, estimated, facts_of, shares
+
+
+def test_run_times_of_the_held_out_recipes_meet_the_bar_and_no_constant_comes_near():
+    rows, history = collection(HELD_OUT), collection()
+    assert len(rows) >= 60
+    seconds = [row["run_s"] for row in history]
+    assert max(seconds) > 100 * min(seconds)
+    said = estimated(rows, history, facts_of([*rows, *history]), apart=lambda row, other: row is not other)
+    truth = {row["name"]: row["run_s"] for row in rows}
+    under, near, _ = shares(truth, {name: each["run_s"] for name, each in said.items()})
+    assert under >= BAR
+    assert near > 0.8
+    for constant in constants(rows, history, "run_s").values():
+        assert shares(truth, constant)[1] < near / 2, "no constant is within a factor of two so often"
+
+
+def test_a_value_that_is_not_there_is_an_error():
+    assert estimates_side.shares({"a": 1.0, "b": 2.0}, {"a": 0.0, "b": 2.0})[:2] == (0.5, 0.5)
