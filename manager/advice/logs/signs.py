@@ -1,0 +1,92 @@
+"""How bad a line of a log looks, from its words alone.
+
+The words are those of severity ("error", "failed", "refused"), whatever program wrote them. What only looks bad is taken
+out first: the names of metrics (`val_error=0.2`), settings (`timeout=60`), counts of none (`0 errors`). A line that
+tells of another try, or of a warning, is a notice: it stands in the context of a failure, and begins none.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+
+class Gravity(enum.IntEnum):
+    """How bad a line looks."""
+
+    PLAIN = 0
+    NOTICE = 1
+    ERROR = 2
+    FATAL = 3
+
+
+TRACEBACK = "Traceback (most recent call last)"
+
+_HARMLESS = re.compile(
+    r"""
+      [\w/.-]*(?:error|err|fail(?:ed|ures?)?|timeout|lost|abort(?:ed)?|invalid|exception)s?[\w/.-]*['"]?\s*[=:]\s*
+          (?:[-+]?[\d.]+(?:e[-+]?\d+)?(?:\s?(?:%|s|ms|seconds))?|none|null|false|true|''|"")(?![\w:.])
+    | \b(?:0|no|zero|without(?:\ any)?)\s+(?:\w+\s+)?(?:errors?|failures?|failed|exceptions?|timeouts?)\b
+    | \b(?:mean|absolute|squared|word|character|reconstruction|error|failure)[\s_-]
+          (?:absolute\ |squared\ )?(?:error|failure|rate|analysis|handling)s?\b(?:\s+rate\b)?
+    | \bon[_-](?:error|failure)\b | \berror[_-]?(?:bars?|handler|correct\w*)\b | \bfail[-_]?(?:fast|over|safe)\b
+    | (?:set|raise|use|disable|enable|ignore)[\w_-]*(?:_|-)errors?\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_FATAL = re.compile(
+    r"""
+      Traceback\ \(most\ recent\ call\ last\) | \b(?:FATAL|CRITICAL|PANIC|EMERG)\b | \bfatal(?:\ \w+)?\ error | \bfatal:
+    | \bSegmentation\ fault | core\ dumped | \bBus\ error | ^(?:\S+:\s|\S+\[\d+\]:\s)?(?:Killed|Aborted|Terminated)\b
+    | \boom[-_ ]kill | \bout\ of\ memory\b | terminate\ called | \buncorrectable\b | \bunrecoverable\b
+    | \bCANCELLED\b | \bNODE_FAIL\b | \b(?:kernel|hardware|machine\ check)\b.*\berror\b | \*\*\*.*\*\*\*
+    | ^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::\s|$)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_ERROR = re.compile(
+    r"""
+      error | \berr\b | \berrno | exception | \bfail(?:ed|ure|s|ing)?\b | \bcritical\b | \babort | \bpanic
+    | \bcan(?:not|'t)\b | \bcould\ not\b | \bunable\ to\b | \bdenied\b | \brefused\b | \bunreachable\b | \btimed?[\s-]?out\b
+    | \bkill(?:ed|ing)\b | \bcorrupt | \blost\b | \binvalid\b | \bnot\ (?:found|responding|available|ready|valid)\b
+    | \bno\ such\b | \bunhandled\b | \bsegfault | \bterminat(?:ed|ing)\b | \breset\ by\b | \bbroken\b | \bexceed(?:ed|s)\b
+    | \bstale\b | \block-?up\b | \bstall(?:ed)?\b | \bdead\b | \bcrash | \bevict | \bpreempt | \bheld\b | \bshutdown\b
+    | \bdown\b | \bexpired?\b | \bmismatch | \bincompatible\b | \bundefined\b | \bmissing\b | \bunsupported\b
+    | \bNVRM: | \bdisconnect | \breboot | \bfull\b | \bdegraded\b | \bunexpected | \brejected\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_WARNING = re.compile(r"\bwarn(?:ing)?s?\b|\w+Warning\b|\bdeprecat", re.IGNORECASE)
+_CALM_LEVEL = re.compile(r"\b(?:DEBUG|INFO|NOTICE|TRACE)\b")
+_OVERCOME = re.compile(
+    r"""
+      \b(?:will\ (?:retry|try\ again)|retry(?:ing)?|retries\ left|retried|attempt\ \#?\d+|trying\ again|recovered|succeeded)\b
+    | \bfall(?:ing|s)?\ ?back\b | \bignor(?:ed|ing)\b | \bskipp(?:ed|ing)\b | \bcontinu(?:e|ing)\b | \breconnect(?:ed|ing)\b
+    | \bcorrected\b | \bnon-?fatal\b | \bbacking\ off\b | \bnot\ critical\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_GIVEN_UP = re.compile(
+    r"retries\ exceeded|max(?:imum)?\ (?:number\ of\ )?retries|giv(?:ing|en)\ up|no\ more\ retries|after\ \d+\ (?:attempts|"
+    r"retries)|retries\ exhausted|retry (?:count|limit) exceeded",
+    re.IGNORECASE,
+)  # fmt: skip
+
+
+def gravity(line: str) -> Gravity:
+    """How bad a line looks."""
+    if not _ERROR.search(line) and not _FATAL.search(line):
+        return Gravity.NOTICE if _WARNING.search(line) else Gravity.PLAIN
+    line = _HARMLESS.sub(" ", line)
+    if overcome(line):
+        return Gravity.NOTICE
+    if _FATAL.search(line):
+        return Gravity.FATAL
+    if not _ERROR.search(line):
+        return Gravity.NOTICE if _WARNING.search(line) else Gravity.PLAIN
+    return Gravity.NOTICE if _WARNING.search(line) or _CALM_LEVEL.search(line) else Gravity.ERROR
+
+
+def overcome(line: str) -> bool:
+    """True if the line tells that the program goes on in spite of a failure: another try, another way."""
+    return _OVERCOME.search(line) is not None and _GIVEN_UP.search(line) is None

@@ -1,0 +1,82 @@
+"""Hide secrets in texts that people are shown.
+
+A log line may hold a token, a password or a key. `masked` keeps enough of the line to recognise it and puts `***` in
+the place of the secret. It knows secrets by their own form (tokens of Hugging Face, OpenAI, GitHub, AWS, Google, Slack,
+JSON web tokens, private keys), by where they stand (the password of a URL, an Authorization header), and by the name
+before them (`password=`, `"api_key": `, `--token `). Numbers behind such a name stay: `max_token: 512` is a setting.
+"""
+
+from __future__ import annotations
+
+import re
+
+HIDDEN = "***"
+
+_BY_FORM = re.compile(
+    r"""
+      \b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}\b                       # AWS access key ids
+    | \bhf_[A-Za-z0-9]{16,}                                         # Hugging Face
+    | \bsk-[A-Za-z0-9_-]{16,}                                       # OpenAI and those who copied it
+    | \bgh[pousr]_[A-Za-z0-9]{20,} | \bgithub_pat_[A-Za-z0-9_]{20,} # GitHub
+    | \bglpat-[A-Za-z0-9_-]{16,}                                    # GitLab
+    | \bxox[abeoprs]-[A-Za-z0-9-]{10,}                              # Slack
+    | \bAIza[A-Za-z0-9_-]{30,}                                      # Google
+    | \beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*     # JSON web tokens
+    """,
+    re.VERBOSE,
+)
+_PRIVATE_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(.*?)(-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+)
+_IN_URL = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{1,20}://)([^\s/@'\"]{1,500})@")
+_HEADER = re.compile(
+    r"(\b(?:authorization|x-api-key|x-auth-token|cookie)\b['\"]?\s{0,4}[:=]\s{0,4}['\"]?"
+    r"(?:(?:bearer|basic|token)\s{1,4})?)([^\s'\",;]{4,})",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"(\bBearer\s{1,4})([A-Za-z0-9._~+/=-]{12,})")
+_BY_NAME = re.compile(
+    r"((?:passw(?:or)?d|passphrase|pwd|secret|api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key"
+    r"|auth[_-]?key|token|credential|signature|\bsas|\bsig)"
+    r"(?:[_-]?(?:id|key|value))?(?P<quote>['\"])?"
+    r"(?:\s{0,4}[:=]\s{0,4}|\s{1,4}(?<=\s)))"
+    r"(?P<open>['\"])?(?P<value>[^\s'\",;&)}\]]{1,4096})",
+    re.IGNORECASE,
+)
+_OPTION = re.compile(r"(?:^|\s)--[\w.-]*$")
+_LEAST = 6
+"""Shorter values of options and tokens are words of a sentence, or settings."""
+_HARMLESS = re.compile(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?|<.*|None|null|True|False|true|false|\*+", re.DOTALL)
+
+
+def masked(text: str) -> str:
+    """The text with `***` for each secret that is recognised. Linear in the length of the text."""
+    text = _PRIVATE_KEY.sub(rf"\1{HIDDEN}\3", text)
+    text = _BY_FORM.sub(_keep_beginning, text)
+    text = _IN_URL.sub(_keep_user, text)
+    text = _HEADER.sub(rf"\1{HIDDEN}", text)
+    text = _BEARER.sub(rf"\1{HIDDEN}", text)
+    return _BY_NAME.sub(_keep_name, text)
+
+
+def _keep_beginning(found: re.Match[str]) -> str:
+    return found[0][:4] + HIDDEN
+
+
+def _keep_user(found: re.Match[str]) -> str:
+    user, colon, _ = found[2].partition(":")
+    return f"{found[1]}{user}:{HIDDEN}@" if colon else f"{found[1]}{HIDDEN}@"
+
+
+def _keep_name(found: re.Match[str]) -> str:
+    value, opened = found["value"], found["open"] or ""
+    name = found[1]
+    if _HARMLESS.fullmatch(value) and "pass" not in name.lower():
+        return found[0]
+    if name[-1] not in ":=" and not name.rstrip().endswith((":", "=")):
+        # Only a blank stands between: an option of a command line, or two words of a sentence.
+        if not _OPTION.search(found.string[max(0, found.start() - 40) : found.start()]) or len(value) < _LEAST:
+            return found[0]
+    elif "token" in name.lower() and len(value) < _LEAST:
+        return found[0]
+    return f"{name}{opened}{HIDDEN}"
