@@ -20,9 +20,9 @@ from collections.abc import Callable
 
 from stoker.manager.advice.logs.episodes import BEFORE_LINES, QUIET_LINES, BadLine, Episode
 from stoker.manager.advice.logs.fault import Located, LogLine
-from stoker.manager.advice.logs.reading import LineReader, LogSource, shown
+from stoker.manager.advice.logs.reading import LineReader, LogSource, clipped, shown
 from stoker.manager.advice.logs.rules import ROWS, FaultRule
-from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity
+from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity, hasty_gravity, may_be_bad
 from stoker.manager.advice.logs.templates import LineTemplates, masked_line
 from stoker.manager.advice.secrets import masked
 
@@ -32,6 +32,8 @@ _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
 _NOVEL_LOOKUPS = 20_000
 """So many kinds of harmless-looking lines are looked up among the templates of good runs; Drain is slow."""
+_WHOLE_LOOKS = 20_000
+"""So many kinds of lines are looked at with all patterns; in what comes then, "error" alone is an error."""
 _NOVEL_GAP = 5
 _CHUNK_BYTES = 256 << 10
 
@@ -61,6 +63,7 @@ class _Scan:
         self._open: Episode | None = None
         self._novel: list[tuple[int, bytes]] = []
         self._novel_lookups = _NOVEL_LOOKUPS
+        self._looks = _WHOLE_LOOKS
 
     def read(self, source: LogSource) -> None:
         reader = LineReader(source)
@@ -93,7 +96,10 @@ class _Scan:
 
     def _grade(self, key: int, line: bytes, number: int) -> Gravity:
         """How bad the first line of a kind looks."""
-        found = gravity(shown(line))
+        found = Gravity.PLAIN
+        if may_be_bad(line):
+            self._looks -= 1
+            found = gravity(shown(line)) if self._looks > 0 else hasty_gravity(line)
         if self._known is not None and line.strip():
             if found is not Gravity.PLAIN:
                 found = Gravity.PLAIN if self._known.knows(line) else found
@@ -176,7 +182,7 @@ class _Scan:
         """The last lines that no good run has printed, if the log ends with them."""
         if not self._novel or self.lines - self._novel[-1][0] > _NOVEL_GAP:
             return None
-        number, line = self._novel[0]
+        number = self._novel[0][0]
         first, *after = _lines([(at, shown(each)) for at, each in self._novel])
         before = [(at, shown(each)) for at, each in self._recent if at < number]
         return Located(first, before=_lines(before), after=tuple(after), signs=(first,), lines=self.lines)
@@ -193,7 +199,7 @@ def looks_bad(chunk: bytes) -> bool:
         key = hash(masked_line(line))
         if key not in seen:
             seen.add(key)
-            if gravity(shown(line[:4096])) >= Gravity.ERROR:
+            if may_be_bad(line) and gravity(shown(clipped(line))) >= Gravity.ERROR:
                 return True
     return False
 

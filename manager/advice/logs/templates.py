@@ -72,7 +72,7 @@ class LineTemplates:
 
     def learn(self, source: LogSource) -> None:
         """Take in the log of a good run. Raises OSError for a path that cannot be opened."""
-        seen = set()
+        seen: set[int] = set()
         for line in LineReader(source):
             key = hash(masked_line(line))
             if key not in seen:

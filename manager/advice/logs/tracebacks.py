@@ -1,8 +1,7 @@
 """Collect Python tracebacks from lines that come one by one, from several ranks at once.
 
 A launcher writes a rank's mark before each line (`[rank3]: `, `3: `, `[default1]:`). A traceback has the mark of the
-line that began it; lines with other marks pass by. Chained tracebacks ("During handling of the above exception ...") are
-one. A recursion without end keeps its beginning and its end.
+line that began it; lines with other marks pass by. Chained tracebacks ("During handling of the above exception") are one. A recursion without end keeps its beginning and its end.
 """
 
 from __future__ import annotations
@@ -61,7 +60,10 @@ class TracebackLines:
         if TRACEBACK in body and self._chained:
             self._in_frames = True
             return self._keep(number, line)
-        if body.startswith(_CHAINS) or (body.strip() == "" and self._further <= 2):
+        if body.startswith(_CHAINS):
+            self._further = 0
+            return self._keep(number, line)
+        if not body.strip() and self._further <= 2:
             return self._keep(number, line)
         if self._further <= _MESSAGE_LINES and (body[:1] in (" ", "\t") or self._is_message(body)):
             return self._keep(number, line)
@@ -79,13 +81,13 @@ class TracebackLines:
     def _body(self, line: str) -> str | None:
         if not self._mark:
             return line[self._width :] if self._width == 0 or line[: self._width].isspace() else line
-        if _unmarked(line[: self._width]) == self._mark:
+        if _unmarked(line[: self._width].rstrip()) == self._mark.rstrip():
             return line[self._width :]
         return None if self._marks_ranks else line
 
     @property
     def _marks_ranks(self) -> bool:
-        """True if what stood before the traceback is a mark that each line has, and no clock or level of one message."""
+        """True if what stands before the traceback marks each line, and is no clock or level of one message."""
         return len(self._mark) < 48 and not re.search(r"ERROR|CRITICAL|WARN|INFO|Exception Group", self._mark)
 
     def _keep(self, number: int, line: str) -> bool:
