@@ -12,6 +12,7 @@ import linecache
 import lzma
 import os
 import random
+import re
 import sys
 import tempfile
 import textwrap
@@ -30,7 +31,7 @@ MARK = "\x1e--fault--"
 RECORDED = Path(__file__).with_name("recorded.msgpack.xz")
 PACKAGES = "/opt/conda/lib/python3.11/site-packages/"
 USERS = ("ada", "grace", "linus", "barbara")
-_RUN_LIMIT_S = 60
+_HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -77,10 +78,28 @@ def _run(fault: str, program: str, injection: Injection | None, seed: int) -> Ru
         if child == 0:
             _become(program, injection, random.Random(seed), seed, out, folder)
         os.waitpid(child, 0)
-        lines = out.read_text("utf-8", "replace").split("\n")
-        lines = [line.replace(folder, "/scratch/run") for line in lines]
-    truth = lines.index(MARK) if MARK in lines else -1
-    return Run(fault, program, truth, [line for line in lines if line and line != MARK or line == ""])
+        text = out.read_text("utf-8", "replace").replace(folder, "/scratch/run")
+    return _labelled(fault, program, text.split("\n"))
+
+
+def _labelled(fault: str, program: str, lines: list[str]) -> Run:
+    """The run without marks, and without what shows this machine and this module."""
+    while lines and not lines[-1]:
+        lines.pop()
+    found: list[str] = []
+    truth = -1
+    for line in lines:
+        if line.endswith(MARK):
+            if line != MARK:  # a progress bar has no line break
+                found.append(line.removesuffix(MARK))
+            truth = len(found) if truth < 0 else truth
+        elif "return _raise(step)  # " in line:
+            found.append(line.replace("return _raise(step)  # ", ""))
+        elif not (found and line.strip().strip("^") == "" and line.strip() and "_raise" in lines[lines.index(line) - 1]):
+            found.append(_HERE.sub("/opt/conda/lib/python3.11/", line))
+    if truth == len(found):
+        truth -= 1  # a parser of options wrote its message itself
+    return Run(fault, program, truth, found)
 
 
 def _become(program: str, injection: Injection | None, chance: random.Random, seed: int, out: Path, folder: str) -> None:
@@ -200,8 +219,6 @@ def _compiled(source: str, file: str, names: dict[str, Any], line: int = 1) -> N
 def _tell(error: BaseException) -> None:
     """Write the traceback as Python does at its end, without the frames of this module."""
     sys.stdout.flush()
-    done = Path(f"/proc/self/fd/1").read_text("utf-8", "replace") if False else ""
-    del done
     here = error.__traceback__
     while here is not None and here.tb_frame.f_code.co_filename == __file__:
         here = here.tb_next
