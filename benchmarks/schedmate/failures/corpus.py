@@ -20,7 +20,7 @@ from benchmarks.schedmate.failures.recording import Run, recorded
 
 LOGS_OF_A_TYPE = {INFRASTRUCTURE: 8, FRAMEWORK: 12, "user": 16}
 """So that about three in ten failures are the infrastructure's (a quarter in the paper)."""
-_SEVERAL_RANKS = 0.55
+_SEVERAL_RANKS = 0.75
 _EARLY_CASCADE = 0.25
 _MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
 
@@ -71,7 +71,7 @@ def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
 def _composed(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[str, ...]]:
     ranks = 1
     if run.program != "plain" and chance.random() < _SEVERAL_RANKS:
-        ranks = chance.choice((4, 8, 16, 32, 64))
+        ranks = chance.choice((8, 32, 64, 128))
     failing = chance.randrange(ranks)
     mark = chance.choice(_MARKS).replace("{rank}", str(failing)) if ranks > 1 else ""
     before = [*chance.choice(HEADERS), *_strewn(run.lines[: run.truth], chance)]

@@ -21,6 +21,8 @@ _MOST_TRACEBACKS = 6
 _OPEN_TRACEBACKS = 32
 _STEP_BACK_LINES = 3
 """A plain error this close above the first line that matters belongs to it."""
+_ANSWER_LINES = 2
+"""A program says so soon after a failure that it tries again."""
 _BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
 """Components whose failure a program may seem to survive for a while."""
 
@@ -28,13 +30,16 @@ _BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
 class BadLine:
     """A line that looks bad: the first of its kind, and how many of them there were."""
 
-    __slots__ = ("count", "gravity", "number", "rules", "text", "traceback")
+    __slots__ = ("count", "gravity", "last", "number", "overcome", "rules", "text", "traceback")
 
     def __init__(self, number: int, text: str, gravity: Gravity, traceback: TracebackLines | None = None) -> None:
         self.number = number
         self.text = text
         self.gravity = gravity
         self.count = 1
+        self.last = number
+        self.overcome = False
+        """True if the next line says that the program tries again, or goes on."""
         self.rules: list[FaultRule] = []
         self.traceback = traceback
 
@@ -63,9 +68,10 @@ class Episode:
     def sign(self, key: int, number: int, text: str, gravity: Gravity) -> None:
         """Take in a bad line."""
         found = self.signs.get(key)
-        if found is not None:
+        if found is not None and not found.overcome:
             found.count += 1
-        elif len(self.signs) < _MOST_SIGNS:
+            found.last = number
+        elif found is not None or len(self.signs) < _MOST_SIGNS:
             self.signs[key] = BadLine(number, text, gravity)
         self.gravity = max(self.gravity, gravity)
 
@@ -97,8 +103,16 @@ class Episode:
     def _raised(self, traceback: TracebackLines) -> None:
         number, text = traceback.exceptions[-1]
         key = hash(text)
-        if key not in self.signs and len(self.signs) < _MOST_SIGNS:
+        found = self.signs.get(key)
+        if (found is None and len(self.signs) < _MOST_SIGNS) or (found is not None and found.overcome):
             self.signs[key] = BadLine(number, text, Gravity.FATAL, traceback)
+
+    def overcame(self, number: int) -> None:
+        """A line says that the program goes on: what failed just before it is no failure."""
+        self.overcome_after = number
+        for sign in self.signs.values():
+            if 0 < number - sign.last <= _ANSWER_LINES:
+                sign.overcome = True
 
     def judge(self, rules: tuple[FaultRule, ...]) -> None:
         """Look each bad line up in the table of rules."""
@@ -116,7 +130,7 @@ class Episode:
 
     def broken(self) -> BadLine | None:
         """The first bad line that tells of hardware or a node that failed, and was not overcome."""
-        return next((sign for sign in self.signs.values() if _names_hardware(sign)), None)
+        return next((sign for sign in self.signs.values() if _names_hardware(sign) and not sign.overcome), None)
 
     def ordered(self) -> Iterator[BadLine]:
         """The bad lines by number."""
@@ -129,6 +143,8 @@ _SECONDARY = 2
 def _rank(sign: BadLine) -> int:
     """0: a failure by itself. 1: an error of unknown weight. 2: what follows from another failure."""
     primary = [rule for rule in sign.rules if not rule.secondary]
+    if sign.overcome:
+        return _SECONDARY + 1
     if sign.rules and not primary:
         return _SECONDARY
     return 0 if primary or sign.gravity is Gravity.FATAL else 1

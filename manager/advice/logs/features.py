@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from stoker.manager.advice.logs.fault import Located
+from stoker.manager.advice.logs.fault import Located, LogLine
+from stoker.manager.advice.logs.rules import matching_rules
 
 _SIGNS = 12
 _FOLLOWING = 6
@@ -34,6 +35,16 @@ def features(located: Located) -> dict[str, float]:
     for fact in _facts(located):
         found[fact] = found.get(fact, 0.0) + 2.0
     return found
+
+
+def causes(located: Located) -> list[LogLine]:
+    """The bad lines that do not only tell of another rank's end; all, if there are no others."""
+    found = []
+    for sign in located.signs:
+        rules = matching_rules(sign.text)
+        if not rules or not all(rule.secondary for rule in rules):
+            found.append(sign)
+    return found or list(located.signs)
 
 
 def words(text: str) -> Iterator[str]:
@@ -70,7 +81,7 @@ def frames_of(lines: Iterable[str]) -> list[str]:
 
 def _texts(located: Located) -> Iterator[tuple[float, str]]:
     yield 2.0, located.first.text
-    for at, sign in enumerate(located.signs[:_SIGNS]):
+    for at, sign in enumerate(causes(located)[:_SIGNS]):
         yield (2.0 if at < 2 else 0.5), sign.text
     for line in located.after[:_FOLLOWING] if not located.traceback else ():
         yield 0.5, line.text
@@ -83,7 +94,7 @@ def _facts(located: Located) -> Iterator[str]:
     owners = frames_of(line.text for line in located.traceback)
     if owners:
         yield f"@raised-in:{owners[-1] if owners[-1] in ('user', 'stdlib') else 'package'}"
-    for sign in located.signs[:3]:
+    for sign in causes(located)[:3]:
         if name := exception_of(sign.text):
             yield f"@type:{name}"
         if found := _DAEMON.search(sign.text):

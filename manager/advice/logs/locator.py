@@ -22,7 +22,7 @@ from stoker.manager.advice.logs.episodes import BEFORE_LINES, QUIET_LINES, BadLi
 from stoker.manager.advice.logs.fault import Located, LogLine
 from stoker.manager.advice.logs.reading import LineReader, LogSource, clipped, shown
 from stoker.manager.advice.logs.rules import ROWS, FaultRule
-from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity, hasty_gravity, may_be_bad
+from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity, hasty_gravity, may_be_bad, overcome
 from stoker.manager.advice.logs.templates import LineTemplates, masked_line
 from stoker.manager.advice.secrets import masked
 
@@ -138,7 +138,8 @@ class _Scan:
             episode.begin_traceback(number, text)
             return True
         if grade is Gravity.NOTICE:
-            episode.overcome_after = number
+            if overcome(text or shown(line)):
+                episode.overcame(number)
             return False
         if grade is Gravity.PLAIN:
             return False
@@ -173,7 +174,7 @@ class _Scan:
             LogLine(number, masked(text)),
             before=tuple(each for each in window if number - BEFORE_LINES <= each.number < number),
             after=tuple(each for each in window if number < each.number <= number + AFTER_LINES),
-            signs=tuple(LogLine(sign.number, masked(sign.text)) for sign in episode.ordered() if sign.number >= number),
+            signs=tuple(LogLine(sign.number, masked(sign.text)) for sign in episode.ordered() if sign.number >= number and not sign.overcome),
             traceback=_lines(traceback.lines) if traceback is not None else (),
             lines=self.lines,
         )

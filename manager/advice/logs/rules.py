@@ -88,7 +88,9 @@ ROWS: tuple[FaultRule, ...] = (
          r"|ibv_(?:poll_cq|modify_qp|reg_mr)\S* failed|mlx5_\d.{0,60}(?:port.{0,10}down|link down|error)|Got async event",
          "the InfiniBand network failed", _NCCL + ", transport/net_ib.cc"),
     FaultRule(_I, "network", r"ncclSystemError|unhandled system error", "NCCL was refused by the system", _NCCL, sure=0.85),
-    FaultRule(_I, "network", r"Watchdog caught collective operation timeout|Timeout at NCCL work|collective operation timeout",
+    FaultRule(_I, "network", r"Watchdog caught collective operation timeout|Timeout at NCCL work|collective operation timeout"
+         r"|taking the entire process down|watchdog thread terminated|instance of 'c10::DistBackendError'"
+         r"|\[rank\d+\].{0,60}(?:TCPStore|ProcessGroupNCCL)\.cpp",
          "a collective operation timed out", _WATCHDOG, sure=0.75, secondary=True),
     FaultRule(_I, "network", r"ncclRemoteError|remote process exited or there was a network error",
          "NCCL lost a connection", _NCCL, sure=0.7, secondary=True),

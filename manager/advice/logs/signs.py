@@ -38,6 +38,7 @@ _HARMLESS = re.compile(
       [\w/.-]*(?:error|err|fail(?:ed|ures?)?|timeout|lost|abort(?:ed)?|invalid|exception)s?[\w/.-]*['"]?\s*[=:]\s*
           (?:[-+]?[\d.]+(?:e[-+]?\d+)?(?:\s?(?:%|s|ms|seconds))?|none|null|false|true|''|"")(?![\w:.])
     | \b(?:0|no|zero|without(?:\ any)?)\s+(?:\w+\s+)?(?:errors?|failures?|failed|exceptions?|timeouts?)\b
+    | \berrors?\ (?:by|per)\ \w+
     | \b(?:mean|absolute|squared|word|character|reconstruction|error|failure)[\s_-]
           (?:absolute\ |squared\ )?(?:error|failure|rate|analysis|handling)s?\b(?:\s+rate\b)?
     | \bon[_-](?:error|failure)\b | \berror[_-]?(?:bars?|handler|correct\w*)\b | \bfail[-_]?(?:fast|over|safe)\b
@@ -73,7 +74,7 @@ _OVERCOME = re.compile(
     r"""
       \b(?:will\ (?:retry|try\ again)|retry(?:ing)?|retries\ left|retried|attempt\ \#?\d+|trying\ again|recovered|succeeded)\b
     | \bfall(?:ing|s)?\ ?back\b | \bignor(?:ed|ing)\b | \bskipp(?:ed|ing)\b | \bcontinu(?:e|ing)\b | \breconnect(?:ed|ing)\b
-    | \bcorrected\b | \bnon-?fatal\b | \bbacking\ off\b | \bnot\ critical\b
+    | \bcorrected\b | \bnon-?fatal\b | \bbacking\ off\b | \bnot\ critical\b | \bharmless\b
     """,
     re.IGNORECASE | re.VERBOSE,
 )
