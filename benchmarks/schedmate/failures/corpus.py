@@ -65,7 +65,9 @@ def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
             chance = random.Random(f"{fault.name} {number}{seed}")
             run = chance.choice(runs[fault.name])
             lines, truth, own = _composed(run, chance)
-            yield FailedJob(f"{fault.name}-{number}", run.program, fault.name, fault.kind, fault.component, truth + 1, own, lines)
+            yield FailedJob(
+                f"{fault.name}-{number}", run.program, fault.name, fault.kind, fault.component, truth + 1, own, lines
+            )
 
 
 def _composed(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[str, ...]]:
@@ -85,7 +87,9 @@ def _composed(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[st
     early: list[str] = []
     if cascade and chance.random() < _EARLY_CASCADE:
         early = [line for _ in range(chance.randrange(1, 3)) for line in cascade.pop()]
-    going_on = run.lines[max(0, run.truth - chance.randrange(0, 30)) : run.truth] if ranks > 1 and run.truth > 40 else []
+    going_on = (
+        run.lines[max(0, run.truth - chance.randrange(0, 30)) : run.truth] if ranks > 1 and run.truth > 40 else []
+    )
     after = [*going_on, *(line for lines in cascade for line in lines), *ending(chance, ranks=ranks)]
     fill = _filled(chance)
     lines = [fill(line) for line in (*before, *early, *own, *after)]

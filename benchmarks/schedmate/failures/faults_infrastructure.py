@@ -25,7 +25,9 @@ _ASYNC = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.\n"
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-_NCCL = "torch.distributed.DistBackendError|NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3690, "
+_NCCL = (
+    "torch.distributed.DistBackendError|NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3690, "
+)
 
 
 def _cuda(text: str, *prints: str, where: str = "compute", library: tuple[str, str, str] = LINEAR) -> Injection:

@@ -72,7 +72,7 @@ _STACK = tuple(
 _HEARTBEAT = (
     "[rank{rank}]:[W1126 05:11:28.{clock3} TCPStore.cpp:125] recvValue failed on SocketImpl(fd=67, addr=[{host}]:40122, remote=[{host}]:29500): Connection reset "
     "by peer",
-    "[rank{rank}]:[W1126 05:11:28.{clock3} ProcessGroupNCCL.cpp:1659] Failed to check the \"should dump\" flag on TCPStore, (maybe TCPStore server has shut down "
+    '[rank{rank}]:[W1126 05:11:28.{clock3} ProcessGroupNCCL.cpp:1659] Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down '
     "too early), with error: Broken pipe",
 )
 

@@ -18,7 +18,9 @@ def average(step): return None
 def save(step): log.info("saved checkpoint step=%d in %.2f s, 0 errors", step, random.random())
 """
 
-VISION = _COMMON + """
+VISION = (
+    _COMMON
+    + """
 import torch
 torch.manual_seed(SEED)
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 10))
@@ -45,8 +47,11 @@ def main():
     save(STEPS)
     print("training finished, best val_error=0.1312", flush=True)
 """
+)
 
-LANGUAGE = _COMMON + """
+LANGUAGE = (
+    _COMMON
+    + """
 import torch, transformers
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 transformers.set_seed(SEED)
@@ -76,8 +81,11 @@ def main():
     Finetuning(model, arguments, train_dataset=Texts(), callbacks=[Saving()]).train()
     save(STEPS)
 """
+)
 
-PLAIN = _COMMON + """
+PLAIN = (
+    _COMMON
+    + """
 def read_batch(step): return [{"text": f"record {step}-{i}", "label": i % 2} for i in range(8)]
 def forward(step, batch): return sum(len(record["text"]) for record in batch) / len(batch)
 def main():
@@ -92,6 +100,7 @@ def main():
     save(STEPS)
     log.info("done: %d shards", STEPS)
 """
+)
 
 PROGRAMS = {"vision": VISION, "language": LANGUAGE, "plain": PLAIN}
 LOG_FORMATS = (

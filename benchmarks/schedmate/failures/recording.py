@@ -95,14 +95,18 @@ def _labelled(fault: str, program: str, lines: list[str]) -> Run:
             truth = len(found) if truth < 0 else truth
         elif "return _raise(step)  # " in line:
             found.append(line.replace("return _raise(step)  # ", ""))
-        elif not (found and line.strip().strip("^") == "" and line.strip() and "_raise" in lines[lines.index(line) - 1]):
+        elif not (
+            found and line.strip().strip("^") == "" and line.strip() and "_raise" in lines[lines.index(line) - 1]
+        ):
             found.append(_HERE.sub("/opt/conda/lib/python3.11/", line))
     if truth == len(found):
         truth -= 1  # a parser of options wrote its message itself
     return Run(fault, program, truth, found)
 
 
-def _become(program: str, injection: Injection | None, chance: random.Random, seed: int, out: Path, folder: str) -> None:
+def _become(
+    program: str, injection: Injection | None, chance: random.Random, seed: int, out: Path, folder: str
+) -> None:
     """Run a program in this process, which ends with it."""
     file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
@@ -112,7 +116,13 @@ def _become(program: str, injection: Injection | None, chance: random.Random, se
     random.seed(seed)
     user, steps = chance.choice(USERS), chance.randrange(160, 420)
     place = f"/home/{user}/{chance.choice(('project', 'llm-pretrain', 'thesis/code', 'vit'))}/"
-    names = {"LOG_FORMAT": chance.choice(LOG_FORMATS), "SEED": seed, "STEPS": steps, "FOLDER": folder, "__name__": "__main__"}
+    names = {
+        "LOG_FORMAT": chance.choice(LOG_FORMATS),
+        "SEED": seed,
+        "STEPS": steps,
+        "FOLDER": folder,
+        "__name__": "__main__",
+    }
     try:
         try:
             _compiled(PROGRAMS[program], place + "train.py", names)
@@ -127,12 +137,16 @@ def _become(program: str, injection: Injection | None, chance: random.Random, se
         os._exit(0)
 
 
-def _inject(injection: Injection, names: dict[str, Any], chance: random.Random, steps: int, place: str, user: str) -> None:
+def _inject(
+    injection: Injection, names: dict[str, Any], chance: random.Random, steps: int, place: str, user: str
+) -> None:
     """Replace a function of the program by one that fails at a step."""
     function = FUNCTIONS[injection.where]
     good, strikes = names[function], chance.randrange(60, steps - 20)
     filled = _filling(chance, user)
-    module = place + {"data": "data.py", "compute": "model.py", "save": "checkpoint.py"}.get(injection.where, "train.py")
+    module = place + {"data": "data.py", "compute": "model.py", "save": "checkpoint.py"}.get(
+        injection.where, "train.py"
+    )
 
     def write(lines: tuple[str, ...]) -> None:
         if lines:
@@ -141,16 +155,28 @@ def _inject(injection: Injection, names: dict[str, Any], chance: random.Random, 
             for line in lines:
                 print(filled(line), flush=True)
 
-    names |= {"_good": good, "_strikes": strikes, "_write": lambda: write(injection.prints), "_die": lambda: os._exit(1)}
+    names |= {
+        "_good": good,
+        "_strikes": strikes,
+        "_write": lambda: write(injection.prints),
+        "_die": lambda: os._exit(1),
+    }
     names["_raise"] = _raiser(injection, filled) if injection.raises else None
     body = injection.code or ("_die()" if injection.dies else "return _raise(step)")
-    late = {"start": "", "save": ""}.get(injection.where, "    if step < _strikes: return _good(step, *args, **kwargs)\n")
+    late = {"start": "", "save": ""}.get(
+        injection.where, "    if step < _strikes: return _good(step, *args, **kwargs)\n"
+    )
     source = f"def {function}(step, *args, **kwargs):\n{late}"
     source += "    _write()\n" if injection.prints else ""
     source += textwrap.indent(filled(body) if "{user}" in body else body, "    ") + "\n"
     if not injection.code:
-        shown = {"data": "sample = self.source.read(index)", "compute": "outputs = self.model(**inputs)", "sync": "self.group.all_reduce(self.flat)",
-                 "save": "self.storage.write(state, path)", "start": "backend = self.connect(options)"}[injection.where]
+        shown = {
+            "data": "sample = self.source.read(index)",
+            "compute": "outputs = self.model(**inputs)",
+            "sync": "self.group.all_reduce(self.flat)",
+            "save": "self.storage.write(state, path)",
+            "start": "backend = self.connect(options)",
+        }[injection.where]
         source = source.replace("return _raise(step)", f"return _raise(step)  # {shown}")
     _compiled(source, module, names, line=chance.randrange(20, 90))
 

@@ -85,13 +85,17 @@ def trained(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridg
         weights -= _RATE * speed_w
         bias -= _RATE * speed_b
     learned = {
-        kind: {word: round(float(weights[place[word], at]), 3) for word in words if abs(weights[place[word], at]) >= 5e-4}
+        kind: {
+            word: round(float(weights[place[word], at]), 3) for word in words if abs(weights[place[word], at]) >= 5e-4
+        }
         for at, kind in enumerate(_KINDS)
     }
     return KindScorer(made_of, idf, learned, {kind: round(float(bias[at]), 3) for at, kind in enumerate(_KINDS)})
 
 
-def located_examples(jobs: Collection[FailedJob], known: dict[str, LineTemplates]) -> Iterator[tuple[FailedJob, Located]]:
+def located_examples(
+    jobs: Collection[FailedJob], known: dict[str, LineTemplates]
+) -> Iterator[tuple[FailedJob, Located]]:
     """The jobs in whose logs a failure is found, with it."""
     for job in jobs:
         located = locate(job.lines, known[job.program])
@@ -122,5 +126,5 @@ def train() -> None:
     known = templates_of_good_runs()
     examples = list(located_examples(list(corpus(test=False)), known))
     made_of = f"{len(examples)} logs of {len({job.fault for job, _ in examples})} fault types, by python -m benchmarks.schedmate train"
-    data = msgspec.json.encode(trained(examples, made_of=made_of), order="sorted")
+    data = msgspec.json.encode(trained(examples, made_of=made_of))
     write_whole(SCORER, msgspec.json.format(data, indent=0).replace(b"\n\n", b"\n"), mode=0o644)

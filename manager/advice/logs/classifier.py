@@ -17,6 +17,8 @@ from stoker.manager.advice.logs.scorer import KindScorer, shipped_scorer
 
 INFRASTRUCTURE_LEAST = 0.5
 """Without a row of the table a failure is the infrastructure's if the scorer is at least so sure of it."""
+RAISED_LEAST = 0.7
+"""The same for an exception that came up through the user's code: in doubt it is the user's."""
 _PLAIN = frozenset(
     """ArithmeticError AssertionError AttributeError EOFError FileNotFoundError FileExistsError FloatingPointError ImportError
     IndentationError IndexError IsADirectoryError JSONDecodeError KeyError LookupError MemoryError ModuleNotFoundError
@@ -37,7 +39,7 @@ _MOST_PROOF = 8
 def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: KindScorer | None = None) -> Fault:
     """Whose fault a failure is. `scorer`: another one than the one that comes with Stoker."""
     by_rule = _surest_row(located, rules)
-    if by_rule is not None and not by_rule[1].secondary:
+    if by_rule is not None:
         sure, rule, line = by_rule
         return Fault(rule.kind, rule.component, round(sure, 3), rule.means, _proof(located, line))
     chances = dict((scorer or shipped_scorer()).chances(features(located)))
@@ -46,34 +48,42 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
         chances = {kind: chance * rest for kind, chance in chances.items()} | {
             FaultKind.USER: max(_PLAIN_CHANCE, chances[FaultKind.USER])
         }
-    if by_rule is not None:
-        sure, rule, line = by_rule
-        if chances[rule.kind] >= max(chances.values()) or max(chances.values()) < INFRASTRUCTURE_LEAST:
-            return Fault(rule.kind, rule.component, round(sure, 3), rule.means, _proof(located, line))
-    kind = _kind(chances)
+    kind = _kind(chances, raised_by_user=_raised_by_user(located))
     text = located.first.text if not located.traceback else _last_exception(located)
     means = f"no text that is known; the words are those of {kind.value} failures: {text[:200]}"
     return Fault(kind, _component(located, kind), round(chances[kind], 3), means, _proof(located, located.first))
 
 
-def _kind(chances: dict[FaultKind, float]) -> FaultKind:
-    if chances[FaultKind.INFRASTRUCTURE] >= INFRASTRUCTURE_LEAST:
+def _kind(chances: dict[FaultKind, float], *, raised_by_user: bool) -> FaultKind:
+    if chances[FaultKind.INFRASTRUCTURE] >= (RAISED_LEAST if raised_by_user else INFRASTRUCTURE_LEAST):
         return FaultKind.INFRASTRUCTURE
     return max((FaultKind.USER, FaultKind.FRAMEWORK), key=lambda kind: chances[kind])
 
 
 def _surest_row(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
-    """The row that holds with the greatest certainty, and the line that has it; primary rows go before secondary."""
+    """The row that holds with the greatest certainty, and the line that has it. Rows of what follows from another
+    failure count only if the failure begins with such a line: no cause was found then."""
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0
+    opening = matching_rules(_opening(located), rules)
+    without_cause = bool(opening) and all(rule.secondary for rule in opening)
     for line in _evidence(located):
         for rule in matching_rules(line.text, rules):
+            if rule.secondary and not without_cause:
+                continue
             sure = rule.sure * fading * (_SECONDARY_PART if rule.secondary else 1.0)
             if (best is None or sure > best[0]) and rule.holds_in(context):
                 best = (sure, rule, line)
         fading *= _FADING
     return best
+
+
+def _opening(located: Located) -> str:
+    """What the failure says first: its first line, or the exception of the traceback that begins there."""
+    if located.traceback and located.traceback[0].number == located.first.number:
+        return _last_exception(located) or located.first.text
+    return located.first.text
 
 
 def _evidence(located: Located) -> Iterator[LogLine]:
@@ -97,10 +107,14 @@ def _last_exception(located: Located) -> str:
     return next((_bare(line.text) for line in reversed(located.traceback) if exception_of(_bare(line.text))), "")
 
 
+def _raised_by_user(located: Located) -> bool:
+    """True if a traceback goes through the user's own code."""
+    return "user" in frames_of(line.text for line in located.traceback)
+
+
 def _is_plain(located: Located) -> bool:
     """True for an exception of Python itself that the user's own code, or what it called, raised."""
-    owners = frames_of(line.text for line in located.traceback)
-    return exception_of(_last_exception(located)) in _PLAIN and "user" in owners
+    return exception_of(_last_exception(located)) in _PLAIN and _raised_by_user(located)
 
 
 def _component(located: Located, kind: FaultKind) -> str:

@@ -174,7 +174,11 @@ class _Scan:
             LogLine(number, masked(text)),
             before=tuple(each for each in window if number - BEFORE_LINES <= each.number < number),
             after=tuple(each for each in window if number < each.number <= number + AFTER_LINES),
-            signs=tuple(LogLine(sign.number, masked(sign.text)) for sign in episode.ordered() if sign.number >= number and not sign.overcome),
+            signs=tuple(
+                LogLine(sign.number, masked(sign.text))
+                for sign in episode.ordered()
+                if sign.number >= number and not sign.overcome
+            ),
             traceback=_lines(traceback.lines) if traceback is not None else (),
             lines=self.lines,
         )

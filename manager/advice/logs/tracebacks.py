@@ -27,7 +27,7 @@ class TracebackLines:
         self.done = False
         self.exceptions: list[tuple[int, str]] = []
         """The line of each exception of the chain; the last one is what ended the program."""
-        self._mark = _unmarked(line[:at])
+        self._mark = _unmarked(line[:at].strip("\ufeff\ufffd"))
         self._width = at
         self._head: list[tuple[int, str]] = [(number, line)]
         self._tail: list[tuple[int, str]] = []
