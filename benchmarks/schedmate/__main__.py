@@ -1,6 +1,7 @@
-"""`python -m benchmarks.schedmate failures | train | record`: SchedMate's failure handler, on a labelled corpus of our own.
+"""`python -m benchmarks.schedmate failures | train | record`: SchedMate's failure handler, on a labelled corpus.
 
-`failures` evaluates what ships and writes a record; `train` makes the scorer that ships; `record` runs the programs anew.
+`failures` evaluates what ships and writes a record; `train` makes the scorer that ships; `record` runs the programs
+anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Advice (SchedMate): what the code says, what the logs say, why something failed. Read only, asked for, never waited for.
+"""Advice (SchedMate): what the code says, what the logs say, why something failed. Read only, never waited for.
 
 source/      what a function and its context are, from their source: model, data, length, precision (paper §3.1)
 estimates/   what similar recipes took before, with its spread (§3.1)

@@ -26,7 +26,11 @@ def verdict(*lines: str) -> Fault:
     ("line", "kind", "component"),
     [
         ("[1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus.", FaultKind.INFRASTRUCTURE, "gpu"),
-        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***", FaultKind.INFRASTRUCTURE, "scheduler"),
+        (
+            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***",
+            FaultKind.INFRASTRUCTURE,
+            "scheduler",
+        ),
         ("srun: error: Node failure on gpu017", FaultKind.INFRASTRUCTURE, "node"),
         ("Host key verification failed.", FaultKind.INFRASTRUCTURE, "network"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", FaultKind.USER, "memory"),

@@ -97,7 +97,9 @@ def test_a_last_line_that_no_good_run_prints_is_found() -> None:
     assert found.first.text == "bye for now"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"version":9,"templates":[]}', b"\x00\xff", b'{"version":1,"templates":[3]}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"version":9,"templates":[]}', b"\x00\xff", b'{"version":1,"templates":[3]}']
+)
 def test_a_damaged_file_of_templates_is_ignored_with_a_word(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "templates.json"
     path.write_bytes(content)

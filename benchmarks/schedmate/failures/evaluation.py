@@ -42,7 +42,11 @@ def evaluate() -> None:
     tables = {"shipped table": ROWS, "without rows that know the test's texts": without_knowledge_of(jobs)}
     found: dict[str, Any] = {}
     for name, rules in tables.items():
-        found[name] = {"rows": len(rules), "located": _with_locator(jobs, known, rules), "last 500 lines": _on_last_lines(jobs, rules)}
+        found[name] = {
+            "rows": len(rules),
+            "located": _with_locator(jobs, known, rules),
+            "last 500 lines": _on_last_lines(jobs, rules),
+        }
         for side in ("located", "last 500 lines"):
             scores = found[name][side]
             print(f"{name}, {side}: F1 {scores.f1}, precision {scores.precision}, recall {scores.recall}, accuracy {scores.accuracy}, of three "
@@ -51,7 +55,9 @@ def evaluate() -> None:
     print("lines/s:", speed)
     memory = _memory()
     print("1 GiB log:", memory)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
     record = {"command": "python -m benchmarks.schedmate failures", "machine": machine(), "at": str(datetime.date.today()), "commit": commit,
               "split": SPLIT_SEED, "test_types": sorted(TEST), "bars": BARS, "scores": found, "lines_per_s": speed, "one_gibibyte": memory}  # fmt: skip
     write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o644)
@@ -115,13 +121,20 @@ def _memory() -> dict[str, float]:
         with path.open("wb") as file:
             size = number = 0
             while size < _GIGABYTE:
-                block = b"".join(b"step %d loss %.5f lr 0.001 tokens/s %.1f seen %x\n" % (at, 1 / (at + 1), at * 3.1, at) for at in range(number, number + 20_000))
+                block = b"".join(
+                    b"step %d loss %.5f lr 0.001 tokens/s %.1f seen %x\n" % (at, 1 / (at + 1), at * 3.1, at)
+                    for at in range(number, number + 20_000)
+                )
                 size, number = size + file.write(block), number + 20_000
-            file.write(b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 1, in <module>\nKeyError: 'label'\n")
+            file.write(
+                b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 1, in <module>\nKeyError: 'label'\n"
+            )
         code = ("import sys, time, resource; from pathlib import Path; from stoker.manager.advice.logs import locate;"
                 "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; began = time.perf_counter(); found = locate(Path(sys.argv[1]));"
                 "print(time.perf_counter() - began, found.lines, found.first.number, before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")  # fmt: skip
-        out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True).stdout.split()
+        out = subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+        ).stdout.split()
     seconds, lines, first, before, peak = map(float, out)
     return {"lines": lines, "first": first, "s": round(seconds, 1), "lines_per_s": round(lines / seconds), "grew_mib": round((peak - before) / 1024, 1),
             "peak_mib": round(peak / 1024, 1)}  # fmt: skip

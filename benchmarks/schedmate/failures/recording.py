@@ -46,7 +46,7 @@ class Run(msgspec.Struct, frozen=True):
 
 def record() -> None:
     """Run everything, two runs of each injection in each of its programs, and write the file."""
-    import torch  # noqa: F401
+    import torch
     import transformers  # noqa: F401
     from transformers import LlamaForCausalLM, Trainer  # noqa: F401
 
@@ -111,8 +111,8 @@ def _become(
     file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
     random.seed(seed)
     user, steps = chance.choice(USERS), chance.randrange(160, 420)
     place = f"/home/{user}/{chance.choice(('project', 'llm-pretrain', 'thesis/code', 'vit'))}/"

@@ -20,11 +20,42 @@ INFRASTRUCTURE_LEAST = 0.5
 RAISED_LEAST = 0.7
 """The same for an exception that came up through the user's code: in doubt it is the user's."""
 _PLAIN = frozenset(
-    """ArithmeticError AssertionError AttributeError EOFError FileNotFoundError FileExistsError FloatingPointError ImportError
-    IndentationError IndexError IsADirectoryError JSONDecodeError KeyError LookupError MemoryError ModuleNotFoundError
-    NameError NotADirectoryError NotImplementedError OverflowError PermissionError RecursionError StopIteration SyntaxError
-    SystemExit TabError TypeError UnboundLocalError UnicodeDecodeError UnicodeEncodeError UnicodeError ValueError
-    ZeroDivisionError KeyboardInterrupt""".split()
+    {
+        "ArithmeticError",
+        "AssertionError",
+        "AttributeError",
+        "EOFError",
+        "FileNotFoundError",
+        "FileExistsError",
+        "FloatingPointError",
+        "ImportError",
+        "IndentationError",
+        "IndexError",
+        "IsADirectoryError",
+        "JSONDecodeError",
+        "KeyError",
+        "LookupError",
+        "MemoryError",
+        "ModuleNotFoundError",
+        "NameError",
+        "NotADirectoryError",
+        "NotImplementedError",
+        "OverflowError",
+        "PermissionError",
+        "RecursionError",
+        "StopIteration",
+        "SyntaxError",
+        "SystemExit",
+        "TabError",
+        "TypeError",
+        "UnboundLocalError",
+        "UnicodeDecodeError",
+        "UnicodeEncodeError",
+        "UnicodeError",
+        "ValueError",
+        "ZeroDivisionError",
+        "KeyboardInterrupt",
+    }
 )
 """Exceptions of Python itself that programs raise by mistake. OSError and RuntimeError have many causes."""
 _PLAIN_CHANCE = 0.8

@@ -1,6 +1,7 @@
 """How bad a line of a log looks, from its words alone.
 
-The words are those of severity ("error", "failed", "refused"), whatever program wrote them. What only looks bad is taken
+The words are those of severity ("error", "failed", "refused"), whatever program wrote them. What only looks bad is
+taken
 out first: the names of metrics (`val_error=0.2`), settings (`timeout=60`), counts of none (`0 errors`). A line that
 tells of another try, or of a warning, is a notice: it stands in the context of a failure, and begins none.
 """
@@ -21,14 +22,80 @@ class Gravity(enum.IntEnum):
     FATAL = 3
 
 
-_STEMS = tuple(
-    b"""err exception fail critical abort panic cannot can't denied refused unreachable timed timeout kill corrupt lost
-    invalid unhandled segfault segmentation terminat broken exceed stale lockup lock-up stall dead crash evict preempt held
-    shutdown down expire mismatch incompatible undefined missing unsupported disconnect reboot full degraded unexpected
-    rejected fatal emerg dumped oom uncorrectable unrecoverable cancelled node_fail *** traceback interrupt warn deprecat
-    nvrm""".split()
-) + (b"could not", b"unable to", b"time out", b"time-out", b"no such", b"reset by", b"out of memory", b"not found",
-     b"not responding", b"not available", b"not ready", b"not valid")  # fmt: skip
+_STEMS = (
+    b"err",
+    b"exception",
+    b"fail",
+    b"critical",
+    b"abort",
+    b"panic",
+    b"cannot",
+    b"can't",
+    b"denied",
+    b"refused",
+    b"unreachable",
+    b"timed",
+    b"timeout",
+    b"kill",
+    b"corrupt",
+    b"lost",
+    b"invalid",
+    b"unhandled",
+    b"segfault",
+    b"segmentation",
+    b"terminat",
+    b"broken",
+    b"exceed",
+    b"stale",
+    b"lockup",
+    b"lock-up",
+    b"stall",
+    b"dead",
+    b"crash",
+    b"evict",
+    b"preempt",
+    b"held",
+    b"shutdown",
+    b"down",
+    b"expire",
+    b"mismatch",
+    b"incompatible",
+    b"undefined",
+    b"missing",
+    b"unsupported",
+    b"disconnect",
+    b"reboot",
+    b"full",
+    b"degraded",
+    b"unexpected",
+    b"rejected",
+    b"fatal",
+    b"emerg",
+    b"dumped",
+    b"oom",
+    b"uncorrectable",
+    b"unrecoverable",
+    b"cancelled",
+    b"node_fail",
+    b"***",
+    b"traceback",
+    b"interrupt",
+    b"warn",
+    b"deprecat",
+    b"nvrm",
+    b"could not",
+    b"unable to",
+    b"time out",
+    b"time-out",
+    b"no such",
+    b"reset by",
+    b"out of memory",
+    b"not found",
+    b"not responding",
+    b"not available",
+    b"not ready",
+    b"not valid",
+)
 """Each pattern below has one of these, in lower case: a look for them is ten times as fast as one at the patterns."""
 
 TRACEBACK = "Traceback (most recent call last)"
@@ -59,9 +126,11 @@ _FATAL = re.compile(
 _ERROR = re.compile(
     r"""
       error | \berr\b | \berrno | exception | \bfail(?:ed|ure|s|ing)?\b | \bcritical\b | \babort | \bpanic
-    | \bcan(?:not|'t)\b | \bcould\ not\b | \bunable\ to\b | \bdenied\b | \brefused\b | \bunreachable\b | \btimed?[\s-]?out\b
+    | \bcan(?:not|'t)\b | \bcould\ not\b | \bunable\ to\b | \bdenied\b | \brefused\b | \bunreachable\b
+    | \btimed?[\s-]?out\b
     | \bkill(?:ed|ing)\b | \bcorrupt | \blost\b | \binvalid\b | \bnot\ (?:found|responding|available|ready|valid)\b
-    | \bno\ such\b | \bunhandled\b | \bsegfault | \bterminat(?:ed|ing)\b | \breset\ by\b | \bbroken\b | \bexceed(?:ed|s)\b
+    | \bno\ such\b
+    | \bunhandled\b | \bsegfault | \bterminat(?:ed|ing)\b | \breset\ by\b | \bbroken\b | \bexceed(?:ed|s)\b
     | \bstale\b | \block-?up\b | \bstall(?:ed)?\b | \bdead\b | \bcrash | \bevict | \bpreempt | \bheld\b | \bshutdown\b
     | \bdown\b | \bexpired?\b | \bmismatch | \bincompatible\b | \bundefined\b | \bmissing\b | \bunsupported\b
     | \bNVRM: | \bdisconnect | \breboot | \bfull\b | \bdegraded\b | \bunexpected | \brejected\b
@@ -72,8 +141,10 @@ _WARNING = re.compile(r"\bwarn(?:ing)?s?\b|\w+Warning\b|\bdeprecat", re.IGNORECA
 _CALM_LEVEL = re.compile(r"\b(?:DEBUG|INFO|NOTICE|TRACE)\b")
 _OVERCOME = re.compile(
     r"""
-      \b(?:will\ (?:retry|try\ again)|retry(?:ing)?|retries\ left|retried|attempt\ \#?\d+|trying\ again|recovered|succeeded)\b
-    | \bfall(?:ing|s)?\ ?back\b | \bignor(?:ed|ing)\b | \bskipp(?:ed|ing)\b | \bcontinu(?:e|ing)\b | \breconnect(?:ed|ing)\b
+      \b(?:will\ (?:retry|try\ again)|retry(?:ing)?|retries\ left|retried|attempt\ \#?\d+|trying\
+      again|recovered|succeeded)\b
+    | \bfall(?:ing|s)?\ ?back\b | \bignor(?:ed|ing)\b | \bskipp(?:ed|ing)\b | \bcontinu(?:e|ing)\b
+    | \breconnect(?:ed|ing)\b
     | \bcorrected\b | \bnon-?fatal\b | \bbacking\ off\b | \bnot\ critical\b | \bharmless\b
     """,
     re.IGNORECASE | re.VERBOSE,

@@ -1,7 +1,8 @@
 """Collect Python tracebacks from lines that come one by one, from several ranks at once.
 
 A launcher writes a rank's mark before each line (`[rank3]: `, `3: `, `[default1]:`). A traceback has the mark of the
-line that began it; lines with other marks pass by. Chained tracebacks ("During handling of the above exception") are one. A recursion without end keeps its beginning and its end.
+line that began it; lines with other marks pass by. Chained tracebacks ("During handling of the above exception") are
+one. A recursion without end keeps its beginning and its end.
 """
 
 from __future__ import annotations
