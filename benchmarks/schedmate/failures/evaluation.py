@@ -129,9 +129,9 @@ def _memory() -> dict[str, float]:
             file.write(
                 b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 1, in <module>\nKeyError: 'label'\n"
             )
-        code = ("import sys, time, resource; from pathlib import Path; from stoker.manager.advice.logs import locate;"
-                "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; began = time.perf_counter(); found = locate(Path(sys.argv[1]));"
-                "print(time.perf_counter() - began, found.lines, found.first.number, before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")  # fmt: skip
+        code = ("import sys, time; from pathlib import Path; from stoker.manager.advice.logs import locate;"
+                "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); before = peak(); began = time.perf_counter(); found = locate(Path(sys.argv[1]));"
+                "print(time.perf_counter() - began, found.lines, found.first.number, before, peak())")  # fmt: skip
         out = subprocess.run(
             [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
         ).stdout.split()

@@ -170,11 +170,12 @@ class _Scan:
         if traceback is None:
             later = [each for each in episode.tracebacks if each.number >= number - BEFORE_LINES]
             traceback = next(iter(later), None)
-        window = [LogLine(at, masked(shown(line))) for at, line in episode.window]
+        near = range(number - BEFORE_LINES, number + AFTER_LINES + 1)
+        window = [LogLine(at, masked(shown(line))) for at, line in episode.window if at in near]
         return Located(
             LogLine(number, masked(text)),
-            before=tuple(each for each in window if number - BEFORE_LINES <= each.number < number),
-            after=tuple(each for each in window if number < each.number <= number + AFTER_LINES),
+            before=tuple(each for each in window if each.number < number),
+            after=tuple(each for each in window if each.number > number),
             signs=tuple(
                 LogLine(sign.number, masked(sign.text))
                 for sign in episode.ordered()

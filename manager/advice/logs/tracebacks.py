@@ -16,6 +16,8 @@ _CHAINS = ("During handling of the above exception", "The above exception was th
 _MESSAGE_LINES = 12
 """A message of several lines counts up to here, where its lines are indented or it is not closed by a blank line."""
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?::.*|)$|(?:[A-Za-z_]\w*\.)+\w+: ")
+_LONGEST_MARK = 48
+_LEVEL = re.compile(r"ERROR|CRITICAL|WARN|INFO|Exception Group")
 _CLOCK = re.compile(r"\d")
 
 
@@ -30,6 +32,8 @@ class TracebackLines:
         """The line of each exception of the chain; the last one is what ended the program."""
         self._mark = _unmarked(line[:at].strip("\ufeff\ufffd"))
         self._width = at
+        self._marks_ranks = len(self._mark) < _LONGEST_MARK and not _LEVEL.search(self._mark)
+        """True if what stands before the traceback marks each line, and is no clock or level of one message."""
         self._head: list[tuple[int, str]] = [(number, line)]
         self._tail: list[tuple[int, str]] = []
         self._in_frames = True
@@ -85,11 +89,6 @@ class TracebackLines:
         if _unmarked(line[: self._width].rstrip()) == self._mark.rstrip():
             return line[self._width :]
         return None if self._marks_ranks else line
-
-    @property
-    def _marks_ranks(self) -> bool:
-        """True if what stands before the traceback marks each line, and is no clock or level of one message."""
-        return len(self._mark) < 48 and not re.search(r"ERROR|CRITICAL|WARN|INFO|Exception Group", self._mark)
 
     def _keep(self, number: int, line: str) -> bool:
         if len(self._head) < _HEAD_LINES:
