@@ -18,6 +18,10 @@ _OWN_BASE = "a private base class of the messages of its own file"
 ALLOWED = {
     "Ack": ({"manager/protocol/to_client.py", "manager/protocol/to_pilot.py"}, "one message, in both directions"),
     "Evict": ({"manager/core/seams.py", "manager/protocol/to_library.py"}, _ACTION),
+    "Fault": (
+        {"manager/core/trials.py", "manager/advice/logs/fault.py"},
+        "a pilot's fault at a call, and a log's verdict: public names of layers that never import each other",
+    ),
     "Gang": ({"manager/core/nouns.py", "contexts/ranks.py"}, "a gang, and a rank's public view of it"),
     "Load": ({"manager/core/seams.py", "manager/protocol/to_library.py"}, _ACTION),
     "Pilot": ({"manager/core/nouns.py", "src/stoker/site.py"}, "a pilot, and the site file's public [pilot] table"),

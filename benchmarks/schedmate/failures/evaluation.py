@@ -1,0 +1,140 @@
+"""Evaluate locator and classifier on the test part, whose fault types never occur in training (SchedMate, Table 4).
+
+Twice: with the table of rules as it ships, and, harder, without each of its rows that knows a line of a test failure, so
+that only general rows and the scorer are left. Each against the same classifier on the last 500 lines of the log.
+"""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.paired import ROOT, machine
+from benchmarks.schedmate.failures.catalogue import SPLIT_SEED, TEST
+from benchmarks.schedmate.failures.corpus import FailedJob, corpus, good_runs
+from benchmarks.schedmate.failures.scores import Scores, scores_of
+from benchmarks.schedmate.failures.training import templates_of_good_runs, without_knowledge_of
+from stoker.manager.advice.logs.classifier import classify
+from stoker.manager.advice.logs.episodes import Episode
+from stoker.manager.advice.logs.fault import Located, LogLine
+from stoker.manager.advice.logs.locator import locate
+from stoker.manager.advice.logs.rules import ROWS, FaultRule
+from stoker.manager.advice.logs.signs import TRACEBACK, Gravity, gravity
+from stoker.manager.advice.logs.templates import LineTemplates, masked_line
+from stoker.whole_files import write_whole
+
+RECORD = ROOT / "benchmarks" / "records" / "schedmate-failures.json"
+LAST_LINES = 500
+BARS = {"f1": 68.0, "precision": 76.0, "lines_per_s": 50_000}
+_GIGABYTE = 1 << 30
+
+
+def evaluate() -> None:
+    """Print the measures, and write the record."""
+    known, jobs = templates_of_good_runs(), list(corpus(test=True))
+    tables = {"shipped table": ROWS, "without rows that know the test's texts": without_knowledge_of(jobs)}
+    found: dict[str, Any] = {}
+    for name, rules in tables.items():
+        found[name] = {
+            "rows": len(rules),
+            "located": _with_locator(jobs, known, rules),
+            "last 500 lines": _on_last_lines(jobs, rules),
+        }
+        for side in ("located", "last 500 lines"):
+            scores = found[name][side]
+            print(f"{name}, {side}: F1 {scores.f1}, precision {scores.precision}, recall {scores.recall}, accuracy {scores.accuracy}, of three "
+                  f"{scores.accuracy_of_three}, line found {scores.located}\n  {scores.confusion}", flush=True)  # fmt: skip
+    speed = {"training log with templates": _speed(known["vision"]), "corpus": _corpus_speed(jobs, known)}
+    print("lines/s:", speed)
+    memory = _memory()
+    print("1 GiB log:", memory)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    record = {"command": "python -m benchmarks.schedmate failures", "machine": machine(), "at": str(datetime.date.today()), "commit": commit,
+              "split": SPLIT_SEED, "test_types": sorted(TEST), "bars": BARS, "scores": found, "lines_per_s": speed, "one_gibibyte": memory}  # fmt: skip
+    write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o644)
+
+
+def _with_locator(jobs: list[FailedJob], known: dict[str, LineTemplates], rules: tuple[FaultRule, ...]) -> Scores:
+    verdicts = []
+    for job in jobs:
+        located = locate(job.lines, known[job.program], rules=rules)
+        verdicts.append((job, located, classify(located, rules=rules) if located else None))
+    return scores_of(verdicts)
+
+
+def _on_last_lines(jobs: list[FailedJob], rules: tuple[FaultRule, ...]) -> Scores:
+    verdicts = []
+    for job in jobs:
+        tail = last_lines(job.lines)
+        verdicts.append((job, tail, classify(tail, rules=rules)))
+    return scores_of(verdicts)
+
+
+def last_lines(lines: list[str], count: int = LAST_LINES) -> Located:
+    """The last lines of a log as if they had been located: all their bad lines, and the first traceback in them."""
+    skipped = max(0, len(lines) - count)
+    numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
+    spell = Episode(skipped + 1, ())
+    for line in numbered:
+        if spell.reads_tracebacks and spell.in_traceback(line.number, line.text):
+            continue
+        if TRACEBACK in line.text:
+            spell.begin_traceback(line.number, line.text)
+        elif (grade := gravity(line.text)) >= Gravity.ERROR:
+            spell.sign(hash(masked_line(line.text.encode())), line.number, line.text, grade)
+    signs = tuple(LogLine(sign.number, sign.text) for sign in spell.ordered())
+    traceback = spell.tracebacks[0].lines if spell.tracebacks else []
+    return Located(signs[0] if signs else numbered[0], after=tuple(numbered[1:]), signs=signs or tuple(numbered[:1]),
+                   traceback=tuple(LogLine(at, text) for at, text in traceback), lines=len(lines))  # fmt: skip
+
+
+def _speed(known: LineTemplates) -> int:
+    """Lines a second of a training program's own lines, a million of them."""
+    lines = good_runs()["vision"][0]
+    text = ("\n".join(lines) + "\n") * (1_000_000 // len(lines))
+    began = time.perf_counter()
+    locate(text, known)
+    return round(text.count("\n") / (time.perf_counter() - began))
+
+
+def _corpus_speed(jobs: list[FailedJob], known: dict[str, LineTemplates]) -> int:
+    """Lines a second over the test part, which is short logs with long cascades."""
+    began = time.perf_counter()
+    for job in jobs:
+        locate(job.lines, known[job.program])
+    return round(sum(len(job.lines) for job in jobs) / (time.perf_counter() - began))
+
+
+def _memory() -> dict[str, float]:
+    """Peak memory and time of a process of its own that reads a log of a gibibyte, a failure in its middle."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log")
+        with path.open("wb") as file:
+            size = number = 0
+            while size < _GIGABYTE:
+                block = b"".join(
+                    b"step %d loss %.5f lr 0.001 tokens/s %.1f seen %x\n" % (at, 1 / (at + 1), at * 3.1, at)
+                    for at in range(number, number + 20_000)
+                )
+                size, number = size + file.write(block), number + 20_000
+            file.write(
+                b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 1, in <module>\nKeyError: 'label'\n"
+            )
+        code = ("import sys, time; from pathlib import Path; from stoker.manager.advice.logs import locate;"
+                "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); before = peak(); began = time.perf_counter(); found = locate(Path(sys.argv[1]));"
+                "print(time.perf_counter() - began, found.lines, found.first.number, before, peak())")  # fmt: skip
+        out = subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+        ).stdout.split()
+    seconds, lines, first, before, peak = map(float, out)
+    return {"lines": lines, "first": first, "s": round(seconds, 1), "lines_per_s": round(lines / seconds), "grew_mib": round((peak - before) / 1024, 1),
+            "peak_mib": round(peak / 1024, 1)}  # fmt: skip

@@ -1,0 +1,252 @@
+"""What the lines of a log mean: the one table of them.
+
+A row has a pattern that one line, or the few lines of one message, must have, whose fault it is,
+    which component failed,
+what that means,
+    and where the text comes from. `sure`: how often the verdict is right where the text stands alone. A row
+that is `secondary` tells what happens to the others when one of several ranks has died: it counts only where nothing
+else
+was found. The rows of `stoker.pilot.core.infrastructure` judge live exceptions, with proofs that only the library's
+process has; these judge texts, long after.
+
+A text that a mistake in the user's code causes as well as a sick device has a row only with what tells them apart
+(`besides`, `unless`: patterns in the lines around it).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+import msgspec
+
+from stoker.manager.advice.logs.fault import FaultKind
+
+_I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
+
+
+class FaultRule(msgspec.Struct, frozen=True, dict=True):
+    """A row of the table. `besides`, `unless`: patterns that the lines around must have, or must not have."""
+
+    kind: FaultKind
+    component: str
+    text: str
+    means: str
+    source: str
+    sure: float = 0.95
+    secondary: bool = False
+    besides: str = ""
+    unless: str = ""
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The compiled `text`, whatever the case."""
+        return re.compile(self.text, re.IGNORECASE)
+
+    def holds_in(self, context: str) -> bool:
+        """True if the lines around have what the row wants besides, and nothing of what it excludes."""
+        return (not self.besides or re.search(self.besides, context, re.IGNORECASE) is not None) and (
+            not self.unless or re.search(self.unless, context, re.IGNORECASE) is None
+        )
+
+
+_CUDA = "NVIDIA's CUDA runtime API, cudaError_t"
+_XID = "NVIDIA's XID Errors, the kernel's log"
+_NVML = "NVML, nvmlErrorString"
+_NCCL = "NCCL: ncclGetErrorString, debug.cc"
+_WATCHDOG = "PyTorch, ProcessGroupNCCL.cpp"
+_GLOO = "Gloo, gloo/transport/tcp/pair.cc"
+_LINUX = "errno(3), strerror"
+_KERNEL = "Linux: the kernel's log"
+_SLURM = "Slurm: slurmstepd, srun, slurmctld"
+_CONDOR = "HTCondor: user log events, condor_event.cpp"
+_SSH = "OpenSSH: sshconnect.c"
+_TORCH = "PyTorch"
+_DATALOADER = "PyTorch, torch/utils/data/_utils/signal_handling.py"
+_PYTHON = "CPython"
+
+ROWS: tuple[FaultRule, ...] = (
+    # ---- devices
+    FaultRule(_I, "gpu", r"uncorrectable ECC error|double[- ]bit ECC|ECC_UNCORRECTABLE|Xid.{0,40}: (?:48|63|64|94|95),",
+         "a GPU met a memory error that it cannot correct", _CUDA + ", 214; " + _XID),
+    FaultRule(_I, "nvlink", r"uncorrectable NVLink error|NVSwitch.{0,40}fatal|Xid.{0,40}: (?:74|144|145|149),"
+        r"|NVLink: fatal",
+         "a link between GPUs failed", _CUDA + ", 220; " + _XID),
+    FaultRule(_I, "gpu", r"fallen off the bus|GPU is lost|Xid.{0,40}: 79,|Unable to determine the device handle "
+        r"for gpu",
+         "a GPU is lost", _NVML + "; " + _XID),
+    FaultRule(_I, "gpu", r"NVRM: Xid.{0,40}: (?:32|38|56|57|61|62|69|92|109|119|120|121|122|123|140|158),"
+        r"|GSP.{0,20}RPC timeout",
+         "the driver reports that a GPU failed in hardware or firmware", _XID),
+    FaultRule(_I, "gpu", r"CUDA error: (?:unknown error|hardware stack error)|CUDA unknown error"
+         r"|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized"
+         r"|nvidia-smi has failed because it couldn't communicate", "a GPU cannot be reached", _CUDA + ", 46, 714, "
+         "802, 999"),
+    FaultRule(_I, "gpu", r"Unable to register to device plugin|GPU.{0,40}requires? (?:a )?reset|GPU.{0,30}thermal "
+        r"(?:slowdown|shutdown)",
+         "a GPU needs a reset", _NVML),
+    # ---- device memory: whose it is decides
+    FaultRule(_I, "gpu_memory", r"CUDA out of memory|CUDA error: out of memory",
+         "another process holds the device's memory", _TORCH + ", c10/cuda/CUDACachingAllocator.cpp",
+         besides=r"Process \d+ has (?:[1-9]\d*(?:\.\d+)?) GiB memory in use", sure=0.9),
+    FaultRule(_U, "gpu_memory", r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: CUDA",
+         "the program needs more device memory than the device has", _TORCH + ", c10/cuda/CUDACachingAllocator.cpp",
+         sure=0.9),
+    # ---- connections of ranks
+    FaultRule(_I, "network", r"NET/IB ?:.{0,80}(?:error|failed|timeout|async event)|IBV_WC_(?:RETRY_EXC|WR_FLUSH"
+        r"|REM_ACCESS)\w*"
+         r"|ibv_(?:poll_cq|modify_qp|reg_mr)\S* failed|mlx5_\d.{0,60}(?:port.{0,10}down|link down|error)|Got async "
+         r"event",
+         "the InfiniBand network failed", _NCCL + ", transport/net_ib.cc"),
+    FaultRule(_I, "network", r"ncclSystemError|unhandled system error", "NCCL was refused by the system", _NCCL,
+        sure=0.85),
+    FaultRule(_I, "network", r"Watchdog caught collective operation timeout|Timeout at NCCL work|collective "
+        r"operation timeout"
+         r"|taking the entire process down|watchdog thread terminated|instance of 'c10::DistBackendError'"
+         r"|\[rank\d+\].{0,60}(?:TCPStore|ProcessGroupNCCL)\.cpp",
+         "a collective operation timed out", _WATCHDOG, sure=0.75, secondary=True),
+    FaultRule(_I, "network", r"ncclRemoteError|remote process exited or there was a network error",
+         "NCCL lost a connection", _NCCL, sure=0.7, secondary=True),
+    FaultRule(_I, "network", r"(?:gloo/transport|Gloo).{0,200}(?:Connection (?:closed|reset) by peer|Broken pipe"
+        r"|No route to host|"
+         r"Network is (?:unreachable|down)|Connection refused|timed out)",
+         "Gloo lost a connection", _GLOO, sure=0.7, secondary=True),
+    FaultRule(_I, "network", r"No route to host|Network is (?:unreachable|down)|Host is down|ENETUNREACH|EHOSTUNREACH",
+         "the network does not reach a host", _LINUX + ", 100, 101, 112, 113"),
+    FaultRule(_I, "network", r"Temporary failure in name resolution|Name or service not known|Could not resolve host"
+         r"|nodename nor servname provided", "a host's name cannot be resolved", "getaddrinfo(3), gai_strerror",
+         sure=0.8),
+    FaultRule(_I, "network", r"EADDRINUSE|Address already in use", "a port of the node is taken", _LINUX + ", 98",
+        sure=0.8),
+    FaultRule(_I, "network", r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED"
+        r"|kex_exchange_identification"
+         r"|ssh: connect to host|ssh_exchange_identification", "ssh cannot reach or trust a node", _SSH, sure=0.9),
+    FaultRule(_I, "network", r"ORTE (?:has lost communication|was unable to reliably start)|PRTE has lost communication"
+         r"|an ORTE daemon has unexpectedly failed", "MPI's daemon on a node is lost", "Open MPI, "
+         "help-errmgr-base.txt"),
+    # ---- files
+    FaultRule(_I, "filesystem", r"Stale (?:NFS )?file handle|ESTALE|os error 116|Errno 116",
+         "a file server lost a file that was open", _LINUX + ", 116"),
+    FaultRule(_I, "disk", r"(?<!\w)(?:EIO|Errno 5\]|os error 5\)|Input/output error|Remote I/O error|Errno 121)",
+         "a disk or file server failed", _LINUX + ", 5, 121"),
+    FaultRule(_I, "filesystem", r"Structure needs cleaning|Read-only file system|EXT4-fs error"
+        r"|XFS.{0,40}(?:corrupt|shut ?down)|I/O error, dev"
+         r"|Buffer I/O error|remounting filesystem read-only", "a file system is damaged",
+         _LINUX + ", 30, 117; " + _KERNEL),
+    FaultRule(_I, "filesystem", r"transport endpoint (?:is not connected|shutdown)|ENOTCONN|ESHUTDOWN",
+         "a file system's server has ended, or dropped this node", _LINUX + ", 107, 108"),
+    FaultRule(_I, "filesystem", r"LustreError|Lustre:.{0,80}(?:evict|lost)|nfs: server \S+ not responding"
+        r"|beegfs.{0,60}error|mmfsd.{0,60}error",
+         "the file server does not answer", _KERNEL),
+    FaultRule(_I, "disk", r"No space left on device|ENOSPC|os error 28", "a disk is full", _LINUX + ", 28", sure=0.85),
+    FaultRule(_U, "disk", r"Disk quota exceeded|EDQUOT|Errno 122", "the user's quota is used up", _LINUX + ", 122"),
+    FaultRule(_I, "filesystem", r"(?:S3|Bucket|object store|blob).{0,120}(?:SlowDown|InternalError|503"
+        r"|ServiceUnavailable)|(?:SlowDown|ServiceUnavailable|InternalError)\).{0,60}when calling the"
+         r"|HTTP(?:Error)?:? 50[234]", "a storage service does not answer", "botocore: ClientError", sure=0.85),
+    # ---- the batch system and the node
+    FaultRule(_I, "scheduler", r"DUE TO PREEMPTION|Job.{0,40}preempted|\bPREEMPTED\b|Job was evicted", "the job "
+        "was preempted", _SLURM + "; " + _CONDOR),
+    FaultRule(_I, "scheduler", r"DUE TO TIME LIMIT|job killed: walltime|exceeded (?:its |the )?wall ?(?:clock "
+        r")?(?:time )?limit",
+         "the job reached its walltime", _SLURM),
+    FaultRule(_I, "node", r"DUE TO NODE FAILURE|NODE_FAIL|Node failure on|node.{0,30}(?:unexpectedly rebooted|not "
+        r"responding, setting DOWN)",
+         "a node failed", _SLURM),
+    FaultRule(_I, "node", r"Hardware Error\]|mce: |Machine Check|soft lockup|hard LOCKUP|Kernel panic|watchdog: "
+        r"BUG|system is going down",
+         "a node's hardware or kernel failed", _KERNEL),
+    FaultRule(_I, "scheduler", r"Invalid job credential|munge.{0,60}(?:failed|error|expired)|Protocol "
+        r"authentication error"
+         r"|Unable to contact slurm controller|slurm_(?:receive|load|persist)\S*.{0,40}(?:timed out|refused|error)",
+         "the batch system's own services failed", _SLURM),
+    FaultRule(_I, "scheduler", r"Shadow exception!|Job disconnected, attempting to reconnect|Job reconnection "
+        r"failed|Can not reconnect to slot|Error from slot\d\S*: (?:Failed to|STARTER)",
+         "HTCondor lost the machine that ran the job", _CONDOR),
+    FaultRule(_I, "node", r"(?:prolog|epilog)\S* (?:failed|error|exit)|pyxis:.{0,80}(?:failed|error)|Failed to "
+        r"create (?:pod sandbox|container|shim)"
+         r"|ErrImagePull|ImagePullBackOff|toomanyrequests", "a node could not prepare the job",
+         _SLURM + "; containerd", sure=0.85),
+    FaultRule(_I, "licence", r"license (?:server|manager).{0,80}(?:down|not respond|unreachable|cannot|connect)"
+        r"|Cannot connect to license server"
+         r"|(?:FlexNet|FLEXlm|lmgrd).{0,80}(?:error|-15|-96)|licen[sc]e.{0,40}(?:checkout|check out) failed",
+         "a licence server does not answer", "FlexNet Publisher, error codes -15, -96", sure=0.85),
+    # ---- host memory: whose it is decides
+    FaultRule(_U, "memory", r"Memory cgroup out of memory|CONSTRAINT_MEMCG|oom[-_]kill event|oom_kill event"
+        r"|Exceeded job memory limit|memory usage exceeded|StepId=\S+ exceeded memory limit|OOM Killed|cgroup "
+        r"out-of-memory handler",
+         "the job used more host memory than it asked for", _SLURM + "; " + _KERNEL, sure=0.9,
+         unless=r"CONSTRAINT_NONE"),
+    FaultRule(_I, "memory", r"invoked oom-killer|CONSTRAINT_NONE|(?<!cgroup )Out of memory: Kill", "the node ran "
+        "out of memory",
+         _KERNEL, sure=0.85, unless=r"CONSTRAINT_MEMCG|memory cgroup"),
+    FaultRule(_U, "memory", r"Cannot allocate memory|Unable to allocate [\d.]+ [KMGTP]iB|\bMemoryError\b"
+        r"|DefaultCPUAllocator: can't allocate memory|std::bad_alloc",
+         "the program asked for more host memory than there is", _LINUX + ", 12", sure=0.85),
+    # ---- the installed software
+    FaultRule(_F, "versions", r"undefined symbol|version `?GLIBC\w*[\d_.]+'? not found|cannot open shared object "
+        r"file|GLIBCXX_",
+         "a library does not fit the installed ones", "glibc, ld.so"),
+    FaultRule(_F, "versions", r"numpy\.\w+ size changed|compiled using NumPy 1\.x|binary incompatib|ABI version"
+        r"|module was compiled against",
+         "packages were built for another NumPy", "NumPy, __init__.pxd"),
+    FaultRule(_F, "versions", r"NVIDIA driver on your system is too old|driver version is insufficient|no kernel "
+        r"image is available|not compatible with the current PyTorch installation|forward compatibility was attempted"
+         r"|Torch not compiled with CUDA|Found no NVIDIA driver|cuDNN.{0,60}(?:version|incompatib)"
+         r"|CUDNN_STATUS_(?:NOT_INITIALIZED|VERSION_MISMATCH)|compiled with CUDA version",
+         "the installed CUDA does not fit the driver or the device", _CUDA + ", 35, 209; PyTorch", sure=0.9),
+    FaultRule(_F, "versions", r"requires? [\w.\[\]-]+ ?(?:[<>=!~]=|[<>]) ?[\d.]+|is required for a normal "
+        r"functioning|but found [\w-]+==|requires the [\w-]+ library|`?pip install (?:-U|--upgrade)|Using "
+        r"`.{0,60}` requires",
+         "a package needs another version, or another package", "Transformers, dependency_versions_check.py",
+         sure=0.85),
+    FaultRule(_F, "versions", r"cannot import name '\w+' from '(?:torch|transformers|numpy|tokenizers|datasets"
+        r"|accelerate|huggingface_hub|peft|safetensors|triton|flash_attn|vllm|scipy|pandas|jax|tensorflow)\b"
+         r"|module '(?:torch|numpy|transformers|jax|tensorflow|np)[\w.]*' has no attribute", "a package lacks a "
+         "name: another version of it is meant",
+         _PYTHON + ", ceval.c", sure=0.75),
+    FaultRule(_F, "torch", r"INTERNAL ASSERT FAILED|please report a bug to PyTorch|Internal error"
+        r"|CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_SUPPORTED|INTERNAL_ERROR)|triton\.\w*\.?CompilationError"
+        r"|Inductor\w*Error|BackendCompilerFailed",
+         "the framework met an error of its own", _TORCH + ", c10/util/Exception.h", sure=0.8),
+    FaultRule(_F, "torch", r"not implemented for '\w+'|Could not run '[\w:.]+' with arguments from the '\w+' "
+        r"backend|not currently implemented for the \w+ device|NotImplementedError: The operator",
+         "the framework lacks the operation for this type or device", _TORCH + ", aten/Dispatch.h", sure=0.8),
+    FaultRule(_F, "dataloader", r"DataLoader worker \(pid.{0,40}(?:killed by signal|exited unexpectedly)"
+        r"|insufficient shared memory",
+         "a worker that loads data was killed", _DATALOADER, sure=0.85),
+    FaultRule(_F, "nccl", r"ncclInvalidUsage|ncclInternalError|ncclUnhandledCudaError|NCCL version mismatch"
+        r"|Duplicate GPU detected",
+         "NCCL is used in a way that it does not support", _NCCL, sure=0.8),
+    # ---- the program
+    FaultRule(_U, "code", r"device-side assert triggered|Assertion `.{0,120}` failed|an illegal memory access was "
+        r"encountered",
+         "a kernel met an index or a value out of range", _CUDA + ", 700, 710", sure=0.9),
+    FaultRule(_U, "code", r"No module named '|SyntaxError: |IndentationError: |NameError: name '|command not found"
+        r"|can't open file '",
+         "the program names what is not there", _PYTHON, sure=0.9),
+    FaultRule(_U, "code", r"mat1 and mat2 shapes|size mismatch|sizes? of tensor|shape.{0,40}(?:invalid|mismatch)"
+        r"|Expected (?:input|target) |expected scalar type|Trying to backward through the graph a second|modified "
+        r"by an inplace operation|does not require grad|Target \d+ is out of bounds|index out of range in self"
+        r"|Expected all tensors to be on the same device",
+         "tensors do not fit together", _TORCH + ", ATen", sure=0.9),
+    FaultRule(_U, "data", r"\b(?:loss|gradients?|grad_norm)\b.{0,40}\b(?:nan|inf)\b|contains? nan|non-finite"
+        r"|returned nan values", "the training diverged", _TORCH, sure=0.85),
+    FaultRule(_U, "config", r"error: (?:argument|unrecognized arguments|the following arguments)|invalid choice"
+        r"|unrecognized arguments|yaml\.\w+\.\w*Error|JSONDecodeError|TOMLDecodeError|MissingMandatoryValue"
+        r"|ConfigAttributeError",
+         "the settings are wrong", "argparse; json; yaml", sure=0.85),
+    FaultRule(_U, "code", r"Permission denied|PermissionError", "the program may not use a file", _LINUX + ", 13",
+        sure=0.8),
+    FaultRule(_U, "network", r"(?:401|403) Client Error|GatedRepoError|RepositoryNotFoundError|Invalid user token",
+        "a service refused the user", "huggingface_hub", sure=0.85),
+    # ---- what the others say when one has died
+    FaultRule(_U, "code", r"ChildFailedError|srun: error: .{0,80}(?:Exited with|Killed|Aborted|Terminated)|Exited "
+        r"with exit code"
+         r"|mpirun (?:detected|noticed)|process exited on signal|exitcode ?:|Sending process \d+ closing signal",
+         "a rank ended", "torchelastic; srun; mpirun", sure=0.4, secondary=True),
+)  # fmt: skip
+
+
+def matching_rules(line: str, rules: tuple[FaultRule, ...] = ROWS) -> list[FaultRule]:
+    """The rows whose pattern a line has, in the order of the table."""
+    return [rule for rule in rules if rule.pattern.search(line)]

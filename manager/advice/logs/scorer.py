@@ -1,0 +1,53 @@
+"""The learned part of the classifier: logistic regression over TF-IDF of words, from `scorer.json`.
+
+`python -m benchmarks.schedmate train` makes the file, with NumPy, from the training part of the labelled corpus. Here
+it
+is only applied, in plain Python: a login node needs no NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from math import exp, log, sqrt
+
+import msgspec
+
+from stoker.manager.advice.logs.fault import FaultKind
+
+
+class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`idf`: of each word that is known; `weights`: of each kind, by word; `bias`: of each kind; `made_of`: what it was
+    trained on, in words."""
+
+    made_of: str
+    idf: dict[str, float]
+    weights: dict[FaultKind, dict[str, float]]
+    bias: dict[FaultKind, float]
+
+    def chances(self, found: Mapping[str, float]) -> dict[FaultKind, float]:
+        """How likely each kind is; they sum to one. A failure without any known word gets what is usual."""
+        values = tf_idf(found, self.idf)
+        scores = {
+            kind: self.bias[kind] + sum(value * self.weights[kind].get(word, 0.0) for word, value in values.items())
+            for kind in self.bias
+        }
+        highest = max(scores.values())
+        parts = {kind: exp(score - highest) for kind, score in scores.items()}
+        total = sum(parts.values())
+        return {kind: part / total for kind, part in parts.items()}
+
+
+def tf_idf(found: Mapping[str, float], idf: Mapping[str, float]) -> dict[str, float]:
+    """The known words with their weights, of length one together."""
+    values = {word: (1.0 + log(1.0 + count)) * idf[word] for word, count in found.items() if word in idf}
+    length = sqrt(sum(value * value for value in values.values()))
+    return {word: value / length for word, value in values.items()} if length else {}
+
+
+@cache
+def shipped_scorer() -> KindScorer:
+    """The scorer that comes with Stoker."""
+    data = files("stoker.manager.advice.logs").joinpath("scorer.json").read_bytes()
+    return msgspec.json.decode(data, type=KindScorer)

@@ -1,0 +1,74 @@
+"""Whose fault a failure is, by its lines; each verdict has the lines that prove it."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.manager.advice.logs import Fault, FaultKind, classify, locate
+
+GOOD = [f"step {step} loss {1 / (step + 1):.4f}" for step in range(100)]
+IN_USERS_CODE = ["Traceback (most recent call last):", '  File "/home/ada/train.py", line 9, in <module>', "    main()"]
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:21380"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has a total capacity of 39 GiB."
+
+
+def verdict(*lines: str) -> Fault:
+    located = locate([*GOOD, *lines])
+    assert located is not None
+    fault = classify(located)
+    assert fault.proof
+    assert all(line.number > len(GOOD) for line in fault.proof)
+    assert 0 <= fault.sure <= 1
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "component"),
+    [
+        ("[1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus.", FaultKind.INFRASTRUCTURE, "gpu"),
+        (
+            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***",
+            FaultKind.INFRASTRUCTURE,
+            "scheduler",
+        ),
+        ("srun: error: Node failure on gpu017", FaultKind.INFRASTRUCTURE, "node"),
+        ("Host key verification failed.", FaultKind.INFRASTRUCTURE, "network"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", FaultKind.USER, "memory"),
+        ("train.py: error: argument --lr: invalid float value: 'x'", FaultKind.USER, "config"),
+        ("ImportError: /opt/x.so: undefined symbol: _ZN3c10", FaultKind.FRAMEWORK, "versions"),
+    ],
+)
+def test_a_line_says_whose_fault_it_is(line: str, kind: FaultKind, component: str) -> None:
+    fault = verdict(line)
+    assert (fault.kind, fault.component) == (kind, component)
+    assert line in [proof.text for proof in fault.proof]
+
+
+@pytest.mark.parametrize(
+    ("exception", "kind"),
+    [
+        ("KeyError: 'label'", FaultKind.USER),
+        ("ValueError: too many values to unpack", FaultKind.USER),
+        ("OSError: [Errno 116] Stale file handle: '/nfs/x'", FaultKind.INFRASTRUCTURE),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", FaultKind.INFRASTRUCTURE),
+        (OOM, FaultKind.USER),
+        (OOM + " Process 41 has 36.40 GiB memory in use.", FaultKind.INFRASTRUCTURE),
+        (LOST, FaultKind.INFRASTRUCTURE),
+    ],
+)
+def test_an_exception_says_whose_fault_it_is(exception: str, kind: FaultKind) -> None:
+    fault = verdict(*IN_USERS_CODE, exception)
+    assert fault.kind is kind
+    assert exception in [proof.text for proof in fault.proof]
+
+
+def test_what_other_ranks_say_does_not_change_the_verdict() -> None:
+    others = [f"[rank{rank}]: {line}" for rank in range(1, 600) for line in (*IN_USERS_CODE, LOST)]
+    assert verdict(*others[:4], *IN_USERS_CODE, "KeyError: 'label'", *others).kind is FaultKind.USER
+
+
+def test_secrets_are_masked_in_what_is_shown() -> None:
+    fault = verdict(*IN_USERS_CODE, "KeyError: 'https://ada:hunter22@host/?token=abcdefgh'")
+    assert "hunter22" not in str(fault)
+    assert "abcdefgh" not in str(fault)
+    assert "***" in str(fault)

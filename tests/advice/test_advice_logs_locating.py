@@ -1,0 +1,154 @@
+"""The first lines of a log that matter are found, whatever the log holds."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from stoker.manager.advice.logs import LineTemplates, chunked_search, locate
+
+GOOD = [f"step {step} loss {1 / (step + 1):.4f} val_error=0.{step} tokens/s {step * 3.1:.1f}" for step in range(300)]
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "/home/ada/train.py", line 9, in <module>',
+    "    main()",
+    '  File "/home/ada/train.py", line 4, in main',
+    '    raise KeyError("label")',
+    "KeyError: 'label'",
+]
+CHAINED = [
+    *TRACEBACK,
+    "",
+    "During handling of the above exception, another exception occurred:",
+    "",
+    *TRACEBACK[:4],
+    '    raise ValueError("bad sample")',
+    "ValueError: bad sample",
+]
+
+
+def lost(rank: int) -> list[str]:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/ada/train.py", line 13, in <module>',
+        "    dist.all_reduce(flat)",
+        "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:21380",
+    ]
+    return [f"[rank{rank}]: {line}" for line in lines]
+
+
+@pytest.mark.parametrize("source", ["", [], b"", GOOD, "\n".join(GOOD), [b"\xff\xfe\x00"]])
+def test_a_log_without_a_failure_has_nothing_to_show(source: str | bytes | list[str]) -> None:
+    assert locate(source) is None
+
+
+def test_a_whole_chain_of_tracebacks_is_shown() -> None:
+    found = locate([*GOOD, *CHAINED])
+    assert found is not None
+    assert found.first.number == len(GOOD) + 1
+    assert [line.text for line in found.traceback] == CHAINED
+    assert [line.text for line in found.signs] == ["KeyError: 'label'", "ValueError: bad sample"]
+    assert [line.number for line in found.before] == list(range(261, 301))
+
+
+def test_lines_of_two_ranks_are_told_apart() -> None:
+    both = [f"[rank{rank}]: {line}" for line in CHAINED for rank in (2, 0)]
+    found = locate([*GOOD, *both])
+    assert found is not None
+    assert [line.text for line in found.traceback] == [f"[rank2]: {line}".rstrip() for line in CHAINED]
+
+
+def test_the_cause_is_found_under_two_thousand_lines_of_other_ranks_and_behind_some() -> None:
+    early, late = lost(7), [line for rank in range(8, 508) for line in lost(rank)]
+    found = locate([*GOOD, *early, *TRACEBACK, *late])
+    assert found is not None
+    assert found.first.number == len(GOOD) + len(early) + 1
+    assert found.traceback[-1].text == "KeyError: 'label'"
+
+
+def test_a_failure_that_was_overcome_is_not_the_one() -> None:
+    overcome = [*TRACEBACK[:5], "ConnectionError: reset", "upload failed, retrying in 10 s"]
+    found = locate([*GOOD, *overcome, *GOOD[:20], *TRACEBACK])
+    assert found is not None
+    assert found.first.number == len(GOOD) + len(overcome) + 20 + 1
+    assert locate([*GOOD, *overcome, *GOOD]) is None
+
+
+def test_what_good_runs_print_too_is_no_sign(tmp_path: Path) -> None:
+    odd = "ERROR plugin 17: cannot find device file"
+    known = LineTemplates()
+    known.learn([*GOOD, odd])
+    known.save(tmp_path / "templates.json")
+    loaded = LineTemplates.load(tmp_path / "templates.json")
+    assert locate([*GOOD, odd]) is not None
+    assert locate([*GOOD, odd.replace("17", "23")], loaded) is None
+    assert len(loaded) == len(known) > 0
+
+
+def test_a_last_line_that_no_good_run_prints_is_found() -> None:
+    known = LineTemplates()
+    known.learn(GOOD)
+    found = locate([*GOOD, "bye for now"], known)
+    assert found is not None
+    assert found.first.text == "bye for now"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"version":9,"templates":[]}', b"\x00\xff", b'{"version":1,"templates":[3]}']
+)
+def test_a_damaged_file_of_templates_is_ignored_with_a_word(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "templates.json"
+    path.write_bytes(content)
+    found = LineTemplates.load(path)
+    assert len(found) == 0
+    assert str(path) in found.damage
+    assert LineTemplates.load(tmp_path / "none").damage == ""
+
+
+def test_one_line_of_100_mb_and_binary_noise_take_little_memory() -> None:
+    def lines() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b"\xfe\x01" * (1 << 19)
+
+    class Pipe:
+        def __init__(self) -> None:
+            self.parts = chain(lines(), [b"\n", "\n".join(TRACEBACK).encode("utf-16"), b"\nKilled"])
+
+        def read(self, size: int) -> bytes:
+            return next(self.parts, b"")
+
+    tracemalloc.start()
+    try:
+        found = locate(Pipe())  # type: ignore[arg-type]
+        assert found is not None
+        assert found.first.number == 2
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_progress_bar_is_one_line_and_what_is_written_behind_it_is_found() -> None:
+    bar = "".join(f"\r{part}%|###" for part in range(100))
+    found = locate("start\n" + bar + "\rTraceback (most recent call last):\n" + "\n".join(TRACEBACK[1:]))
+    assert found is not None
+    assert (found.first.number, found.first.text) == (2, TRACEBACK[0])
+    assert found.traceback[-1].text == "KeyError: 'label'"
+
+
+def test_binary_search_finds_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("\n".join([*GOOD * 100, *TRACEBACK, *[line for rank in range(900) for line in lost(rank)]]))
+    whole, searched = locate(path), chunked_search(path, chunk_bytes=16 << 10)
+    assert whole is not None
+    assert searched is not None
+    assert searched.traceback[-1].text == whole.traceback[-1].text
+    assert searched.lines < whole.lines
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        locate(tmp_path / "none")
