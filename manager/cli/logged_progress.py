@@ -27,7 +27,9 @@ def show(progress: LoggedProgress) -> str:
     if progress.rate_per_s:
         slow = progress.rate_per_s < 1
         parts.append(
-            f"{show_seconds(1 / progress.rate_per_s)} each" if slow else f"{progress.rate_per_s:,.1f} {progress.unit}s/s"
+            f"{show_seconds(1 / progress.rate_per_s)} each"
+            if slow
+            else f"{progress.rate_per_s:,.1f} {progress.unit}s/s"
         )
     if progress.seconds_left is not None:
         part = "" if progress.whole else f" of this {'epoch' if progress.epoch is not None else 'part'}"

@@ -1,4 +1,4 @@
-"""Whose fault a failure is, for `stoker explain`: by what a call, a pilot or the job of a block has printed, and by what
+"""Whose fault a failure is, for `stoker explain`: by what a call, a pilot or a block's job has printed, and by what
 a call raised. Logs are read where they lie; where that is another machine, there is no verdict.
 """
 
@@ -30,7 +30,9 @@ def verdict_of(folder: SessionFolder, story: Story) -> Fault | None:
     if is_call(story.subject):
         lines = list(_of_call(texts))
     elif _BLOCK.fullmatch(story.subject):
-        lines = [line for file in files(folder) if file.name.startswith(f"{story.subject}.") for line in _tail(file.path)]
+        lines = [
+            line for file in files(folder) if file.name.startswith(f"{story.subject}.") for line in _tail(file.path)
+        ]
     else:
         own = [file for file in files(folder) if story.subject in (file.name, file.name.rpartition("/")[2])]
         lines = [line for file in own for line in _tail(file.path)] if _is_over(story) else []

@@ -1,4 +1,4 @@
-"""`stoker explain` says whose fault a failure is, by what lies in the session's folder, and how far a running call is."""
+"""`stoker explain` says whose fault a failure is, by what the session's folder holds, and how far a call is."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
         }
     kind = _kind(chances, raised_by_user=_raised_by_user(located))
     text = located.first.text if not located.traceback else _last_exception(located)
-    means = f"no text that is known; the words are those of {kind.value} failures: {text[:200]}"
+    means = f"it raised {text[:200]}" if _is_plain(located) else f"by its words, which no rule knows: {text[:200]}"
     return Fault(kind, _component(located, kind), round(chances[kind], 3), means, _proof(located, located.first))
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from drain3.drain import Drain
 
 from stoker.manager.advice.logs.reading import LineReader, LogSource, shown
 from stoker.whole_files import write_whole
@@ -40,6 +39,8 @@ class LineTemplates:
     """The templates of the lines of good runs. `damage`: why a file of templates was ignored; empty: it was not."""
 
     def __init__(self, *, most: int = MOST_TEMPLATES) -> None:
+        from drain3.drain import Drain  # takes a quarter of a second, which who has no good runs saves
+
         self.damage = ""
         self._most = most
         self._drain = Drain(depth=4, sim_th=_SIMILAR, max_children=100, max_clusters=most)
