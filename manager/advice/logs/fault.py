@@ -31,9 +31,8 @@ class Located(msgspec.Struct, frozen=True):
 
     `first`: the line with which the failure begins. `before`, `after`: its context, without it. `signs`: the lines of
     the failure that look bad, each kind of line once, in their order; `first` is among them. `traceback`: the first
-    whole
-    traceback of Python, chained ones included; empty: there is none. `lines`: lines of the whole log, or of as much of
-    it as was read.
+    whole traceback of Python, chained ones included; empty: there is none. `lines`: lines of the whole log, or of as
+    much of it as was read.
     """
 
     first: LogLine

@@ -1,14 +1,15 @@
 """Find the first lines of a log that matter (SchedMate §3.3, the failure locator).
 
-The paper takes logs for half sorted, ordinary lines and then errors, and finds the border by binary search over chunks.
-`chunked_search` does that, for files that are too long to read. `locate` reads a log once, from its beginning, and so
-also finds what is not sorted: warnings that look bad, failures that were overcome, ranks that talk on while one is
-dead.
+The paper takes logs for half sorted, ordinary lines and then errors, and finds the border by binary search over
+chunks. `chunked_search` does that, for files that are too long to read. `locate` reads a log once, from its
+beginning, and so also finds what is not sorted: warnings that look bad, failures that were overcome, ranks that talk
+on while one is dead.
 
 A line is masked (its digits go) and looked up by its hash; only the first line of each masked form is looked at: its
 words of severity, and, where templates of good runs are there, whether a good run prints it too. Bad lines form
-*episodes*, which ordinary lines end. The failure is the last episode, if the log ends in it; a sign of broken hardware
-in an earlier one goes before. In an episode the first grave line counts that is no consequence of another rank's end.
+*episodes*, which ordinary lines end. The failure is the last episode, if the log ends in it; a sign of broken
+hardware in an earlier one goes before. In an episode the first grave line counts that is no consequence of another
+rank's end.
 
 Memory is bounded: see `reading` and `episodes`.
 """

@@ -1,13 +1,10 @@
 """What the lines of a log mean: the one table of them.
 
-A row has a pattern that one line, or the few lines of one message, must have, whose fault it is,
-    which component failed,
-what that means,
-    and where the text comes from. `sure`: how often the verdict is right where the text stands alone. A row
-that is `secondary` tells what happens to the others when one of several ranks has died: it counts only where nothing
-else
-was found. The rows of `stoker.pilot.core.infrastructure` judge live exceptions, with proofs that only the library's
-process has; these judge texts, long after.
+A row has a pattern that one line, or the few lines of one message, must have, whose fault it is, which component
+failed, what that means, and where the text comes from. `sure`: how often the verdict is right where the text stands
+alone. A row that is `secondary` tells what happens to the others when one of several ranks has died: it counts only
+where nothing else was found. The rows of `stoker.pilot.core.infrastructure` judge live exceptions, with proofs that
+only the library's process has; these judge texts, long after.
 
 A text that a mistake in the user's code causes as well as a sick device has a row only with what tells them apart
 (`besides`, `unless`: patterns in the lines around it).

@@ -1,9 +1,8 @@
 """How bad a line of a log looks, from its words alone.
 
 The words are those of severity ("error", "failed", "refused"), whatever program wrote them. What only looks bad is
-taken
-out first: the names of metrics (`val_error=0.2`), settings (`timeout=60`), counts of none (`0 errors`). A line that
-tells of another try, or of a warning, is a notice: it stands in the context of a failure, and begins none.
+taken out first: the names of metrics (`val_error=0.2`), settings (`timeout=60`), counts of none (`0 errors`). A line
+that tells of another try, or of a warning, is a notice: it stands in the context of a failure, and begins none.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def masked_line(line: bytes) -> bytes:
     return line.translate(None, _DIGITS)
 
 
-class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+class _TemplateFile(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     templates: list[str]
 
@@ -54,7 +54,7 @@ class LineTemplates:
         """The templates of a file; none where there is no file, or where it is damaged."""
         found = cls()
         try:
-            kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+            kept = msgspec.json.decode(path.read_bytes(), type=_TemplateFile)
             if kept.version != _VERSION:
                 raise ValueError(f"version {kept.version} is not {_VERSION}")
         except FileNotFoundError:
@@ -69,7 +69,7 @@ class LineTemplates:
     def save(self, path: Path) -> None:
         """Write the templates, whole or not at all. Raises OSError."""
         templates = sorted(cluster.get_template() for cluster in self._drain.clusters)
-        write_whole(path, msgspec.json.encode(_Kept(_VERSION, templates)))
+        write_whole(path, msgspec.json.encode(_TemplateFile(_VERSION, templates)))
 
     def learn(self, source: LogSource) -> None:
         """Take in the log of a good run. Raises OSError for a path that cannot be opened."""
