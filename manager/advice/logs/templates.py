@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.errors import ConfigError
 from stoker.manager.advice.logs.reading import LineReader, LogSource, shown
 from stoker.whole_files import write_whole
 
@@ -39,7 +40,10 @@ class LineTemplates:
     """The templates of the lines of good runs. `damage`: why a file of templates was ignored; empty: it was not."""
 
     def __init__(self, *, most: int = MOST_TEMPLATES) -> None:
-        from drain3.drain import Drain  # takes a quarter of a second, which who has no good runs saves
+        try:
+            from drain3.drain import Drain  # takes a quarter of a second, which who has no good runs saves
+        except ImportError as error:
+            raise ConfigError("templates of log lines need drain3: pip install 'stoker[advice]'") from error
 
         self.damage = ""
         self._most = most
