@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 import stoker
 from stoker import encoder
 from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
+from stoker.apps.common.measuring import measure
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
 from stoker.apps.encoder_lengths.report import advice, staircase, too_long, unsteady
@@ -20,14 +20,8 @@ from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import EncoderProfile, Recipe, RuntimeLengths, keep_encoder_profile, lengths_that_pay
 from stoker.errors import ConfigError
-from stoker.sessions import facts_of, sent_call
-
-if TYPE_CHECKING:
-    from stoker.sessions import AppCallFuture
 
 INTERRUPTED = 130
-_LOOK_S = 0.5
-_PARTS = 100
 
 
 def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
@@ -58,26 +52,8 @@ def _measured(recipe: Recipe, options: LengthsOptions, *, screen: Screen) -> Enc
     request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
     with stoker.load(options.site or None, progress=False) as session:
         screen.line(session_line(session))
-        ask = facts_of(session, {recipe.key})
-        with screen.progress(total=_PARTS, done=0, noun="profile", facts=ask) as progress:
-            future = measure_lengths.with_options(context=recipe)(request)
-            for done in _parts_done(future):
-                progress.advance(done - progress.done)
-        found: EncoderProfile = future.result()
+        found: EncoderProfile = measure(session, measure_lengths, recipe, request, screen=screen)
         return found
-
-
-def _parts_done(future: AppCallFuture) -> Iterator[int]:
-    """How many hundredths the call has done, until it ends."""
-    while True:
-        try:
-            future.exception(timeout=_LOOK_S)
-            return
-        except concurrent.futures.TimeoutError:
-            call = sent_call(future)
-            said = call.progress if call is not None else None
-            if said is not None and said.total:
-                yield int(_PARTS * said.done / said.total)
 
 
 def _summary(

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import stoker
 from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
+from stoker.apps.common.measuring import measure
 from stoker.apps.model_profile.functions import MeasuredModel, measure_steps
 from stoker.apps.model_profile.tables import grid, show_error
 from stoker.console import Screen
 from stoker.contexts import Recipe, state_folder
-from stoker.sessions import facts_of, sent_call
 from stoker.units import show_seconds
 
-if TYPE_CHECKING:
-    from stoker.sessions import AppCallFuture
-
 INTERRUPTED = 130
-_LOOK_S = 0.5
-_PARTS = 100
 
 
 def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen: Screen, json: bool) -> int:
@@ -44,26 +37,8 @@ def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen:
 def _measured(recipe: Recipe, *, quick: bool, site: str, session: str, screen: Screen) -> MeasuredModel:
     with stoker.load(site or None, session=session or None, progress=False) as loaded:
         screen.line(session_line(loaded))
-        ask = facts_of(loaded, {recipe.key})
-        with screen.progress(total=_PARTS, done=0, noun="profile", facts=ask) as progress:
-            future = measure_steps.with_options(context=recipe)(quick)
-            for done in _parts_done(future):
-                progress.advance(done - progress.done)
-        found: MeasuredModel = future.result()
+        found: MeasuredModel = measure(loaded, measure_steps, recipe, quick, screen=screen)
         return found
-
-
-def _parts_done(future: AppCallFuture) -> Iterator[int]:
-    """How many hundredths the call has done, until it ends."""
-    while True:
-        try:
-            future.exception(timeout=_LOOK_S)
-            return
-        except concurrent.futures.TimeoutError:
-            call = sent_call(future)
-            said = call.progress if call is not None else None
-            if said is not None and said.total:
-                yield int(_PARTS * said.done / said.total)
 
 
 def _report(recipe: Recipe, profile: dict[str, Any], *, kept: str) -> list[str]:
