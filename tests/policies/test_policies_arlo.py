@@ -21,12 +21,14 @@ class Family(Toy):
     """Runtimes `r64`, `r128` and `r256` of one model, a gigabyte each, which take a quarter, half and a whole second.
     A call has ten."""
 
-    def __init__(self, *, load_s: float = 1.0, broken: dict[int, str] | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *, load_s: float = 1.0, broken: dict[int, str] | None = None, declares: str = "1 GB", **settings: Any
+    ) -> None:
         super().__init__(policies=lambda: arlo(provisioning=TakeWhatComes(), **settings))
         for tokens in LENGTHS:
             why = (broken or {}).get(tokens, "")
             self.context(
-                f"r{tokens}", load_s=load_s, declares="1 GB", broken=why, runs_s=tokens / 256, longest_input=tokens
+                f"r{tokens}", load_s=load_s, declares=declares, broken=why, runs_s=tokens / 256, longest_input=tokens
             )
 
     def ask(self, *names: str, tokens: int, objective: Objective = SOON, **how: Any) -> Family:
@@ -184,6 +186,18 @@ def test_no_more_devices_are_out_of_service_than_may_be(family: Any) -> None:
     assert lowest == 8
     t.run()
     assert all(end.ok for end in t.ended.values())
+
+
+def test_a_runtime_of_unknown_size_takes_the_place_of_one_that_fills_the_device(family: Any) -> None:
+    """Nothing is declared: what the longest was measured to take is taken for the others."""
+    t = family(out_of_service=0.5, declares="")
+    t.pilot("p1", devices=2, memory="1.5 GB")
+    t.ask("first", tokens=256).run()
+    for second in range(30):
+        t.many(4, tokens=20, name=f"s{second}")
+        t.run(until=t.now + 1.0)
+    assert t.hot() == {"r256": 1, "r64": 1}
+    t.run()
 
 
 def test_the_last_library_of_the_longest_runtime_stays(family: Any) -> None:

@@ -45,11 +45,16 @@ class TrackLatency(Quiet):
 
     def demand(self, view: View) -> Sequence[Action]:
         """What the other policy says, but for more blocks than its first where families alone want them."""
-        return tuple(self._tracked(view))
+        return tuple(self._but_for_more(view, self.base.demand(view)))
 
-    def _tracked(self, view: View) -> Iterator[Action]:
+    def timer(self, view: View, key: str) -> Iterable[Action]:
+        """A timer of the other policy's: the same."""
+        return self._but_for_more(view, self.base.timer(view, key))
+
+    def _but_for_more(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
+        """A plan without blocks that only families want, beyond the first and those that the site keeps."""
         tracked = bool(view.hungry) and all(map(is_runtime, view.hungry.values()))
-        for action in self.base.demand(view):
+        for action in plan:
             if tracked and isinstance(action, WantBlocks) and view.sources[action.source].devices:
                 source = view.sources[action.source]
                 lacks = source.source.least - len(source.staying)
@@ -57,13 +62,6 @@ class TrackLatency(Quiet):
                     yield WantBlocks(action.source, min(lacks, action.count))
                 continue
             yield action
-
-    def timer(self, view: View, key: str) -> Iterable[Action]:
-        """A timer of the other policy's."""
-        for action in self.base.timer(view, key):
-            if not isinstance(action, WantBlocks):
-                yield action
-        yield from self.demand(view)
 
     def may_bring(self, view: View, context: Context) -> bool:
         """As the other policy says."""

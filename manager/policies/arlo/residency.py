@@ -29,6 +29,7 @@ from stoker.manager.policies.arlo.families import (
     runtimes_of,
 )
 from stoker.manager.policies.residency import LoadWhereWanted
+from stoker.manager.policies.sizes import known_bytes
 from stoker.manager.policies.where_to_load import is_probed, probes
 from stoker.manager.protocol.ids import RecipeKey
 
@@ -82,6 +83,23 @@ class AllocateRuntimes(LoadWhereWanted):
             if nowhere is not None
             else self.make_room(view, longest)
         )
+
+    def minimum(self, context: Context, device: Device) -> int:
+        """As by default; a runtime of unknown size is taken to be as large as the largest of its family."""
+        if known_bytes(context, device.facts):
+            return super().minimum(context, device)
+        return self._of_family(context, device) or super().minimum(context, device)
+
+    def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
+        """The same."""
+        if any(known_bytes(context, device.facts) for device in devices):
+            return super().reservation(context, devices)
+        return max(self._of_family(context, device) for device in devices) or super().reservation(context, devices)
+
+    def _of_family(self, context: Context, device: Device) -> int:
+        """Bytes that the largest runtime of a family is known to take on a device; 0 if none is known."""
+        family = runtimes_of(context) if is_runtime(context) else ()
+        return max((known_bytes(each, device.facts) for each in family), default=0)
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         """The next steps of each family's plan, which is made anew when it is due."""
