@@ -63,6 +63,7 @@ def run(arguments: list[str], *, folder: str, limit_s: float | None = None) -> s
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(CONFIG.parent), os.environ.get("PYTHONPATH")])),
         "PARSL_TESTING": "true",
+        "STOKER_TESTS_MONITORING": "1",
     }
     return subprocess.run(
         command(arguments), cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
