@@ -234,9 +234,10 @@ def deployed() -> str:
 
 Manager, pilots and policy in Stoker's simulator on the requests of Bert-Base ({DEVICES} devices, {rates}; those of the
 first {BEGINS_S:.0f} s do not count), beside the model (`arlo, within capacity`, as the policy allocates). Where nobody
-waits the two agree. Where instances are congested the session is ahead: a call beyond what an instance answers in time
-waits in the manager for whichever has room first, and an instance without work takes back what another has not begun.
-{command("deployed")}
+waits the two agree. With the higher rate they differ where instances are congested: the model begins the time that
+counts with an allocation by the requests before it and with empty queues, while the session begins with no allocation,
+and what it has not answered by then is still to be answered. Which part of a difference is the policy's is not told
+apart here. {command("deployed")}
 """
 
 
