@@ -17,7 +17,7 @@ from stoker.console import Screen, WholeNumber
     context_settings={"max_content_width": 120},
 )
 @click.option("--model", metavar="PATH", help="The encoder: a folder, or a name on the model hub.")
-@click.option("--texts", metavar="FILE", help="Texts like those that will come; their lengths decide.")
+@click.option("--texts", metavar="FILE", help="A file of typical texts; lengths are chosen for them.")
 @click.option("--text", metavar="COLUMN", help="The column of the texts. [text]")
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), help="As in encoder. [auto]")
 @click.option("--compiled", type=click.Choice([*COMPILED]), help="As in encoder. [auto: on a GPU]")

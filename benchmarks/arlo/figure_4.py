@@ -23,7 +23,7 @@ PATIENT = 0.99
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Of the first eight requests those that each GPU got, and how many of all are late."""
+    """How many of the first eight requests each GPU got, and how many of all requests are late."""
 
     first: tuple[int, int, int, int]
     late: int

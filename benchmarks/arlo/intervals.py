@@ -30,7 +30,7 @@ class Interval(msgspec.Struct, frozen=True):
         return self.low <= number <= self.high
 
     def text(self, digits: int = 1) -> str:
-        """With so many digits behind the point, none for a thousand and more."""
+        """With this many decimals; numbers from a thousand on have none."""
         low, high = (f"{each:,.{0 if abs(each) >= 1000 else digits}f}" for each in (self.low, self.high))
         return low if low == high else f"{low} to {high}"
 
