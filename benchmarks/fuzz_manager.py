@@ -21,6 +21,7 @@ from stoker.manager.core.events import (
     AdviceArrived,
     ClientGone,
     ContextAdvice,
+    CostAdvice,
     FromClient,
     FromPilot,
     ManagerRestarted,
@@ -30,6 +31,7 @@ from stoker.manager.core.events import (
     SessionKept,
     TimerFired,
 )
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.core.validate import validate
 from stoker.manager.policies import default_policies
 from stoker.manager.protocol import to_manager as say
@@ -227,7 +229,7 @@ class Session:
             case 4 if chance.random() < 0.2:
                 self.give(ManagerRestarted())
             case 5:
-                self.give(AdviceArrived(RecipeKey("a"), {"": ContextAdvice(1.0, 0.0, 10**9)}))
+                self.give(AdviceArrived(OfContext(RecipeKey("a")), CostAdvice({"": ContextAdvice(1.0, 0.0, 10**9)})))
             case _:
                 due = sorted(state.timers, key=state.timers.__getitem__)
                 if due:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
-from stoker.contexts import glance
+from stoker.contexts import glance, loaders
 from stoker.contexts.callables import how_it_yields, is_async
 from stoker.contexts.captured import made_recipe
 from stoker.contexts.code_payloads import dumps_code
@@ -173,7 +173,7 @@ def make_recipe(
     name = _name_of(loader)
     _check_fits(loader, args, kwargs, name=name)
     _refuse_contexts((*args, *kwargs.values()), name=name)
-    arguments = _short_arguments(loader, args, kwargs)
+    arguments, given = _short_arguments(loader, args, kwargs), (args, kwargs)
     args, kwargs, objects = _objects_in(loader, args, kwargs, options.files, name=name)
     preload = modules_of(loader) if options.preload is None else options.preload
     digest = _digest(
@@ -191,6 +191,7 @@ def make_recipe(
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
     made_recipe(digest[:32], loader)
+    loaders.made(digest[:32], loader, *given)
     return Recipe(
         key=digest[:32],
         name=f"{shown or name}-{digest[:4]}",

@@ -156,6 +156,10 @@ class PerformanceStore:
         )
         return [function for (function,) in rows]
 
+    def kinds(self) -> list[str]:
+        """The kinds of device on which anything was measured."""
+        return [kind for (kind,) in self._file.read("SELECT DISTINCT kind FROM measured ORDER BY kind")]
+
     def items_per_call(self, function: str) -> int:
         """How many items the measured calls of a function had, on the average; 1 where none were packed."""
         rows = self._file.read(

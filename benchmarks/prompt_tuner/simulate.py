@@ -18,8 +18,9 @@ from benchmarks.prompt_tuner.cases import Case
 from benchmarks.prompt_tuner.jobs import arrival, jobs
 from benchmarks.prompt_tuner.parameters import MODELS, Model, Parameters
 from benchmarks.prompt_tuner.result import Result, result_of
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, FromClient
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient
 from stoker.manager.core.seams import Action, Changes, Policies, View
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_manager import DefineRecipe
 from stoker.manager.sim.client import Arrival, recipe_of
@@ -65,7 +66,7 @@ def _profile(simulation: Simulation, models: Sequence[Model], parameters: Parame
         simulation.handle(FromClient(simulation.client.id, 0, [DefineRecipe(recipe)]))
         paces = {size: model.item_s / speedup(size, efficiency=parameters.gang_efficiency) for size in sizes}
         known = ContextAdvice(load_s=parameters.cold_s(model), paces=paces, meet_s=parameters.meet_s)
-        simulation.handle(AdviceArrived(RecipeKey(recipe.key), {"": known}))
+        simulation.handle(AdviceArrived(OfContext(RecipeKey(recipe.key)), CostAdvice({"": known})))
 
 
 class Timed:

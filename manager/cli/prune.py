@@ -28,7 +28,7 @@ _LOCKED = ("journal", "factory.lock", "commands.lock")
 """What the manager, the factory and its commands hold a lock on."""
 _OF_A_SESSION = (
     "session.json", "keys", "journal", "journal.*", "*.log", "manager.*", "factory.lock", "commands.lock", "seed.*",
-    "sites", "submit", "objects", "pilots", "carried", "taskvine*", JOBS_LEFT,
+    "sites", "sources", "submit", "objects", "pilots", "carried", "taskvine*", JOBS_LEFT,
 )  # fmt: skip
 """What lies at the top of a session's folder."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from stoker.manager.core import ending
 from stoker.manager.core.commands import RecordRuns
+from stoker.manager.core.cost import Cost
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Group, Library
@@ -64,6 +65,16 @@ def advise(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
         slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
         meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
         context.paces.tell(slowest, meet_s=meet_s)
+
+
+def expect(cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
+    """Take advice on what calls of a function take, where none has run yet: of several kinds of device the slowest.
+    True if something is expected now."""
+    slowest_s = max((advice.run_s for advice in by_kind.values()), default=0.0)
+    if cost.runs or not slowest_s:
+        return False
+    cost.run_s = slowest_s
+    return True
 
 
 def learn_pace(context: Context, size: int, *, work: float, seconds: float) -> None:

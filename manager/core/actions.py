@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Never, NoReturn
 
-from stoker.manager.core import block_orders, ending, forecasts, gangs, holding, libraries, queues, sending
+from stoker.manager.core import (
+    block_orders,
+    ending,
+    forecasts,
+    gangs,
+    holding,
+    libraries,
+    quarantine,
+    queues,
+    sending,
+    verdicts,
+)
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
@@ -20,6 +32,7 @@ from stoker.manager.core.seams import (
     Forecast,
     Load,
     PolicyError,
+    Quarantine,
     ReleaseBlock,
     Resize,
     Send,
@@ -29,7 +42,9 @@ from stoker.manager.core.seams import (
     Unload,
     WantBlocks,
 )
+from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
 from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_pilot import EvictCall, RunCalls
 
 _SHOWN_ACTIONS = 4
@@ -93,9 +108,10 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
             if block is None:
                 raise PolicyError(f"there is no block {action.block}")
             block_orders.release(manager, block, action.reason)
+        case Quarantine():
+            _quarantine(manager, action)
         case Ask():
-            _context(manager, action.recipe)
-            manager.out.append(AskAdvice(action.recipe))
+            _ask(manager, action)
         case _:
             _no_action(action)
 
@@ -216,7 +232,41 @@ def _take_back(manager: Manager, action: TakeBack) -> None:
     holding.ask_back(manager, library, action.count)
 
 
+# ---- advice
+
+
+def _ask(manager: Manager, action: Ask) -> None:
+    about = OfContext(RecipeKey(action.about)) if isinstance(action.about, str) else action.about
+    name = log = ""
+    match about:
+        case OfContext(recipe=key):
+            name = _context(manager, key).recipe.name
+        case OfFunction(function=function, recipe=key):
+            cost = manager.state.costs.get((function, key))
+            if cost is None:
+                raise PolicyError(f"no call of function {function} on context {key} has come")
+            name = cost.function.name
+        case OfPace(library=library, call=call):
+            holder = _library(manager, library)
+            if call not in holder.held:
+                raise PolicyError(f"library {library} does not hold call {call}")
+            log = verdicts.log_of(holder)
+        case OfFailure():
+            raise PolicyError("it is asked about each failure without that")
+    manager.out.append(AskAdvice(about, name, log))
+
+
 # ---- pilots and libraries
+
+
+def _quarantine(manager: Manager, action: Quarantine) -> None:
+    pilot = _pilot(manager, action.pilot)
+    if not 0 < action.for_s < math.inf:
+        raise PolicyError(f"a quarantine of {action.for_s} seconds")
+    devices = [device for device in pilot.devices.values() if action.device in (None, device.id)]
+    if not devices:
+        raise PolicyError(f"{pilot.id} has no device {action.device}")
+    quarantine.begin(manager, pilot, devices, reason=action.reason, until=manager.state.now + action.for_s)
 
 
 def _want_blocks(manager: Manager, action: WantBlocks) -> None:

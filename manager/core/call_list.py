@@ -88,7 +88,7 @@ def _listed(
     error: str = "",
 ) -> ListedCall:
     context: Context = call.group.context
-    report, forecast = of.reports.get(call.id), of.forecasts.get(call.id)
+    report, forecast = of.reports.get(call.id) or of.printed.get(call.id), of.forecasts.get(call.id)
     due_at = call.group.options.objective.deadline_at
     return ListedCall(
         show_call(call.id), call.group.function.name, context.recipe.name, state, since_s, where, ahead, error,

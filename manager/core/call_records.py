@@ -8,15 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from stoker.manager.core.events import PaceAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.state import State, StreamFacts
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
+from stoker.manager.protocol.to_client import ProgressReports
 
 
 def report(state: State, progress: CallProgress) -> None:
     """A call has said how far it is."""
     state.reports[progress.call] = progress
+
+
+def printed(manager: Manager, call: Call, pace: PaceAdvice) -> None:
+    """A call that does not say how far it is has printed it: its client is told as if it had said so."""
+    state, client = manager.state, call.group.client
+    if call.id in state.reports:
+        return
+    said = state.printed[call.id] = CallProgress(call.id, pace.done, pace.total)
+    if client.connected:
+        manager.tell(client, ProgressReports([said]))
 
 
 def stream(state: State, call: int, run: int) -> StreamFacts:
@@ -60,6 +72,7 @@ def forgive(state: State, library: Library) -> None:
 def ended(state: State, call: Call) -> None:
     """A call has ended."""
     state.reports.pop(call.id, None)
+    state.printed.pop(call.id, None)
     state.forecasts.pop(call.id, None)
     state.streams.pop(call.id, None)
     state.breaks.pop(call.id, None)
@@ -68,7 +81,7 @@ def ended(state: State, call: Call) -> None:
 
 def all_ended(state: State, ends: list[CallEnd]) -> None:
     """Calls have ended, if they are not open any more."""
-    lists: tuple[dict[int, Any], ...] = (state.reports, state.forecasts, state.streams)
+    lists: tuple[dict[int, Any], ...] = (state.reports, state.printed, state.forecasts, state.streams)
     for kept in lists:
         if kept:
             for outcome in ends:

@@ -298,7 +298,7 @@ def _submit(manager: Manager, client: Client, message: Submit) -> None:
         ends = [CallEnd(spec.call, False, b"", 0.0, failure) for spec in message.calls if spec.call not in state.calls]
         manager.results_of(client).extend(ends)
         return
-    group = registry.group_of(state, client, function, context, options)
+    group = registry.group_of(manager, client, function, context, options)
     fresh = holes.end_kept(manager, client, message.calls) if state.kept_ends else message.calls
     if fresh:
         placing.arrive(manager, group, fresh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stoker.contexts.step_times import StepTimes
+from stoker.manager.core.subjects import About
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol.blocks import LossReason, PilotEnd
 from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
@@ -32,9 +33,16 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
 
 
 class AskAdvice(msgspec.Struct, frozen=True):
-    """Find out what this context costs; nothing waits for the answer, an `AdviceArrived`."""
+    """Find out about a subject; nothing waits for the answer, an `AdviceArrived`. `name`: that of the function, as its
+    runs are remembered, or of the context. `log`: where the library of a call writes, and the part of it that the call
+    has written, in bytes (`end` is 0: not known). `said`: what a failure said."""
 
-    recipe: RecipeKey
+    about: About
+    name: str = ""
+    log: str = ""
+    start: int = 0
+    end: int = 0
+    said: str = ""
 
 
 class RecordLoad(msgspec.Struct, frozen=True):

@@ -18,8 +18,8 @@ import math
 from typing import assert_never
 
 from stoker.manager.core import (
-    accounting,
     actions,
+    advised,
     backlogs,
     block_orders,
     blocks,
@@ -31,12 +31,13 @@ from stoker.manager.core import (
     feeding,
     forecasts,
     holes,
-    loads,
     losses,
     object_plan,
     pieces,
     pilot_states,
     pilots,
+    printing,
+    quarantine,
     refusing,
     sending,
     session_end,
@@ -138,7 +139,7 @@ class Core:
             case TimerFired():
                 self._timer(event.key)
             case AdviceArrived():
-                self._advice(event)
+                advised.arrived(manager, event, self._seams)
             case ManagerRestarted():
                 pilots.restarted(manager)
             case SessionDefined(sources=sources, lease_s=lease_s):
@@ -255,6 +256,10 @@ class Core:
                 faults.due(manager)
             case "emptied":
                 block_orders.emptied(manager, rest)
+            case quarantine.TIMER:
+                quarantine.due(manager, rest)
+            case printing.TIMER:
+                printing.due(manager)
             case stuck.TIMER:
                 backlogs.due(manager)
             case "dispatch" | "residency" | "provisioning":
@@ -285,16 +290,3 @@ class Core:
                 manager.set_timer(f"round/{name}", manager.state.now + dict(self._seams)[name].period_s)
             else:
                 self._resting.append(name)
-
-    def _advice(self, event: AdviceArrived) -> None:
-        manager = self.manager
-        context = manager.state.contexts.get(event.recipe)
-        if context is None:
-            manager.state.refuse("advice on an unknown context")
-            return
-        loads.advise(context, event.by_kind)
-        accounting.advise(context, event.by_kind)
-        manager.changed("contexts", context.recipe.key)
-        for name, seam in self._seams:
-            actions.carry_out(manager, seam.advised(manager.state, context), seam=name)
-        manager.dirty[context] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core import call_records, holding, queues, registry, reservations
+from stoker.manager.core import call_records, holding, queues, registry, reservations, verdicts
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Group, Library
 from stoker.manager.core.phases import CallState
@@ -26,6 +26,8 @@ def end(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -
             state.failures += 1
     if not outcome.ok or call.id in manager.watch:
         keep(manager, call, outcome, holder=holder)
+        if not outcome.ok:
+            verdicts.call_failed(manager, holder, call, outcome)
     manager.changed("calls", call.id)
     if outcome.ok:
         manager.took(call)

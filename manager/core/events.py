@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from stoker.contexts.step_times import StepTimes
+from stoker.manager.core.subjects import About
 from stoker.manager.protocol import to_manager
 from stoker.manager.protocol.blocks import Source
 from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId, ClientId, PilotId, RecipeKey
+from stoker.manager.protocol.ids import CallId, ClientId, PilotId
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -92,11 +93,44 @@ class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
     reason: str
 
 
-class AdviceArrived(_Event, frozen=True, array_like=True, tag="advice"):
-    """Advice that somebody asked for, or that history offers: by device kind (`""` = any)."""
+class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
+    """What a context, or a function on it, is believed to cost, by device kind (`""` = any)."""
 
-    recipe: RecipeKey
     by_kind: dict[str, ContextAdvice]
+
+
+class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
+    """Whose fault a failure is: `kind` is `user`, `framework` or `infrastructure`, `component` what failed in a word,
+    `sure` from 0 to 1, `means` what happened in words. `proof`: the lines that show it, as `number: text`."""
+
+    kind: str
+    component: str
+    sure: float
+    means: str
+    proof: tuple[str, ...] = ()
+
+
+class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
+    """How far a call is by what it prints, in its own units; 0 = not said. `slowed`: how much slower it is now than at
+    its best, as a share of its best rate, and 0 where that cannot be told; `left_s`: seconds until its end."""
+
+    done: float
+    total: float
+    unit: str
+    per_s: float = 0.0
+    left_s: float = 0.0
+    slowed: float = 0.0
+
+
+Advice = CostAdvice | VerdictAdvice | PaceAdvice
+
+
+class AdviceArrived(_Event, frozen=True, array_like=True, tag="advice"):
+    """Advice on a subject that somebody asked about, or that history offers. `source`: where it comes from, in words
+    for people."""
+
+    about: About
+    advice: Advice
     source: str = "history"
 
 

@@ -14,7 +14,7 @@ rounds sends its calls itself, also to the same pilot: there only the bound hold
 
 from __future__ import annotations
 
-from stoker.manager.core import ending, holding, libraries, reservations
+from stoker.manager.core import ending, holding, libraries, reservations, verdicts
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.phases import PilotState
@@ -53,6 +53,7 @@ def failed(manager: Manager, library: Library, call: Call, outcome: CallEnd) -> 
     pause_s = PAUSE_S[min(len(trial.faults), len(PAUSE_S) - 1)]
     trial.faults.append(Fault(state.now, pilot.id, devices, avoided_until, state.now + pause_s, failure))
     pilot.note(state.now, f"failed {show_call(call.id)}: {failure.message}")
+    verdicts.call_failed(manager, library, call, outcome)
     call.note(state.now, f"{ending.place_of(library)} failed it: {failure.message}")
     pilots = {fault.pilot for fault in trial.faults}
     if len(pilots) >= MOST_PILOTS or there + 1 >= MOST_THERE:

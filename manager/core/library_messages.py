@@ -17,6 +17,7 @@ from stoker.manager.core import (
     reservations,
     suspects,
     variants,
+    verdicts,
 )
 from stoker.manager.core.commands import RecordLoad, RecordSteps
 from stoker.manager.core.manager import Manager
@@ -116,6 +117,7 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
         manager.changed("contexts", context.recipe.key)
     elif message.loading and failure is not None:
         _load_failed(manager, context, library, failure)
+        verdicts.load_failed(manager, library, failure)
     if unasked:
         pilot_states.leaves(manager, library.pilot)
 

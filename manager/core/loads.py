@@ -22,8 +22,10 @@ LOAD_TRIES = 2
 LOADS = 4
 
 
-def advise(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
-    """Take advice where nothing was measured yet."""
+def advise(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
+    """Take advice where nothing was measured yet. `source`: where it comes from."""
+    if not context.loads and not context.advice:
+        context.advised_by = source
     slots = [advice.slots for advice in by_kind.values() if advice.slots]
     if slots and not context.recipe.slots and not context.loads:
         context.slots = min(slots)  # it is not known on which kind of device it will be loaded

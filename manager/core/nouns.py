@@ -15,7 +15,7 @@ from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
 from stoker.manager.core.client import Client
 from stoker.manager.core.cost import Cost
-from stoker.manager.core.events import ContextAdvice
+from stoker.manager.core.events import ContextAdvice, VerdictAdvice
 from stoker.manager.core.load_index import LoadIndex
 from stoker.manager.core.paces import Paces
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
@@ -50,6 +50,11 @@ class Group:
         self.context = context
         self.options = options
         self.open_calls = 0
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that one of them is expected to run; 0 = nobody knows."""
+        return self.cost.run_s
 
 
 class CallPast:
@@ -129,19 +134,22 @@ class Context:
     """A recipe and everything that the manager knows of it."""
 
     __slots__ = (
-        "advice", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
+        "advice", "advised_by", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
         "index", "last_failure", "libraries", "limits", "listed_by", "lists", "load_failures", "load_s", "load_total_s",
         "loads", "lost_loads", "paces", "queue", "rate", "recipe", "resident_bytes", "run_s", "run_total_s", "runs",
         "said_limits", "served", "slots", "starved_since",
     )  # fmt: skip
 
-    def __init__(self, recipe: Recipe, *, by_deadline: bool = False) -> None:
+    def __init__(self, recipe: Recipe, *, by_deadline: bool = False, by_run_time: bool = False) -> None:
         self.recipe = recipe
-        self.queue: Queue[Call] = Queue(by_deadline=by_deadline)
+        self.queue: Queue[Call] = Queue(by_deadline=by_deadline, by_run_time=by_run_time)
         self.libraries: dict[LibraryId, Library] = {}
         self.index: LoadIndex[Library] = LoadIndex()
         """Its libraries that serve calls, by what they have to do."""
         self.advice: dict[str, ContextAdvice] = {}
+        """By device kind: what was measured, or else advised."""
+        self.advised_by = ""
+        """Where advice came from, if nothing was measured before it came; empty: from nowhere."""
         self.paces = Paces()
         """How long work takes on gangs of each size."""
         self.ask_at = 1
@@ -208,11 +216,23 @@ class Context:
         return None
 
 
+class Judged(msgspec.Struct, frozen=True):
+    """A verdict on something that failed on a pilot: when it came, and the call (-1: a load). `devices`: those of its
+    library."""
+
+    at: float
+    call: CallId
+    devices: tuple[DeviceId, ...]
+    verdict: VerdictAdvice
+
+
 class Device:
     """One GPU (or CPU allotment) of a pilot. `promised_bytes`: the budgets of its libraries, and what libraries that
     are told to end still hold."""
 
-    __slots__ = ("facts", "fault", "id", "libraries", "pilot", "promised_bytes", "tier", "tier_since")
+    __slots__ = (
+        "facts", "fault", "id", "libraries", "pilot", "promised_bytes", "quarantine", "reported", "tier", "tier_since"
+    )  # fmt: skip
 
     def __init__(self, pilot: Pilot, facts: DeviceFacts, now: float) -> None:
         self.pilot = pilot
@@ -220,8 +240,12 @@ class Device:
         self.id = facts.device
         self.libraries: dict[LibraryId, Library] = {}
         self.promised_bytes = 0
+        self.reported = facts.fault
+        """What its pilot says is wrong with it; empty while it is well."""
+        self.quarantine: Note | None = None
+        """Until when it is kept free because of what went wrong on it, and why; None: it is not."""
         self.fault = facts.fault
-        """Why nothing more is loaded on it; empty while it is well."""
+        """Why nothing more is loaded on it, for whichever of the two reasons; empty while it is in use."""
         self.tier = "cold"
         self.tier_since = now
 
@@ -329,9 +353,10 @@ class Pilot:
     """An agent on a node."""
 
     __slots__ = (
-        "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "hellos_asked", "host", "id", "inbox", "kept",
-        "lacks", "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate", "refused_frames",
-        "released", "reserved", "source", "state", "troubles", "unfit", "unfit_times", "used_at", "was",
+        "asked_why", "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "hellos_asked", "host", "id",
+        "inbox", "kept", "lacks", "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate",
+        "refused_frames", "released", "reserved", "source", "state", "troubles", "unfit", "unfit_times", "used_at",
+        "verdicts", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -348,6 +373,10 @@ class Pilot:
         """How often it was asked for a newer hello since its last good one. Until then its frames are not taken."""
         self.used_at = now
         """When it came, or its last library that is gone had gone."""
+        self.asked_why: dict[str, float] = {}
+        """When it was asked last why something of this name has failed here (see `verdicts`)."""
+        self.verdicts: list[Judged] = []
+        """The last verdicts on what has failed here, the oldest first."""
         self.unfit: dict[str, Note] = {}
         """Until when it cannot hold a context, by recipe key, and why (see `fitness`)."""
         self.unfit_times: dict[str, int] = {}

@@ -12,11 +12,11 @@ from stoker.manager.core import (
     draining,
     gangs,
     heartbeats,
-    holding,
     libraries,
     library_messages,
     objects,
     pilot_states,
+    quarantine,
     reconcile,
     rejoin,
     repair,
@@ -283,28 +283,13 @@ def restarted(manager: Manager) -> None:
 def _faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
     """A pilot says in its hello which devices have failed. `lost`: the manager may have missed that one is well."""
     for device in list(pilot.devices.values()):
-        reason = faults.get(device.id, device.facts.fault if lost else device.fault)
-        if reason != device.fault:
-            _fault(manager, pilot, device.id, reason)
+        quarantine.reported(manager, device, faults.get(device.id, device.facts.fault if lost else device.reported))
 
 
 def _fault(manager: Manager, pilot: Pilot, id: str, reason: str) -> None:
-    """A device failed its probe, or is well again: what holds it or loads on it ends there, and its calls run again."""
+    """A device failed its probe, or is well again."""
     device = pilot.devices.get(DeviceId(id))
     if device is None:
         manager.state.refuse("fault of a device that the pilot does not have")
         return
-    if device.fault == reason:  # its hello has told it
-        return
-    device.fault = reason
-    if not reason:
-        pilot.note(manager.state.now, f"{id} is well again")
-        pilot_states.supply_changed(manager, pilot)
-        return
-    pilot.note(manager.state.now, f"{id} quarantined: {reason}")
-    for library in tuple(device.libraries.values()):
-        for call in tuple(library.held.values()):
-            holding.withdraw(manager, call, running=True)
-            holding.requeue(manager, (call,), why=f"{id} of {pilot.id} is quarantined ({reason}), not counted as a try")
-        libraries.stop(manager, library, reason=f"{id} is quarantined: {reason}")
-    pilot_states.supply_changed(manager, pilot)
+    quarantine.reported(manager, device, reason)

@@ -8,6 +8,10 @@ is a heap of calls that want several libraries at once: calls for one library ma
 Calls without a deadline come after those of the same priority that have one. Where `by_deadline` is not set, the policy
 plans with deadlines by itself, and here only arrival counts. A call that is `late` has no deadline any more.
 
+Where `by_run_time` is set, calls of functions that are expected to run shortly come first: a call stands as if it had
+come later by `YIELDS` times what it is expected to take. So it lets shorter ones pass for so long, and no longer. All
+calls are in `back` then.
+
 Calls that are *apart* (`put_apart`) wait for a library that the core chooses for them (see `suspects`): they are the
 last in order, and nothing takes them from the queue.
 
@@ -35,6 +39,10 @@ class QueueOptions(Protocol):
     @property
     def options(self) -> CallOptions:
         """Their priority, deadline and gang."""
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that one of them is expected to run; 0 = nobody knows."""
 
 
 class Queued(Protocol):
@@ -64,6 +72,9 @@ _Entry = tuple[float, float, int, int, C]
 # The ticket of a call that has left. Every new call has ticket 0; those that come back get a number.
 NOT_QUEUED = -1
 _SWEEP_AT = 1000
+
+YIELDS = 10.0
+"""A call lets shorter ones pass for this many times its own expected run time."""
 _MOST_EXAMINED = 64
 
 
@@ -80,10 +91,13 @@ class Queue(Generic[C]):
     """See the module's text. `count` is the number of calls that wait here; `gangs` the number of gangs among them, and
     `timed` that of calls with a deadline."""
 
-    __slots__ = ("_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "timed")
+    __slots__ = (
+        "_by_deadline", "_by_run_time", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "timed"
+    )  # fmt: skip
 
-    def __init__(self, *, by_deadline: bool = False) -> None:
+    def __init__(self, *, by_deadline: bool = False, by_run_time: bool = False) -> None:
         self._by_deadline = by_deadline
+        self._by_run_time = by_run_time
         self._levels: dict[int, _Level[C]] = {}
         self._order: list[int] = []
         self._tickets = 0
@@ -130,7 +144,7 @@ class Queue(Generic[C]):
     def extend(self, calls: list[C]) -> None:
         """Put new calls of one group into its line."""
         options = calls[0].group.options
-        if options.gang[1] > 1 or (self._by_deadline and options.objective.deadline_at):
+        if self._by_run_time or options.gang[1] > 1 or (self._by_deadline and options.objective.deadline_at):
             for call in calls:
                 self._enter(call)
         else:
@@ -142,6 +156,15 @@ class Queue(Generic[C]):
         self._tickets += 1
         call.ticket = self._tickets
         self._enter(call)
+
+    def reorder(self) -> None:
+        """What calls are expected to take has changed: each stands where that puts it."""
+        for level in self._levels.values() if self._by_run_time else ():
+            for heap in (level.back, level.gangs):
+                waiting = [entry[4] for entry in heap if _holds(entry)]
+                self._ghosts -= len(heap) - len(waiting)
+                heap[:] = [(*self._key(call), call.ticket, call) for call in waiting]
+                heapq.heapify(heap)
 
     def put_apart(self, call: C) -> None:
         """Let a call wait for a library that the core chooses for it."""
@@ -276,7 +299,8 @@ class Queue(Generic[C]):
     def _key(self, call: C) -> tuple[float, float, int]:
         """What decides within a priority."""
         due_at = call.group.options.objective.deadline_at if self._is_timed(call) else math.inf
-        return due_at, call.submitted_at, call.id
+        later_s = YIELDS * call.group.expected_s if self._by_run_time else 0.0
+        return due_at, call.submitted_at + later_s, call.id
 
     def _enter(self, call: C) -> None:
         level, options = self._level(call.group.options.priority), call.group.options

@@ -21,6 +21,11 @@ def put_in_place(call: Call) -> None:
     call.group.context.queue.put_back(call)
 
 
+def reorder(context: Context) -> None:
+    """What calls of a context are expected to take has changed."""
+    context.queue.reorder()
+
+
 def take(context: Context, group: Group, limit: int) -> list[Call]:
     """Take up to `limit` calls of one group from the head of a queue."""
     return context.queue.take(group, limit)

@@ -16,6 +16,7 @@ from stoker.manager.core.cost import Cost
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Context, Group
 from stoker.manager.core.state import State
+from stoker.manager.core.subjects import OfContext, OfFunction
 from stoker.manager.protocol.calls import CallOptions
 from stoker.manager.protocol.ids import ClientId, FunctionKey, RecipeKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -82,10 +83,11 @@ def define_context(manager: Manager, recipe: Recipe) -> Context:
     """The context of a recipe, known or new."""
     context = manager.state.contexts.get(recipe.key)
     if context is None:
-        context = Context(recipe, by_deadline=manager.policies.dispatch.by_deadline)
+        dispatch = manager.policies.dispatch
+        context = Context(recipe, by_deadline=dispatch.by_deadline, by_run_time=dispatch.by_run_time)
         manager.state.contexts[recipe.key] = context
         manager.changed("contexts", recipe.key)
-        manager.out.append(AskAdvice(RecipeKey(recipe.key)))
+        manager.out.append(AskAdvice(OfContext(RecipeKey(recipe.key)), recipe.name))
     return context
 
 
@@ -94,15 +96,16 @@ def group_key(client: Client, function: FunctionBlob, context: Context, options:
     return client.number, function.key, context.recipe.key, options
 
 
-def group_of(state: State, client: Client, function: FunctionBlob, context: Context, options: CallOptions) -> Group:
+def group_of(manager: Manager, client: Client, function: FunctionBlob, context: Context, options: CallOptions) -> Group:
     """The group of a client's calls of a function on a context, known or new."""
-    key = group_key(client, function, context, options)
+    state, key = manager.state, group_key(client, function, context, options)
     group = state.groups.get(key)
     if group is None:
         about = function.key, context.recipe.key
         cost = state.costs.get(about)
         if cost is None:
             cost = state.costs[about] = Cost(function, RecipeKey(context.recipe.key))
+            manager.out.append(AskAdvice(OfFunction(function.key, cost.recipe), function.name))
         group = state.groups[key] = Group(key, client, context, cost, options)
         variants.note(context, [state.contexts[other] for other in options.variants if other in state.contexts])
     return group

@@ -23,8 +23,10 @@ import msgspec
 
 from stoker.contexts.recipe import Awareness
 from stoker.errors import StokerError
+from stoker.manager.core.events import PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.sources import Block, SourceState
+from stoker.manager.core.subjects import About, OfFailure, OfPace
 from stoker.manager.protocol.calls import CallForecast, CallProgress, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, PilotId, RecipeKey
 
@@ -194,15 +196,24 @@ class ReleaseBlock(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """Ask for advice on a context; it arrives later, or never."""
+class Quarantine(msgspec.Struct, frozen=True):
+    """Keep a device of a pilot free for `for_s`, or all of its devices (None): what runs there runs to its end."""
 
-    recipe: RecipeKey
+    pilot: PilotId
+    device: DeviceId | None
+    reason: str
+    for_s: float = 600.0
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Ask for advice on a subject (a recipe's key alone: on its context); it arrives later, or never."""
+
+    about: About | RecipeKey
 
 
 Action = (
     Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailCall | FailWaiting | Forecast | Timer
-    | WantBlocks | ReleaseBlock | Ask
+    | WantBlocks | ReleaseBlock | Quarantine | Ask
 )  # fmt: skip
 
 
@@ -240,6 +251,13 @@ class Rounds(Protocol):
     def advised(self, view: View, context: Context) -> Iterable[Action]:
         """Advice on a context has arrived."""
 
+    def judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
+        """It is known why something has failed on a pilot that is here or cut off: `pilot.verdicts` has this verdict
+        and those before it."""
+
+    def paced(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
+        """It is known how a running call gets on."""
+
 
 class Dispatch(Rounds, Protocol):
     """Which queued call goes to which library?"""
@@ -248,6 +266,10 @@ class Dispatch(Rounds, Protocol):
     def by_deadline(self) -> bool:
         """Whether calls with a deadline stand first in the queues of their contexts, and are dropped or told of by the
         core when they can no longer be in time. False for a policy that plans with deadlines by itself."""
+
+    @property
+    def by_run_time(self) -> bool:
+        """Whether calls that are expected to run shortly stand first within a priority."""
 
     @property
     def honours(self) -> frozenset[str]:
@@ -337,6 +359,6 @@ class Policies(msgspec.Struct, frozen=True):
 
 __all__ = [
     "Action", "Ask", "Changes", "ClientId", "Dispatch", "Drop", "Evict", "FailCall", "FailWaiting", "Forecast", "Load",
-    "Policies", "PolicyError", "Provisioning", "ReleaseBlock", "Residency", "Resize", "Rounds", "Send",
+    "Policies", "PolicyError", "Provisioning", "Quarantine", "ReleaseBlock", "Residency", "Resize", "Rounds", "Send",
     "SendGang", "TakeBack", "Timer", "Unload", "View", "WantBlocks",
 ]  # fmt: skip

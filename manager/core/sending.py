@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from operator import attrgetter
 
+from stoker.manager.core import printing
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Group, Library
 from stoker.manager.protocol import to_client
@@ -32,6 +33,7 @@ def calls(manager: Manager) -> None:
 def _send(manager: Manager, library: Library, group: Group, specs: list[CallSpec]) -> None:
     blob = blob_for(library, group)
     manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
+    printing.sent(manager, library)
 
 
 def blob_for(library: Library, group: Group) -> FunctionBlob | None:

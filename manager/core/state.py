@@ -79,6 +79,8 @@ class State:
         """Contexts with waiting calls."""
         self.reports: dict[int, CallProgress] = {}
         """Last progress report of each running call that made one."""
+        self.printed: dict[int, CallProgress] = {}
+        """How far running calls are that print it and do not say it."""
         self.forecasts: dict[int, CallForecast] = {}
         """When calls are expected to end, as their clients were told last."""
         self.trials: dict[int, Trial] = {}

@@ -131,7 +131,7 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
         if ahead:
             notes.append((state.now, _why_not_running(state, call)))
             return f"{what}  sent {since} ago, {ahead} before it", notes
-        report = state.reports.get(call.id)
+        report = state.reports.get(call.id) or state.printed.get(call.id)
         done = f", {report.done:g} of {report.total:g} done" if report is not None and report.total else ""
         return f"{what}  running for {since}{done}{_streamed(state, call)}", notes
     if not call.sent_at:
@@ -336,6 +336,8 @@ def _of_context(state: State, context: Context) -> tuple[str, list[Note]]:
     head = f"{hot} hot, {_calls(context.queue.count)} queued, {context.ended:,} ended, {loads}"
     if context.loads:
         head += f" of {show_seconds(context.load_s)}, {show_bytes(context.resident_bytes)} each"
+    elif context.advised_by and context.load_s:
+        head += f"; a load is expected to take {show_about(context.load_s)}, by {context.advised_by}"
     notes: list[Note] = []
     gone = [library for library in state.gone_libraries.values() if library.context is context]
     for library in (*gone, *context.libraries.values()):

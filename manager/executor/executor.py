@@ -29,12 +29,13 @@ from parsl.monitoring.radios.filesystem import FilesystemRadio
 from parsl.providers.base import ExecutionProvider
 
 from stoker.config import Site, load_site
-from stoker.contexts.recipe import BARE
+from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import blocks, detached, engines, garbage
 from stoker.manager.executor.block_upkeep import BlockUpkeep
 from stoker.manager.executor.futures import CANCELLED, CallFuture
+from stoker.manager.executor.leaving_sources import SourceShelf
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.options import check_local_policy, check_options, check_session
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
@@ -140,7 +141,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._preparer = Preparer(
             lambda wants: engines.check_wants(self.site, wants, honours=self._honours),
             on_replaced=self._replace_function,
+            leave_source=self._leave_source,
         )
+        self._sources: SourceShelf | None = None
         self._call_folder = ""
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
@@ -156,6 +159,13 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def _replace_function(self, function: FunctionKey, by: FunctionKey) -> None:
         if self._link is not None:
             self._link.replace_function(function, by=by)
+
+    def _leave_source(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
+        if self._link is None:
+            return
+        if self._sources is None:
+            self._sources = SourceShelf(self._link.folder.sources)
+        self._sources.leave(key, function, recipe)
 
     @property
     def link(self) -> Link:

@@ -37,6 +37,7 @@ PARSL_SPEC = "parsl_spec"
 _RECIPES_KEPT = 32
 
 Check = Callable[[Wants], None]
+LeaveSource = Callable[[str, Callable[..., Any], Recipe], None]
 
 
 class AppWants(dict[str, Any]):
@@ -92,7 +93,10 @@ def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  #
 class PreparedFunction:
     """One function: how it is called. It does not hold the function, whose going makes it go."""
 
-    def __init__(self, function: Callable[..., Any], cache: FunctionCache, check: Check) -> None:
+    def __init__(
+        self, function: Callable[..., Any], cache: FunctionCache, check: Check, *, leave_source: LeaveSource
+    ) -> None:
+        self._leave_source = leave_source
         self.name = name_of(bare(function))
         self._cache = cache
         self._check = check
@@ -152,6 +156,7 @@ class PreparedFunction:
             due_at=due_at if wants.deadline_s else None,
         )
         check_submission(submission, wants.features, name=self.name, known=self._sendable)
+        self._leave_source(blob.key, bare(function), wants.recipe)
         if not wants.deadline_s:
             if len(self._submissions) > 256:
                 self._submissions.clear()
@@ -192,15 +197,18 @@ class PreparedFunction:
 
 class Preparer:
     """Finds what is known of a function and of a specification. `check` refuses what the engine cannot honour.
-    `on_replaced(old, new)` is called for a function that is sent anew because what it captured has changed."""
+    `on_replaced(old, new)` is called for a function that is sent anew because what it captured has changed,
+    `leave_source(key, function, recipe)` for one that is about to be sent under that key."""
 
     def __init__(
         self,
         check: Check = lambda _wants: None,
         *,
         on_replaced: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _by: None,
+        leave_source: LeaveSource = lambda _key, _function, _recipe: None,
     ) -> None:
         self._check = check
+        self._leave_source = leave_source
         self._functions: weakref.WeakKeyDictionary[Any, PreparedFunction] = weakref.WeakKeyDictionary()
         self._cache = FunctionCache(on_replaced=on_replaced)
         self._plain = Wants()
@@ -211,10 +219,12 @@ class Preparer:
         try:
             known = self._functions.get(function)
             if known is None:
-                known = self._functions[function] = PreparedFunction(function, self._cache, self._check)
+                known = self._functions[function] = PreparedFunction(
+                    function, self._cache, self._check, leave_source=self._leave_source
+                )
             return known
         except TypeError:  # neither hashable nor weakly referable
-            return PreparedFunction(function, self._cache, self._check)
+            return PreparedFunction(function, self._cache, self._check, leave_source=self._leave_source)
 
     def wants(self, specification: Mapping[str, Any] | None) -> Wants:
         """What a specification says. Raises SpecificationError."""

@@ -78,7 +78,7 @@ TO_CLIENT: dict[type, _Brief] = {
 
 OF_SHELL: dict[type, _Brief] = {
     SetTimer: lambda c: (c.at, c.key),
-    AskAdvice: lambda c: ("advice", c.recipe),
+    AskAdvice: lambda c: ("advice", c.about),
     DiscardObject: lambda c: ("discard", c.path),
     EndManager: lambda _: ("end",),
 }

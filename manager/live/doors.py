@@ -124,6 +124,10 @@ class Doors:
         """Have `wait` return when a descriptor becomes readable."""
         self._poller.register(fd, zmq.POLLIN)
 
+    def unwatch(self, fd: int) -> None:
+        """Have `wait` no longer look at a descriptor."""
+        self._poller.unregister(fd)
+
     def wait(self, timeout_ms: int) -> list[bytes]:
         """Wait until something comes or time is up, and check the keys of new peers. Returns the peers whose connection
         broke. The caller handles them before it reads `frames`: a peer that is back already has a frame there."""

@@ -19,7 +19,8 @@ from stoker.manager.core.commands import (
     RecordSteps,
     RecordWait,
 )
-from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
+from stoker.manager.core.subjects import OfContext
 
 
 def performance() -> PerformanceStore:
@@ -75,8 +76,10 @@ class History:
                 assert_never(command)
 
     def answer(self, ask: AskAdvice) -> AdviceArrived | None:
-        """What is known of a context, or None."""
-        known, steps = self._store.estimates(ask.recipe), self._store.step_times(ask.recipe)
+        """What is known of a context, or None. The advisor is asked about other subjects."""
+        if not isinstance(ask.about, OfContext):
+            return None
+        known, steps = self._store.estimates(ask.about.recipe), self._store.step_times(ask.about.recipe)
         for kind in steps:
             known.setdefault(kind, Estimate())
         if not known:
@@ -95,7 +98,7 @@ class History:
             )
             for kind, e in known.items()
         }
-        return AdviceArrived(ask.recipe, by_kind)
+        return AdviceArrived(ask.about, CostAdvice(by_kind))
 
     def close(self) -> None:
         """Let go of the stores."""

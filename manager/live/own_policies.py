@@ -29,12 +29,12 @@ from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.site import OWN_POLICY
 from stoker.working_folder import working_folder
 
-COMMON = ("period_s", "round", "rests", "timer", "advised")
+COMMON = ("period_s", "round", "rests", "timer", "advised", "judged", "paced")
 """What every policy has; `stoker.manager.policies.Quiet` brings it along."""
 SEAMS = {
     "dispatch": (
-        "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "honours", "serve_order",
-        "places_one_by_one_up_to", "pull_others",
+        "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "by_run_time", "honours",
+        "serve_order", "places_one_by_one_up_to", "pull_others",
     ),
     "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),

@@ -38,6 +38,7 @@ from stoker.manager.core.pieces import are_pieces
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
 from stoker.manager.live.admission import Role, User
+from stoker.manager.live.advisor import AdvisorLink
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
 from stoker.manager.live.clock import Clock
 from stoker.manager.live.comeback import come_back
@@ -110,6 +111,7 @@ class ManagerServer:
         if self.journal.wake_fd >= 0:
             self.doors.watch(self.journal.wake_fd)
         self.history = History(session=session)
+        self.advisor = AdvisorLink(folder, watch=self.doors.watch, unwatch=self.doors.unwatch)
         now = self.clock.now()
         self._idle = IdleCheck(patience.idle_s, now=now)
         self._end_request = EndRequest(folder)
@@ -168,6 +170,8 @@ class ManagerServer:
                 self._wait_for_room(now, commands)
             self._do_due(now, commands)
             self._start_attendants(now, commands)
+            for advice in self.advisor.answers(now):
+                self._give(advice, now, commands)
             self._notice_log.copy_new(self.core.state.notices)
             self._end_turn(commands)
             self._progress.report_first_end(self.core.state.done)
@@ -186,7 +190,7 @@ class ManagerServer:
     def close(self) -> None:
         """Send the last frames and close everything. Raises SessionError if the journal cannot be written."""
         with contextlib.ExitStack() as last_first:
-            for part in (self.doors, self.history, self.journal, self.compaction):
+            for part in (self.doors, self.advisor, self.history, self.journal, self.compaction):
                 last_first.callback(part.close)
 
     # ---- what comes in
@@ -275,7 +279,7 @@ class ManagerServer:
         now = self.clock.now()
         soonest = min(now + self.patience.heartbeat_s, self._peers.due_at(), self._timers.due_at())
         soonest = min(soonest, *(acks.due_at for acks in self._acks.values()))
-        soonest = min(soonest, now + self.attendants.wait_s)
+        soonest = min(soonest, now + self.attendants.wait_s, now + self.advisor.due_in_s)
         soonest = min(soonest, now + self.journal.wait_s, now + self.compaction.wait_s, self._held.ends_by)
         return max(0, min(5000, int((soonest - now) * 1000) + 1))
 
@@ -383,6 +387,8 @@ class ManagerServer:
             file.unlink(missing_ok=True)
 
     def _advise(self, ask: AskAdvice) -> None:
+        """Say what history has of a context at once, and ask the advisor, which answers when it can."""
+        self.advisor.ask(ask, self.clock.now())
         answer = self.history.answer(ask)
         if answer is not None:
             more: list[Command] = []

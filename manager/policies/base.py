@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stoker.manager.core.events import PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.seams import Action, Changes, View
+from stoker.manager.core.subjects import OfFailure, OfPace
 from stoker.manager.policies.serve_order import hottest_first
 
 
@@ -15,6 +17,7 @@ class Quiet:
 
     period_s: float = 0.0
     by_deadline = False
+    by_run_time = False
     honours: frozenset[str] = frozenset()
     places_one_by_one_up_to = 4
 
@@ -43,5 +46,13 @@ class Quiet:
         return ()
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:  # noqa: ARG002
+        """Nothing."""
+        return ()
+
+    def judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:  # noqa: ARG002
+        """Nothing."""
+        return ()
+
+    def paced(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:  # noqa: ARG002
         """Nothing."""
         return ()

@@ -180,3 +180,11 @@ def _next_gang(context: Context) -> Call | None:
         return None
     ready = sum(x.state is LibraryState.READY and x.usable for x in context.libraries.values())
     return context.queue.gang(most=ready) if ready else None
+
+
+class ShortestFirst(HottestFirst):
+    """The default dispatch policy, but within a priority calls of functions that are expected to run shortly come
+    first, by what they took before or what similar ones took (`manager.core.queue` says how long a call lets others
+    pass)."""
+
+    by_run_time = True

@@ -14,7 +14,7 @@ import msgspec
 from stoker.errors import ConfigError
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.policies.arlo import arlo
-from stoker.manager.policies.dispatch import HottestFirst
+from stoker.manager.policies.dispatch import HottestFirst, ShortestFirst
 from stoker.manager.policies.exclusive import WholeDevice
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import KeepBlocks
@@ -37,10 +37,10 @@ class Named(msgspec.Struct, frozen=True):
     make: Callable[..., Policies]
 
 
-def _policies(residency: type[LoadWhereWanted]) -> Callable[..., Policies]:
+def _policies(residency: type[LoadWhereWanted], dispatch: type[HottestFirst] = HottestFirst) -> Callable[..., Policies]:
     def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
         asked = provisioning or KeepBlocks()
-        return Policies(HottestFirst(), residency(provisioning=asked, **settings), asked)
+        return Policies(dispatch(), residency(provisioning=asked, **settings), asked)
 
     return make
 
@@ -52,6 +52,11 @@ SHIPPED: dict[str, Named] = {
             DEFAULT,
             "Contexts stay hot: a call goes to the hottest free library, a load happens where it pays.",
             _policies(LoadWhereWanted),
+        ),
+        Named(
+            "shortest-first",
+            "As default, and of the calls that wait for a context, those that are expected to run shortly come first.",
+            _policies(LoadWhereWanted, ShortestFirst),
         ),
         Named(
             "exclusive",

@@ -27,10 +27,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from stoker.manager.core.events import PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
 from stoker.manager.core.stuck import lingers
+from stoker.manager.core.subjects import OfFailure, OfPace
 from stoker.manager.policies import library_limits
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.library_limits import (
@@ -44,12 +46,14 @@ from stoker.manager.policies.library_limits import (
 from stoker.manager.policies.making_room import IdleKeeper, anyone, holds, idle_to_end, room_by_turns
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.policies.quarantining import quarantines
 from stoker.manager.policies.sizes import (
     bare_bytes,
     known_bytes,
     spare_rank,
     suits,
 )
+from stoker.manager.policies.unpacking import Unpacking
 from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.ids import RecipeKey
@@ -79,6 +83,7 @@ class LoadWhereWanted(Quiet):
         self.provisioning: Provisioning = provisioning or TakeWhatComes()
         self.keeper = keeper
         self._keep_alive = KeepAlive()
+        self._unpacking = Unpacking()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Loads that pay, evictions that make room for one, or a word that it can never be."""
@@ -123,6 +128,18 @@ class LoadWhereWanted(Quiet):
             return ends
         context = view.contexts.get(key)
         return self.wanted(view, context) if context is not None and context.queue.count else ()
+
+    def judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
+        """A device or pilot that keeps failing calls is quarantined."""
+        return quarantines(view, about, verdict)
+
+    def paced(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
+        """Of two calls that slow each other down on a device, the one that came later goes to another device."""
+
+        def places(view: View, context: Context) -> Iterator[tuple[Device, ...]]:
+            return self.open_places(view, context, desperate=False)
+
+        return self._unpacking.paced(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
         """What it declares, else what it was measured to take and a tenth more; all that it has while that is not

@@ -6,7 +6,7 @@
                                  transfers between pilots, and no key pair; blocks/ has a key pair for each block's
                                  pilots, from when it is asked for until it is over
         journal                  every event of the manager, in order; journal.* are its earlier parts and snapshots
-        manager.log              and factory.log, seed.log, client.log
+        manager.log              and factory.log, seed.log, advisor.log, client.log
         manager.lease            who runs the manager (see `manager.live.lease`), beside manager.lock
         manager.end              for a moment: `stoker down` ends a manager that reads no messages
         manager.json             how the manager of a session that stays was started
@@ -14,6 +14,7 @@
         seed.address             where the seed listens, if there is one
         jobs-left                what the factory could not cancel at the end; empty when all is well
         sites/                   the site files of its sources of pilots
+        sources/                 what programs leave of their sources for the advisor (`program_source`)
         submit/                  what was submitted to batch systems, and what those jobs printed
         objects/                 payloads over 1 MB and files that clients hand in, by cache name
         gateways/                what `stoker serve` says of its models (see `gateway_notes`)
@@ -140,6 +141,11 @@ class SessionFolder:
     def objects(self) -> Path:
         """Where clients put objects for pilots, and pilots large results for clients."""
         return self.path / "objects"
+
+    @property
+    def sources(self) -> Path:
+        """What programs leave of their sources for the advisor (`program_source`)."""
+        return self.path / "sources"
 
     @property
     def sites(self) -> Path:

@@ -17,10 +17,19 @@ from stoker.contexts.step_lines import StepSeconds
 from stoker.errors import StokerError
 from stoker.manager.core.commands import AskAdvice, Command, SetTimer, ToClient, ToPilot
 from stoker.manager.core.core import Core
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, Event, FromClient, SessionDefined, TimerFired
+from stoker.manager.core.events import (
+    AdviceArrived,
+    ContextAdvice,
+    CostAdvice,
+    Event,
+    FromClient,
+    SessionDefined,
+    TimerFired,
+)
 from stoker.manager.core.report import device_seconds
 from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.protocol import to_client, to_manager, to_pilot, wire
 from stoker.manager.protocol.blocks import BlockOrder
 from stoker.manager.protocol.calls import CallSpec
@@ -191,8 +200,8 @@ class Simulation:
                     self.client.hear(command.message)
             elif type(command) is SetTimer:
                 agenda.at(max(_not_before(command.at), agenda.now), self._timer, command.key, command.at)
-            elif type(command) is AskAdvice:
-                self._advise(command.recipe)
+            elif type(command) is AskAdvice and isinstance(command.about, OfContext):
+                self._advise(command.about.recipe)
             # Everything else is for a shell: files to write.
 
     def _advise(self, recipe: RecipeKey) -> None:
@@ -202,7 +211,7 @@ class Simulation:
             for kind, engine in self.world.contexts[recipe].engine.items()
         }  # fmt: skip
         if by_kind:
-            self.agenda.after(0.0, self.handle, AdviceArrived(recipe, by_kind))
+            self.agenda.after(0.0, self.handle, AdviceArrived(OfContext(recipe), CostAdvice(by_kind)))
 
     def _timer(self, key: str, at: float) -> None:
         if self.core.state.timers.get(key) == at:

@@ -33,8 +33,9 @@ import msgspec
 
 from stoker.contexts.recipe import Recipe
 from stoker.errors import SessionError
-from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.seams import Policies
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.protocol.blocks import Rule
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.sim.client import Arrival
@@ -121,7 +122,7 @@ def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float
     for arrival in calibrated.arrivals:
         first.setdefault(arrival.context, arrival.at_s)
     for context, by_kind in calibrated.advice.items():
-        advice = AdviceArrived(RecipeKey(context), by_kind)
+        advice = AdviceArrived(OfContext(RecipeKey(context)), CostAdvice(by_kind))
         simulation.agenda.at(first[context] + _SOON_S, simulation.handle, advice)
     return simulation.run().ended_at - calibrated.arrivals[0].at_s
 

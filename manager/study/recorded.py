@@ -13,9 +13,19 @@ import msgspec
 from stoker.contexts.recipe import Recipe
 from stoker.errors import SessionError
 from stoker.manager.core.commands import Command, ToPilot
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, Event, FromClient, FromPilot, PilotCut, PilotLost
+from stoker.manager.core.events import (
+    AdviceArrived,
+    ContextAdvice,
+    CostAdvice,
+    Event,
+    FromClient,
+    FromPilot,
+    PilotCut,
+    PilotLost,
+)
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.live.replay import Replay
 from stoker.manager.protocol import to_manager, to_pilot
 from stoker.manager.protocol.calls import CallEnd
@@ -152,8 +162,8 @@ class RecordedSession:
             self.stays[event.pilot].cut_at = now
         elif isinstance(event, PilotLost):
             self._pilot_left(now, event.pilot)
-        elif isinstance(event, AdviceArrived) and not self.loads:
-            self.advice[event.recipe] = event.by_kind
+        elif isinstance(event, AdviceArrived) and isinstance(event.about, OfContext) and not self.loads:
+            self.advice[event.about.recipe] = event.advice.by_kind if isinstance(event.advice, CostAdvice) else {}
 
     def decided(self, now: float, commands: list[Command]) -> None:
         """What the core answered to it."""

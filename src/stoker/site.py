@@ -59,7 +59,7 @@ class ProviderKind(enum.Enum):
         return names.get(self) or self.value.replace("_", " ").title()
 
 
-POLICY_NAMES = ("default", "exclusive", "prompt-tuner", "slinfer", "arlo")
+POLICY_NAMES = ("default", "shortest-first", "exclusive", "prompt-tuner", "slinfer", "arlo")
 """Policies that ship with Stoker (`stoker.manager.policies.named` says what each does)."""
 
 BASELINES = {

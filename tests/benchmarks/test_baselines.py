@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sim.worlds import model, source, world
 
 from benchmarks.baselines.loading import policy
-from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.seams import Policies
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.protocol.calls import Objective
 from stoker.manager.protocol.ids import RecipeKey
@@ -60,7 +61,7 @@ def test_every_job_ends_once(toy: Make, name: str, specs: list[tuple], lost_at: 
         t.context(key, load_s=3.0, devices=devices)
         if known:
             advice = ContextAdvice(load_s=3.0, paces={1: 1.0, 2: 0.5, 4: 0.25}, meet_s=1.0)
-            t.give(AdviceArrived(RecipeKey(key), {"": advice}))
+            t.give(AdviceArrived(OfContext(RecipeKey(key)), CostAdvice({"": advice})))
     if lost_at is not None:
         t.after(lost_at, lambda: t.kill("p1"))
         t.after(lost_at + 10.0, lambda: t.pilot("p3", devices=6))

@@ -11,9 +11,10 @@ from core.toy import Toy
 from benchmarks.baselines.infless import Infless, Order
 from benchmarks.baselines.infless_traffic import Traffic
 from benchmarks.baselines.replicas import ByOrder
-from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Policies
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.protocol.calls import Objective
 from stoker.manager.protocol.ids import RecipeKey
@@ -53,7 +54,7 @@ def lab(toy: Make) -> Make:
         for key in ("a", "b"):
             t.context(key, load_s=10.0)
             known = ContextAdvice(load_s=10.0, paces={1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}, meet_s=2.0)
-            t.give(AdviceArrived(RecipeKey(key), {"": known}))
+            t.give(AdviceArrived(OfContext(RecipeKey(key)), CostAdvice({"": known})))
         return t
 
     return make

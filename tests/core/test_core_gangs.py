@@ -11,11 +11,12 @@ from core.builders import cluster as make_cluster
 
 from stoker.manager.core import actions
 from stoker.manager.core.commands import RecordPace
-from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.nouns import Gang
 from stoker.manager.core.paces import Paces, work_of
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import Forecast, PolicyError
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import Source
@@ -400,11 +401,11 @@ def test_a_call_s_story_says_what_is_expected_of_it() -> None:
 def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
     made = make_cluster(pilots=1)
     slow, fast = ContextAdvice(paces={1: 2.0, 2: 1.2}, meet_s=0.5), ContextAdvice(paces={1: 1.0})
-    made.event(AdviceArrived("bare", {"cpu": fast, "gpu": slow}))  # type: ignore[arg-type]
+    made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast, "gpu": slow})))  # type: ignore[arg-type]
     paces = made.context().paces
     assert (paces.bound_s(1, 10), paces.bound_s(2, 10)) == (20.0, 12.5)
     paces.learn(1, work=1, seconds=4.0)
-    made.event(AdviceArrived("bare", {"cpu": fast}))  # type: ignore[arg-type]
+    made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast})))  # type: ignore[arg-type]
     assert paces.mean_s(1, 10) == pytest.approx(30.0)
     made.calls(1).ready()
     made.end("1").call("g", gang=(1, 2)).end("g", run_s=5.0)

@@ -8,7 +8,8 @@ from core.builders import Cluster, devices, recipe
 
 from stoker.manager.core import outlook
 from stoker.manager.core.commands import RecordLoad
-from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot, wire
 from stoker.manager.protocol.show_status import render
@@ -78,12 +79,17 @@ def test_forecasts_count_on_what_the_last_library_has_said(cluster: Make) -> Non
 def test_what_an_earlier_session_measured_is_taken_until_a_library_says_it(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a", slots=0), recipe("b", slots=2))
     for name in ("a", "b"):
-        c.event(AdviceArrived(name, {"cpu": ContextAdvice(load_s=1.0, slots=16), "a10": ContextAdvice(slots=20)}))  # type: ignore[arg-type]
+        c.event(
+            AdviceArrived(
+                OfContext(name),
+                CostAdvice({"cpu": ContextAdvice(load_s=1.0, slots=16), "a10": ContextAdvice(slots=20)}),
+            )
+        )  # type: ignore[arg-type]
     assert (c.context("a").slots, c.context("b").slots) == (16, 2)
     c.calls(16, context="a")
     assert len(c.lives_on("a")) == 1
     ready(c, 6, pilot=c.lives_on("a")[0])
-    c.event(AdviceArrived("a", {"cpu": ContextAdvice(slots=16)}))  # type: ignore[arg-type]
+    c.event(AdviceArrived(OfContext("a"), CostAdvice({"cpu": ContextAdvice(slots=16)})))  # type: ignore[arg-type]
     assert c.context("a").slots == 6
 
 

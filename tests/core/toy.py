@@ -23,12 +23,14 @@ from stoker.manager.core.commands import AskAdvice, Command, EndManager, SetTime
 from stoker.manager.core.events import (
     AdviceArrived,
     ContextAdvice,
+    CostAdvice,
     FromClient,
     FromPilot,
     PilotCut,
     PilotLost,
     TimerFired,
 )
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.protocol import to_client, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features
@@ -195,9 +197,14 @@ class Toy(Desk):
                     self.reports += reports
                 case SetTimer(at, key):
                     self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))  # type: ignore[misc]
-                case AskAdvice(key) if key in self.advice:
+                case AskAdvice(OfContext(key)) if key in self.advice:
                     wait, facts = self.advice[key]
-                    self.after(wait, lambda key=key, facts=facts: self._event(AdviceArrived(key, {"": facts})))  # type: ignore[misc]
+                    self.after(
+                        wait,
+                        lambda key=key, facts=facts: self._event(
+                            AdviceArrived(OfContext(key), CostAdvice({"": facts}))
+                        ),
+                    )  # type: ignore[misc]
                 case EndManager(reason):
                     self.over = reason
 

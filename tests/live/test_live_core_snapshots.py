@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.core.core import Core
-from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.seams import Policies
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.live import journal, pickled, segments, snapshot
 from stoker.manager.live.comeback import come_back
 from stoker.manager.live.compaction import Compaction
@@ -124,7 +125,7 @@ def test_step_times_that_were_measured_come_back(make: Callable[[], Policies], t
     toy.call("a", context="small")
     steps = StepTimes(prefill=(StepCell(16, 8, 0.1, 5),), decode=(StepCell(1, 10, 0.1, 5),))
     key = RecipeKey(next(iter(toy.core.state.contexts)))
-    toy.give(AdviceArrived(key, {"cpu": ContextAdvice(steps=steps)}))
+    toy.give(AdviceArrived(OfContext(key), CostAdvice({"cpu": ContextAdvice(steps=steps)})))
     path = saved(toy.core, tmp_path / "journal.000002.snapshot")
     back = snapshot.restored(snapshot.read(path))
     assert back.state.contexts[key].advice["cpu"].steps == steps

@@ -17,6 +17,7 @@ from stoker.manager.core.commands import (
     RecordStay,
     RecordWait,
 )
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.live.history import History, availability, performance
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol import to_manager as say
@@ -55,7 +56,7 @@ def test_each_record_has_its_place() -> None:
     history.record(RecordPilots("pool", 1))
     history.record(RecordStay("pool", 900.0, PilotEnd.LOST))
     history.record(RecordPilots("pool", 0))
-    advice = history.answer(AskAdvice(key))
+    advice = history.answer(AskAdvice(OfContext(key)))
     assert advice is not None
     assert advice.by_kind["cpu"].paces == {1: pytest.approx(0.5), 2: 0.3}
     history.close()

@@ -169,7 +169,7 @@ FAULTS = {
     "mine.py:Nevr": r"there is no class or function Nevr in it; it has Never, .*, Nobody, .*, patient, everything$",
     "mine.py:value": r"there is no class or function value in it",
     "mine.py:Half": r"it answers at residency, but has no measured, idle, honours, period_s, round, rests, timer, "
-    r"advised; derive it from stoker\.manager\.policies\.LoadWhereWanted",
+    r"advised, judged, paced; derive it from stoker\.manager\.policies\.LoadWhereWanted",
     "mine.py:Broken": r"it cannot be made: ValueError: no way",
     "mine.py:Nobody": r"it answers at no seam; a policy has one of place \(dispatch\), wanted \(residency\), "
     r"demand \(provisioning\)",

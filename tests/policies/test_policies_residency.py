@@ -8,9 +8,10 @@ from itertools import pairwise
 import pytest
 from core.builders import Cluster, devices, recipe
 
-from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Policies
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies import default_policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.protocol import to_pilot
@@ -37,7 +38,10 @@ def test_a_context_is_loaded_elsewhere_only_when_the_wait_is_longer_than_the_loa
 def test_advice_from_history_counts_as_long_as_nothing_was_measured(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a"))
     c.event(
-        AdviceArrived("a", {"cpu": ContextAdvice(load_s=20.0, run_s=1.0, resident_bytes=10**9, peak_bytes=2 * 10**9)})
+        AdviceArrived(
+            OfContext("a"),
+            CostAdvice({"cpu": ContextAdvice(load_s=20.0, run_s=1.0, resident_bytes=10**9, peak_bytes=2 * 10**9)}),
+        )
     )  # type: ignore[arg-type]
     c.calls(30, context="a")
     assert c.lives_on("a") == ["p1", "p2"]  # 30 s on one, 15 s on each of two
@@ -178,7 +182,7 @@ def test_no_room_is_made_on_a_pilot_that_ends_before_the_load_would(
 ) -> None:
     c = cluster(policies=policies).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.join("p1", of=devices(1), ends_in_s=60.0).call("x", context="a").ready().end("x")
-    c.event(AdviceArrived("b", {"cpu": ContextAdvice(50.0, 1.0, 10**9, 10**9)}))  # type: ignore[arg-type]
+    c.event(AdviceArrived(OfContext("b"), CostAdvice({"cpu": ContextAdvice(50.0, 1.0, 10**9, 10**9)})))  # type: ignore[arg-type]
     c.forget().call("y", context="b", gang=(1, 2)).wait(15)
     assert not [said for said in c.mail.get("p1", ()) if isinstance(said, to_pilot.StopLibrary)]
     assert c.lives_on("a") == ["p1"]

@@ -9,7 +9,7 @@ from core.builders import Cluster, devices, recipe
 
 from stoker.contexts.step_times import StepSample, times_of
 from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.slinfer import slinfer
 from stoker.manager.protocol import to_manager as say
@@ -53,7 +53,7 @@ class Lab(Cluster):
             for command in [each for each in self.others if isinstance(each, AskAdvice)]:
                 self.others.remove(command)
                 kinds = {kind: ContextAdvice(steps=STEPS) for kind in ("cpu", "gpu")}
-                self.event(AdviceArrived(command.recipe, kinds))
+                self.event(AdviceArrived(command.about, CostAdvice(kinds)))
         return self
 
     def started(self, pilot: str) -> tuple[str, float]:

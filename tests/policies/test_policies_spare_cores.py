@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
 
-from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.seams import Policies
+from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies import default_policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
@@ -82,7 +83,9 @@ def test_slinfer_uses_spare_cores_unasked_unless_kinds_name_others(kinds: tuple[
     c = Cluster(policies=lambda: slinfer(provisioning=TakeWhatComes())).join("p1", of=mixed())
     c.define(recipe("a", slots=64, device_memory_bytes=5 * GB, token_bytes=10**6, cache_tokens=1000, kinds=kinds))
     c.call("1", context="a", features=Features(1, 100, 100, 0.0), objective=Objective(ttft_s=1.0, tpot_s=0.25))
-    c.event(AdviceArrived(RecipeKey("a"), {kind: ContextAdvice() for kind in ("cpu", "NVIDIA A10")}))
+    c.event(
+        AdviceArrived(OfContext(RecipeKey("a")), CostAdvice({kind: ContextAdvice() for kind in ("cpu", "NVIDIA A10")}))
+    )
     assert places(c, "a") == [where]
 
 

@@ -1,0 +1,75 @@
+"""Calls that share a device and slow each other down: the one that came later goes elsewhere (SchedMate §4.1).
+
+A call whose throughput, by what it prints, has fallen by more than `LIMIT` since its best is slowed by what came to its
+device meanwhile. The paper evicts the newcomer, whose progress is lost, and never packs it again. Here it is moved only
+to a device where nothing runs, and only if it has kept its progress or has hardly begun; once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from stoker.manager.core.events import PaceAdvice
+from stoker.manager.core.nouns import Call, Context, Device, Library
+from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.seams import Action, Evict, Load, Unload, View
+from stoker.manager.core.subjects import OfPace
+from stoker.manager.protocol.ids import RecipeKey
+
+LIMIT = 0.35
+HARDLY_S = 60.0
+"""A call that has run for less has lost little if it begins again."""
+MOST_MOVED = 10_000
+
+Places = Callable[[View, Context], Iterator[tuple[Device, ...]]]
+Reservation = Callable[[Context, tuple[Device, ...]], int]
+
+
+class Unpacking:
+    """Remembers which calls were moved."""
+
+    def __init__(self) -> None:
+        self._moved: dict[int, None] = {}
+
+    def paced(
+        self, view: View, about: OfPace, pace: PaceAdvice, *, places: Places, reservation: Reservation
+    ) -> Iterable[Action]:
+        """What is done about a call that is known to be slowed. `places`: where a context could be loaded."""
+        slowed = view.libraries.get(about.library)
+        if slowed is None or pace.slowed <= LIMIT:
+            return
+        newcomer = _newcomer(slowed)
+        if newcomer is None:
+            return
+        library, call = newcomer
+        if call.id in self._moved or not (call.spec.progress or view.now - call.sent_at < HARDLY_S):
+            return
+        place = next((each for each in places(view, library.context) if not any(map(_is_busy, each))), None)
+        if place is None:
+            return
+        self._moved[call.id] = None
+        if len(self._moved) > MOST_MOVED:
+            del self._moved[next(iter(self._moved))]
+        memory_bytes = reservation(library.context, place)
+        yield Load(RecipeKey(library.context.recipe.key), place[0].pilot.id, tuple(d.id for d in place), memory_bytes)
+        yield Evict(call.id)
+        share = f"{pace.slowed:.0%}"
+        yield Unload(library.id, f"it slows lib-{slowed.id} on the same device by {share}; its call goes elsewhere")
+
+
+def _newcomer(slowed: Library) -> tuple[Library, Call] | None:
+    """The library that came last to a device of this one, and the call that it runs, if it runs one alone."""
+    since = min((call.sent_at for call in slowed.held.values()), default=0.0)
+    others = {
+        library.id: library
+        for device in slowed.devices
+        for library in device.libraries.values()
+        if library is not slowed and library.state is LibraryState.READY and len(library.held) == 1
+    }
+    running = [(library, next(iter(library.held.values()))) for library in others.values() if library.slots == 1]
+    later = [(library, call) for library, call in running if call.sent_at > since and call.holder is library]
+    return max(later, key=lambda pair: pair[1].sent_at, default=None)
+
+
+def _is_busy(device: Device) -> bool:
+    return any(library.held or library.state is LibraryState.LOADING for library in device.libraries.values())

@@ -1,0 +1,315 @@
+"""Advice in the core: what is asked by itself, what each kind of answer changes, and what nobody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from core.builders import SESSION, Cluster, recipe
+
+from stoker.manager.core import printing, verdicts
+from stoker.manager.core.commands import AskAdvice
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, PaceAdvice, VerdictAdvice
+from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.subjects import About, OfContext, OfFailure, OfFunction, OfPace
+from stoker.manager.policies.dispatch import ShortestFirst
+from stoker.manager.policies.named import named
+from stoker.manager.protocol import to_client, to_pilot, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
+from stoker.manager.protocol.ids import show_call
+
+Make = Callable[..., Cluster]
+DISK = VerdictAdvice("infrastructure", "disk", 0.92, "a disk or file server failed", ("12: OSError: [Errno 5]",))
+GPU = VerdictAdvice("infrastructure", "gpu", 0.95, "a GPU is lost", ("3: GPU is lost",))
+
+
+def asked(c: Cluster, kind: type[Any]) -> list[AskAdvice]:
+    """The questions of a kind since somebody looked."""
+    found = [each for each in c.others if isinstance(each, AskAdvice) and isinstance(each.about, kind)]
+    c.others = [each for each in c.others if each not in found]
+    return found
+
+
+def failed(c: Cluster, name: str) -> AskAdvice:
+    """A call raises in the user's code; returns the question that this leads to."""
+    library = c.holders(name)[0]
+    end = CallEnd(c.ids[name], False, b"the exception", 1.0, raised="OSError: [Errno 5] Input/output error")
+    c.report(library.pilot.id, say.CallsEnded(library.id, [end]))
+    (question,) = asked(c, OfFailure)
+    return question
+
+
+def judge(c: Cluster, about: About, verdict: VerdictAdvice = DISK) -> None:
+    c.event(AdviceArrived(about, verdict, "its log"))
+
+
+# ---- costs
+
+
+def test_contexts_and_functions_are_asked_about_once_when_they_come(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2", context="a")
+    assert [each.about for each in asked(c, OfContext)] == [OfContext("bare"), OfContext("a")]  # type: ignore[arg-type]
+    (question,) = asked(c, OfFunction)
+    assert question == AskAdvice(OfFunction("f", "a"), "f")  # type: ignore[arg-type]
+
+
+def test_a_function_that_never_ran_is_expected_to_take_what_it_is_advised_until_it_is_measured(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1")
+    about = OfFunction("f", "bare")  # type: ignore[arg-type]
+    c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=4.0), "gpu": ContextAdvice(run_s=9.0)})))
+    assert c.the_call("1").group.expected_s == 9.0
+    c.ready().end("1", run_s=2.0).call("2")
+    assert c.the_call("2").group.expected_s == 2.0
+    c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=100.0)})))
+    assert c.the_call("2").group.expected_s == 2.0
+
+
+def test_a_call_that_is_expected_to_run_long_is_kept_from_a_pilot_that_ends_soon(cluster: Make) -> None:
+    c = cluster().join("p1", ends_in_s=1000.0).call("1").ready().end("1", run_s=1.0).define(recipe("a"))
+    c.tell("ana", say.DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
+    c.call("2")  # holds the library
+    c.call("3", function="slow")
+    c.event(AdviceArrived(OfFunction("slow", "bare"), CostAdvice({"": ContextAdvice(run_s=900.0)})))  # type: ignore[arg-type]
+    c.wait(200.0)
+    c.end("2", run_s=200.0)
+    assert c.waiting() == ["3"]
+
+
+def test_advice_on_what_is_gone_or_of_another_kind_changes_nothing(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    cost = CostAdvice({"": ContextAdvice(run_s=5.0)})
+    c.event(AdviceArrived(OfFunction("gone", "bare"), cost))  # type: ignore[arg-type]
+    c.event(AdviceArrived(OfContext("gone"), cost))  # type: ignore[arg-type]
+    c.event(AdviceArrived(OfPace(99, 7), PaceAdvice(1.0, 2.0, "step")))  # type: ignore[arg-type]
+    c.event(AdviceArrived(OfContext("bare"), DISK))  # type: ignore[arg-type]
+    assert c.refused == {
+        "advice on an unknown context": 1,
+        "VerdictAdvice on a subject that it is not for": 1,
+    }
+    c.end("1")
+    assert c.ended["1"].ok
+
+
+def test_the_story_of_a_context_says_what_its_load_is_expected_to_take_and_by_what(cluster: Make) -> None:
+    c = cluster().define(recipe("a"))
+    c.event(AdviceArrived(OfContext("a"), CostAdvice({"cpu": ContextAdvice(load_s=40.0)}), "similar recipes"))  # type: ignore[arg-type]
+    assert "a load is expected to take 40 s, by similar recipes" in c.story("a")
+
+
+# ---- order
+
+
+def shortest(cluster: Make) -> Cluster:
+    c = cluster(pilots=1, policies=named("shortest-first").make)
+    c.tell("ana", *(say.DefineFunction(name, name, b"code") for name in ("long", "short")))  # type: ignore[arg-type]
+    return c.call("0").ready()
+
+
+def expect(c: Cluster, function: str, seconds: float) -> None:
+    about = OfFunction(function, "bare")  # type: ignore[arg-type]
+    c.event(AdviceArrived(about, CostAdvice({"": ContextAdvice(run_s=seconds)})))
+
+
+def test_shortest_first_puts_short_functions_first_also_when_that_is_known_later(cluster: Make) -> None:
+    c = shortest(cluster).call("l1", "l2", function="long").call("s1", "s2", function="short")
+    assert c.waiting() == ["l1", "l2", "s1", "s2"]
+    expect(c, "long", 50.0)
+    expect(c, "short", 1.0)
+    assert c.waiting() == ["s1", "s2", "l1", "l2"]
+    c.call("urgent", function="long", priority=1)
+    assert c.waiting() == ["urgent", "s1", "s2", "l1", "l2"]
+    for name in ("0", "urgent", "s1", "s2", "l1"):
+        c.end(name)
+    assert c.held() == ["l2"]
+
+
+def test_a_long_call_lets_shorter_ones_pass_for_ten_times_what_it_takes_and_no_longer(cluster: Make) -> None:
+    c = shortest(cluster).call("long", function="long")
+    expect(c, "long", 50.0)
+    expect(c, "short", 1.0)
+    c.wait(400.0).call("early", function="short")
+    c.wait(200.0).call("late", function="short")
+    assert c.waiting() == ["early", "long", "late"]
+
+
+def test_the_default_keeps_the_order_of_arrival(cluster: Make) -> None:
+    c = cluster(pilots=1)
+    assert not c.core.policies.dispatch.by_run_time
+    assert ShortestFirst.by_run_time
+
+
+# ---- failures
+
+
+def test_a_failure_is_asked_about_with_its_log_and_what_was_raised(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    library = c.library()
+    question = failed(c, "1")
+    assert question.about == OfFailure("p1", library.id, c.ids["1"], ("cpu:0",))  # type: ignore[arg-type]
+    assert question.name == "f"
+    assert question.said == "OSError: [Errno 5] Input/output error"
+    assert not c.ended["1"].ok  # the user has it already
+
+
+@pytest.mark.parametrize("kind", sorted(verdicts.UNASKED, key=lambda each: each.value))
+def test_ends_that_somebody_wanted_are_not_asked_about(cluster: Make, kind: FailureKind) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    library = c.library()
+    end = CallEnd(c.ids["1"], False, b"", 1.0, Failure(kind, "it was so"))
+    c.report("p1", say.CallsEnded(library.id, [end]))
+    assert asked(c, OfFailure) == []
+
+
+def test_a_sweep_whose_calls_all_fail_asks_once_a_minute(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(5).ready()
+    failed(c, "1")
+    c.end("2", ok=False).end("3", ok=False)
+    assert asked(c, OfFailure) == []
+    c.wait(verdicts.AGAIN_S).end("4", ok=False)
+    assert len(asked(c, OfFailure)) == 1
+
+
+def test_a_load_that_fails_is_asked_about(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a")
+    c.fail_load(c.library(context="a"))
+    (question,) = asked(c, OfFailure)
+    assert isinstance(question.about, OfFailure)
+    assert question.about.call == verdicts.NO_CALL
+    assert question.name.startswith("a")
+
+
+def test_a_verdict_is_told_in_the_stories_of_its_call_and_its_pilot(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    judge(c, failed(c, "1").about)
+    why = "infrastructure (disk), 92% sure: a disk or file server failed"
+    subject = show_call(c.ids["1"])  # type: ignore[arg-type]
+    assert f"why it failed: {why}" in c.story(subject)
+    assert f"why {subject} failed: {why}" in c.story("p1")
+
+
+# ---- quarantine
+
+
+def black_hole(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
+    """A pilot on which two calls have failed for its disk, among others, which each run one; returns its name."""
+    c = cluster(pilots=pilots).calls(pilots + 4).ready()
+    bad = str(c.holders("1")[0].pilot.id)
+    judge(c, failed(c, "1").about)
+    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+    again = c.held(bad)[0]
+    c.wait(verdicts.AGAIN_S)
+    judge(c, failed(c, again).about)
+    return c, bad
+
+
+def test_a_pilot_that_fails_calls_again_gets_nothing_new_for_ten_minutes(cluster: Make) -> None:
+    c, bad = black_hole(cluster)
+    library = c.library(bad)
+    assert library.state is LibraryState.STOPPING
+    running = c.held(bad)
+    assert "cpu:0 quarantined for 10 min: 2 failures within 10 min: a disk or file server failed" in c.story(bad)
+    c.forget().end(*running)  # what it ran ends there
+    assert all(c.ended[name].ok for name in running)
+    c.report(bad, say.LibraryGone(library.id, None, False, (), ()))
+    c.calls(3).forget()
+    c.wait(590.0)
+    assert not c.pilot(bad).libraries
+    c.wait(20.0)
+    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+    assert "cpu:0 may be used again" in c.story(bad)
+
+
+def test_what_a_pilot_reports_of_its_device_outlasts_a_quarantine(cluster: Make) -> None:
+    c, bad = black_hole(cluster)
+    c.report(bad, say.DeviceFault("cpu:0", "ECC"))  # type: ignore[arg-type]
+    c.wait(700.0)
+    assert c.pilot(bad).devices["cpu:0"].fault == "ECC"  # type: ignore[index]
+    c.report(bad, say.DeviceFault("cpu:0", ""))  # type: ignore[arg-type]
+    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+
+
+def test_the_only_pilot_is_not_quarantined(cluster: Make) -> None:
+    c, bad = black_hole(cluster, pilots=1)
+    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+
+
+def test_what_fails_on_every_pilot_is_no_pilots_fault(cluster: Make) -> None:
+    c = cluster(pilots=3).calls(9).ready()
+    for name in ("1", "2", "3"):
+        judge(c, failed(c, name).about)
+    c.wait(verdicts.AGAIN_S)
+    for pilot in ("p1", "p2", "p3"):
+        judge(c, failed(c, c.held(pilot)[0]).about)
+    assert not any(device.fault for pilot in c.core.state.pilots.values() for device in pilot.devices.values())
+
+
+def test_user_errors_and_doubtful_verdicts_quarantine_nothing(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(8).ready()
+    bad = str(c.holders("1")[0].pilot.id)
+    for verdict in (
+        VerdictAdvice("user", "code", 0.99, "it raised"),
+        VerdictAdvice("infrastructure", "disk", 0.6, "?"),
+    ):
+        for _ in range(3):
+            judge(c, failed(c, c.held(bad)[0]).about, verdict)
+            c.wait(verdicts.AGAIN_S)
+    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+
+
+def test_of_a_gpu_that_is_lost_only_that_device_is_quarantined(cluster: Make) -> None:
+    c = cluster(pilots=1, devices_each=2).calls(6).ready()
+    library = c.holders("1")[0]
+    judge(c, failed(c, "1").about, GPU)
+    c.wait(verdicts.AGAIN_S)
+    judge(c, failed(c, next(c.names[id] for id in library.held)).about, GPU)
+    faults = {device.id: bool(device.fault) for device in c.pilot().devices.values()}
+    assert faults == {device.id: device in library.devices for device in c.pilot().devices.values()}
+
+
+# ---- paces
+
+
+def printing_pilot(cluster: Make) -> Cluster:
+    """A pilot whose libraries' logs can be read, with a call that has run for a while."""
+    c = cluster()
+    hello = say.PilotHello(
+        wire.VERSION, SESSION, "host", 7, (say.DeviceFacts("cpu:0", "cpu", 8 << 30),), folder="/logs/p1"  # type: ignore[arg-type]
+    )  # fmt: skip
+    c.report("p1", hello, numbered=False)
+    return c.call("1").ready()
+
+
+def test_a_call_that_runs_for_a_while_and_says_nothing_is_asked_about(cluster: Make) -> None:
+    c = printing_pilot(cluster)
+    library = c.library()
+    c.wait(2 * printing.EVERY_S + 1)
+    question = asked(c, OfPace)[0]
+    assert question.about == OfPace(library.id, c.ids["1"])  # type: ignore[arg-type]
+    assert question.log == f"/logs/p1/lib-{library.id}.log"
+    c.forget().event(AdviceArrived(question.about, PaceAdvice(90.0, 200.0, "step", 3.0, 36.0)))
+    told = c.hears("ana", to_client.ProgressReports)
+    assert told.reports == [CallProgress(c.ids["1"], 90.0, 200.0)]  # type: ignore[arg-type]
+    assert "90 of 200 done" in c.story(show_call(c.ids["1"]))  # type: ignore[arg-type]
+    c.end("1")
+    assert c.core.state.printed == {}
+
+
+def test_a_call_that_says_how_far_it_is_is_not_asked_about(cluster: Make) -> None:
+    c = printing_pilot(cluster)
+    c.report("p1", say.CallsProgress(c.library().id, [CallProgress(c.ids["1"], 1.0, 2.0)]))  # type: ignore[arg-type]
+    c.wait(5 * printing.EVERY_S)
+    assert asked(c, OfPace) == []
+
+
+def test_no_timer_is_left_when_nothing_runs(cluster: Make) -> None:
+    c = printing_pilot(cluster)
+    c.end("1").wait(2 * printing.EVERY_S)
+    assert printing.TIMER not in c.core.state.timers
+
+
+def test_pilots_without_logs_need_no_timer(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    assert printing.TIMER not in c.core.state.timers
+    assert c.hears("p1", to_pilot.RunCalls)
