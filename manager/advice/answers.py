@@ -13,6 +13,7 @@ from stoker.contexts.state import state_folder
 from stoker.manager.advice.judging import judged
 from stoker.manager.advice.logs import Fault
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, slowdown
+from stoker.manager.advice.secrets import masked
 from stoker.manager.advice.source.endpoint import LanguageModel
 from stoker.manager.advice.source.facts import WorkloadFacts
 from stoker.manager.core.commands import AskAdvice
@@ -98,8 +99,10 @@ class Advisor:
             from stoker.manager.advice.source.extractor import SourceText, extract_facts
 
             entry, folders = SourceText(text, source.function, source.file), [source.folder] if source.folder else []
+            if self._model is not None and folders:
+                log.info("the language model at %s reads %s", masked(self._model.url), source.function)
             facts = extract_facts(entry, arguments=source.arguments, folders=folders)
-            known = facts_with_agent(entry, facts, folders=folders, model=self._model)
+            known = facts_with_agent(entry, facts, folders=folders, model=self._model if folders else None)
             self._facts[key, source.text] = known
             for note in known.notes:
                 log.info("the source of %s: %s", source.function, note)

@@ -20,13 +20,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from stoker.errors import ConfigError
 from stoker.log_files import keep_log
 from stoker.manager.advice.answers import Advisor
+from stoker.manager.advice.source.endpoint import LanguageModel
 from stoker.manager.core.advice_channel import LONGEST_MESSAGE, Answer, decode_question, encode
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import AdviceArrived
 from stoker.manager.core.subjects import OfContext, OfFunction
 from stoker.manager.protocol.session import SessionFolder
+from stoker.site_files import read_sites
 
 log = logging.getLogger("stoker.advisor")
 NICE = 10
@@ -45,8 +48,23 @@ def main(arguments: list[str] | None = None) -> int:
         os.nice(NICE)
     log.info("an advisor begins: pid %d", os.getpid())
     with socket.socket(fileno=options.channel) as channel:
-        _serve(channel, Advisor(folder))
+        _serve(channel, Advisor(folder, model=model_of(folder)))
     return 0
+
+
+def model_of(folder: SessionFolder) -> LanguageModel | None:
+    """The language model that the session's sites name, or None."""
+    try:
+        named = [site.advice for site in read_sites(folder.sites).values() if site.advice.url]
+    except ConfigError as error:
+        log.warning("no language model is asked: %s", error)
+        return None
+    if not named:
+        return None
+    said = named[0]
+    return LanguageModel(
+        said.url, said.model, said.key_variable, time_limit_s=float(said.time_limit_s), token_budget=said.tokens
+    )
 
 
 def _serve(channel: socket.socket, advisor: Advisor) -> None:

@@ -364,6 +364,28 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         refuse_control_characters(self)
 
 
+class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A language model that reads sources where the rules of the advisor find nothing. Without `url` there is none, and
+    nothing of a source leaves this machine.
+
+    `url`: the part of an OpenAI-compatible endpoint before `/chat/completions`. `key_variable`: the environment
+    variable with its key. `time_limit_s`, `tokens`: what the reading of one function may take.
+    """
+
+    url: str = ""
+    model: str = ""
+    key_variable: str = ""
+    time_limit_s: Duration = msgspec.field(default=Duration(60.0), name="time_limit")
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 30_000
+
+    def __post_init__(self) -> None:
+        refuse_control_characters(self)
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f'url = "{self.url}" must begin with http:// or https://')
+        if self.url and not self.model:
+            raise ValueError("model is missing: which model should the endpoint answer with?")
+
+
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A site file that was read and found right. `sites`: files of other sites that a session uses as well."""
 
@@ -375,6 +397,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session: Session = Session()
     policy: Policy = Policy()
     environment: Environment = Environment()
+    advice: Advice = Advice()
 
     def __post_init__(self) -> None:
         refuse_control_characters(self)

@@ -45,6 +45,9 @@ def without_effect(site: Site) -> dict[Setting, str]:
             f'it goes with devices = "gpu+cpu", and here it is "{site.pilot.devices}", whose GPUs share all cores;'
             " leave it out"
         )
+    if not site.advice.url:
+        for setting in ("model", "key_variable", "time_limit", "tokens"):
+            found["advice", setting] = "no language model is asked without url; give it, or leave this out"
     if site.pilot.probe == NO_PROBE:
         found["pilot", "probe_every"] = f'nothing is probed with probe = "{NO_PROBE}"; leave one of the two out'
     return found

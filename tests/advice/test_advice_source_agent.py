@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from advice.fake_endpoint import DRIP, FakeEndpoint
 
 from stoker.manager.advice.source.agent import facts_with_agent
 from stoker.manager.advice.source.endpoint import Conversation, EndpointError, LanguageModel
@@ -22,74 +21,6 @@ pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
 
 MAIN = "import registry\nmodel = registry.best('bert-base', rows=4096)\nDataLoader(d, batch_size=16)\n"
 REGISTRY = "# corpus: wiki-small\napi_key = 'abcd1234efgh5678'\ndef best(name, rows): return LOADERS[name](rows)\n"
-
-Answer = Callable[[dict[str, Any], int], Any]
-
-
-DRIP = object()
-"""An answer that comes a byte at a time and never ends."""
-
-
-class FakeEndpoint(ThreadingHTTPServer):
-    """An endpoint on loopback; `answer(request, number)` gives the model's text, or bytes to send as they are."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked: list[dict[str, Any]] = []
-        self.answer: Answer = lambda request, number: "Final Answer: {}"
-        self.tokens = 10
-        self.status = 200
-        self.released = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: FakeEndpoint
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append({**request, "path": self.path})
-        said = self.server.answer(request, len(self.server.asked))
-        if said is DRIP:
-            self._drip()
-            return
-        message = {"choices": [{"message": {"content": said}}], "usage": {"total_tokens": self.server.tokens}}
-        data = said if isinstance(said, bytes) else json.dumps(message).encode()
-        self.send_response(self.server.status)
-        self.end_headers()
-        try:
-            self.wfile.write(data)
-        except OSError:
-            pass
-
-    def _drip(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        while not self.server.released.wait(0.05):
-            try:
-                self.wfile.write(b" ")
-            except OSError:
-                return
-
-    def log_message(self, *args: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def endpoint() -> Iterator[FakeEndpoint]:
-    server = FakeEndpoint()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.released.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @pytest.fixture

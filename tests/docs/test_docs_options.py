@@ -14,7 +14,7 @@ import stoker
 from stoker.contexts.options import ContextOptions
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.wants import KEYS
-from stoker.site import Environment, Pilot, Policy, Provider, Session, Site
+from stoker.site import Advice, Environment, Pilot, Policy, Provider, Session, Site
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "options.md").read_text()
@@ -51,6 +51,7 @@ REAL = {
     "Site file: [session]": settings(Session),
     "Site file: [policy]": settings(Policy),
     "Site file: [environment]": settings(Environment),
+    "Site file: [advice]": settings(Advice),
 }
 
 

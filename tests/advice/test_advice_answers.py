@@ -1,0 +1,276 @@
+"""What the advisor answers: from sources that programs leave, from history, and with what a language model adds."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from advice.fake_endpoint import FakeEndpoint
+
+from stoker.contexts.factory import RecipeFactory
+from stoker.contexts.performance import PerformanceStore
+from stoker.contexts.recipe import BARE, Recipe
+from stoker.contexts.state import state_folder
+from stoker.manager.advice import estimating
+from stoker.manager.advice.answers import SIMILAR, Advisor
+from stoker.manager.advice.main import model_of
+from stoker.manager.core.commands import AskAdvice
+from stoker.manager.core.events import CostAdvice, PaceAdvice, VerdictAdvice
+from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
+from stoker.manager.executor.leaving_sources import SourceShelf
+from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.manager.protocol.program_source import source_file
+from stoker.manager.protocol.session import SessionFolder
+
+pytest.importorskip("numpy", reason="similar recipes are found with it")
+
+PROGRAM = '''
+import torch
+from transformers import AutoModel
+
+
+def load(name, hidden=768):
+    """{comment}"""
+    return AutoModel.from_pretrained(name)
+
+
+def score(context, texts, batch_size={batch}):
+    total = 0
+    for start in range(0, len(texts), batch_size):
+        total += len(context(texts[start : start + batch_size]))
+    return total
+'''
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SessionFolder:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    estimating.history.cache_clear()
+    folder = SessionFolder(tmp_path / "session")
+    folder.make()
+    return folder
+
+
+Program = Callable[..., tuple[Recipe, str]]
+
+
+@pytest.fixture
+def program(session: SessionFolder, tmp_path: Path) -> Program:
+    """A program of that text, which has left its sources; gives its recipe and the key of its function."""
+
+    def run(name: str, *, comment: str = "The model.", batch: int = 8, model: str = "bert-base") -> tuple[Recipe, str]:
+        file = tmp_path / f"{name}.py"
+        file.write_text(PROGRAM.format(comment=comment, batch=batch))
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        # What it imports is not there, and need not be: its source is read, not run.
+        text = file.read_text().replace("import torch\nfrom transformers import AutoModel\n", "AutoModel = None\n\n")
+        exec(compile(text, str(file), "exec"), module.__dict__)
+        recipe = RecipeFactory(module.load, {})(model)
+        SourceShelf(session.sources).leave(f"key-{name}", module.score, recipe)
+        return recipe, f"key-{name}"
+
+    return run
+
+
+def ask_context(advisor: Advisor, recipe: Recipe) -> Any:
+    return advisor.answer(AskAdvice(OfContext(RecipeKey(recipe.key)), recipe.name))
+
+
+def ask_function(advisor: Advisor, function: str, recipe: Recipe) -> Any:
+    return advisor.answer(AskAdvice(OfFunction(FunctionKey(function), RecipeKey(recipe.key)), "score"))
+
+
+def measured(recipe: Recipe, *, load_s: float, run_s: float) -> None:
+    store = PerformanceStore(state_folder() / "performance.sqlite")
+    store.record_load(recipe.key, kind="cpu", load_s=load_s, peak_bytes=5_000_000, resident_bytes=4_000_000)
+    store.record_runs(recipe.key, kind="cpu", function="score", run_s=[run_s])
+    store.close()
+
+
+def test_an_edit_of_a_comment_forgets_nothing(session: SessionFolder, program: Program) -> None:
+    advisor = Advisor(session)
+    before, key = program("before")
+    assert ask_context(advisor, before) is None
+    assert ask_function(advisor, key, before) is None
+    measured(before, load_s=40.0, run_s=3.0)
+    after, edited = program("after", comment="The model, which is small.")
+    assert after.key != before.key
+    loads, runs = ask_context(advisor, after), ask_function(advisor, edited, after)
+    assert loads.source == runs.source == SIMILAR
+    assert loads.advice.by_kind["cpu"].load_s == pytest.approx(40.0, rel=0.3)
+    assert loads.advice.by_kind["cpu"].peak_bytes >= 5_000_000  # the same source with the same arguments
+    assert runs.advice.by_kind["cpu"].run_s == pytest.approx(3.0, rel=0.3)
+
+
+def test_of_another_model_memory_is_not_believed(session: SessionFolder, program: Program) -> None:
+    advisor = Advisor(session)
+    before, _ = program("before")
+    ask_context(advisor, before)
+    measured(before, load_s=40.0, run_s=3.0)
+    other, _ = program("other", model="bert-large", batch=16)
+    answer = ask_context(advisor, other)
+    assert answer.advice.by_kind["cpu"].load_s > 0
+    assert answer.advice.by_kind["cpu"].peak_bytes == 0
+
+
+def test_what_was_measured_of_a_function_itself_comes_first(session: SessionFolder, program: Program) -> None:
+    recipe, key = program("mine")
+    measured(recipe, load_s=1.0, run_s=7.0)
+    answer = ask_function(Advisor(session), key, recipe)
+    assert answer.source == "history"
+    assert answer.advice == CostAdvice({"cpu": answer.advice.by_kind["cpu"]})
+    assert answer.advice.by_kind["cpu"].run_s == 7.0
+
+
+def test_without_a_source_or_with_a_damaged_one_there_is_no_answer(session: SessionFolder, program: Program) -> None:
+    recipe, key = program("mine")
+    advisor = Advisor(session)
+    assert ask_function(advisor, "unknown", BARE) is None
+    source_file(session.sources, key).write_bytes(b"\xff\x00{")
+    assert ask_function(advisor, key, BARE) is None
+    for text in session.sources.glob("*.text"):
+        text.write_bytes(b"def score(:\n\xff\xfe not Python")
+    assert ask_context(advisor, recipe) is None
+
+
+def test_a_damaged_history_is_begun_anew(session: SessionFolder, program: Program) -> None:
+    state_folder().mkdir(parents=True, exist_ok=True)
+    (state_folder() / "sources.sqlite").write_bytes(b"nothing of SQLite" * 100)
+    advisor = Advisor(session)
+    before, key = program("before")
+    ask_context(advisor, before)
+    ask_function(advisor, key, before)
+    measured(before, load_s=2.0, run_s=1.0)
+    again, _ = program("again", comment="Another one.")
+    assert ask_context(advisor, again).advice.by_kind["cpu"].load_s == pytest.approx(2.0, rel=0.3)
+    assert list(state_folder().glob("sources.sqlite.damaged-*"))
+
+
+def test_a_program_leaves_its_text_once_and_a_bounded_number_of_functions(session: SessionFolder) -> None:
+    shelf = SourceShelf(session.sources)
+    for number in range(300):
+        shelf.leave(f"k{number}", test_a_damaged_history_is_begun_anew, BARE)
+    assert len(list(session.sources.glob("*.json"))) == 200
+    assert len(list(session.sources.glob("*.text"))) == 1
+
+
+def test_functions_without_a_text_leave_nothing(session: SessionFolder) -> None:
+    namespace: dict[str, Any] = {}
+    exec("def made(x): return x", namespace)
+    shelf = SourceShelf(session.sources)
+    for function in (namespace["made"], len, time.sleep):
+        shelf.leave("k", function, BARE)
+    assert not session.sources.exists() or not list(session.sources.iterdir())
+
+
+# ---- failures and paces
+
+
+def test_a_failure_is_judged_by_its_part_of_the_log_and_by_what_it_raised(
+    session: SessionFolder, tmp_path: Path
+) -> None:
+    log = tmp_path / "lib-1.log"
+    before = b"CUDA error: uncorrectable ECC error encountered\n"
+    log.write_bytes(before + b"epoch 1\nKeyError: 'label'\n")
+    about = OfFailure(PilotId("p1"), LibraryId(1), CallId(3))
+    said = "KeyError: 'label'\nat /home/ana/run.py:12 in score"
+    answer = Advisor(session).answer(AskAdvice(about, "f", str(log), len(before), log.stat().st_size, said))
+    assert answer is not None
+    assert isinstance(answer.advice, VerdictAdvice)
+    assert (answer.advice.kind, answer.advice.component) == ("user", "code")
+    gone = Advisor(session).answer(AskAdvice(about, "f", str(tmp_path / "gone.log"), said=said))
+    assert gone is not None
+    assert isinstance(gone.advice, VerdictAdvice)
+    assert gone.advice.kind == "user"
+    assert Advisor(session).answer(AskAdvice(about, "f", said="")) is None
+
+
+def test_a_log_of_one_endless_line_costs_a_bounded_part_of_it(session: SessionFolder, tmp_path: Path) -> None:
+    log = tmp_path / "lib-1.log"
+    with log.open("wb") as file:
+        file.truncate(100_000_000)  # one line, of NULs
+    began = time.process_time()
+    about = OfFailure(PilotId("p1"), LibraryId(1), CallId(3))
+    answer = Advisor(session).answer(
+        AskAdvice(about, "f", str(log), said="OSError: [Errno 28] No space left on device")
+    )
+    assert answer is not None
+    assert time.process_time() - began < 20
+    assert Advisor(session).answer(AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))) is None
+
+
+def test_a_pace_that_falls_is_told_as_a_share_of_the_best(session: SessionFolder, tmp_path: Path) -> None:
+    log, advisor = tmp_path / "lib-1.log", Advisor(session)
+    question = AskAdvice(OfPace(LibraryId(1), CallId(3)), "f", str(log))
+    log.write_text("".join(f"step {n}/1000 loss 0.5 10.0 it/s\n" for n in range(1, 60)))
+    fast = advisor.answer(question)
+    assert fast is not None
+    assert isinstance(fast.advice, PaceAdvice)
+    assert (fast.advice.done, fast.advice.total, fast.advice.slowed) == (59.0, 1000.0, 0.0)
+    with log.open("a") as file:
+        file.write("".join(f"step {n}/1000 loss 0.5 5.0 it/s\n" for n in range(60, 160)))
+    slow = advisor.answer(question)
+    assert slow is not None
+    assert isinstance(slow.advice, PaceAdvice)
+    assert slow.advice.slowed == pytest.approx(0.5, abs=0.05)
+
+
+# ---- a language model
+
+
+def site(session: SessionFolder, url: str, **settings: Any) -> None:
+    lines = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in settings.items()]
+    session.sites.mkdir(exist_ok=True)
+    text = f'name = "here"\n[advice]\nurl = "{url}"\nmodel = "fake"\n' + "\n".join(lines) + "\n"
+    (session.sites / "here.toml").write_text(text)
+
+
+def test_a_language_model_that_the_site_names_fills_in_what_the_rules_missed(
+    session: SessionFolder, program: Program, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    endpoint.answer = lambda request, number: 'Final Answer: {"model": "bert-base", "task": "score"}'
+    site(session, endpoint.url, key_variable="MY_KEY", tokens=20_000, time_limit="5 s")
+    model = model_of(session)
+    assert model is not None
+    assert (model.model, model.key_variable, model.token_budget, model.time_limit_s) == ("fake", "MY_KEY", 20_000, 5.0)
+    recipe, _ = program("mine")
+    advisor = Advisor(session, model=model)
+    ask_context(advisor, recipe)
+    assert endpoint.asked
+    assert "sk-secret" not in str(endpoint.asked)
+    facts = advisor._facts_of(recipe.key)
+    assert facts is not None
+    assert facts.task.value == "score"
+
+
+def test_a_language_model_that_hangs_costs_its_time_limit_and_nothing_else(
+    session: SessionFolder, program: Program, endpoint: FakeEndpoint
+) -> None:
+    pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
+    endpoint.answer = lambda request, number: endpoint.released.wait(30) and "too late"
+    site(session, endpoint.url, time_limit="1 s")
+    recipe, _ = program("mine")
+    advisor = Advisor(session, model=model_of(session))
+    assert ask_context(advisor, recipe) is None  # nothing is in history
+    facts = advisor._facts_of(recipe.key)
+    assert facts is not None
+    assert facts.known_facts()
+    assert any("no help" in note for note in facts.notes)
+
+
+def test_without_a_url_no_model_is_asked(session: SessionFolder) -> None:
+    assert model_of(session) is None
+    (session.sites / "here.toml").write_text('name = "here"\n')
+    assert model_of(session) is None
+    (session.sites / "here.toml").write_text("name = ")
+    assert model_of(session) is None

@@ -1,0 +1,169 @@
+"""The manager's end of the advisor: a real process that answers, is killed, hangs, or talks nonsense."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from polling import PATIENCE_S, polls
+
+from stoker.manager.core.commands import AskAdvice
+from stoker.manager.core.events import AdviceArrived, VerdictAdvice
+from stoker.manager.core.subjects import OfFailure
+from stoker.manager.live import advisor
+from stoker.manager.live.advisor import AdvisorLink
+from stoker.manager.protocol.ids import CallId, LibraryId, PilotId
+from stoker.manager.protocol.session import SessionFolder
+
+FULL = "OSError: [Errno 28] No space left on device: '/scratch/out.pt'\nat /home/ana/run.py:7 in save"
+ODD = """
+import argparse, os, socket, sys, time
+options = argparse.ArgumentParser()
+options.add_argument("--session"); options.add_argument("--channel", type=int)
+channel = socket.socket(fileno=options.parse_args().channel)
+what = open(os.path.join(os.path.dirname(__file__), "what")).read()
+with open(os.path.join(os.path.dirname(__file__), "began"), "a") as file:
+    file.write("x")
+while data := channel.recv(65536):
+    if what == "dies":
+        os._exit(3)
+    if what == "nonsense":
+        channel.send(b"\\xff\\x00 nonsense")
+    if what == "hangs":
+        time.sleep(1000)
+"""
+
+
+Made = tuple[AdvisorLink, "Watched"]
+
+
+def until(true: Callable[[], bool], *, why: str) -> None:
+    for more in polls(PATIENCE_S):
+        if true():
+            return
+        assert more, f"waited too long for {why}"
+
+
+class Watched:
+    """What the manager's loop would look at."""
+
+    def __init__(self) -> None:
+        self.fds: set[int] = set()
+
+
+def question(call: int, *, said: str = FULL) -> AskAdvice:
+    return AskAdvice(OfFailure(PilotId("p1"), LibraryId(1), CallId(call)), "f", said=said)
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[Made]:
+    folder, watched = SessionFolder(tmp_path / "session"), Watched()
+    folder.make()
+    made = AdvisorLink(folder, watch=watched.fds.add, unwatch=watched.fds.remove)
+    yield made, watched
+    made.close()
+    assert watched.fds == set()
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Another program in the advisor's place."""
+
+    def be(what: str) -> None:
+        (tmp_path / "odd_advisor.py").write_text(ODD)
+        (tmp_path / "what").write_text(what)
+        monkeypatch.setattr(advisor, "ADVISOR", "odd_advisor")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    return be
+
+
+def found(link: AdvisorLink, count: int, *, now: float) -> list[AdviceArrived]:
+    have: list[AdviceArrived] = []
+
+    def enough() -> bool:
+        have.extend(link.answers(now))
+        return len(have) >= count
+
+    until(enough, why="answers")
+    return have
+
+
+def test_nothing_runs_before_something_is_asked_and_each_question_is_answered(
+    link: Made,
+) -> None:
+    made, watched = link
+    made.keep_up(0.0)
+    assert made.answers(0.0) == []
+    assert (watched.fds, made.due_in_s) == (set(), float("inf"))
+    for call in range(40):  # more than are on the channel at once
+        made.ask(question(call), 1.0)
+    assert len(watched.fds) == 1
+    told = found(made, 40, now=2.0)
+    assert {answer.about.call for answer in told if isinstance(answer.about, OfFailure)} == set(range(40))
+    verdict = told[0].advice
+    assert isinstance(verdict, VerdictAdvice)
+    assert (verdict.kind, verdict.component) == ("infrastructure", "disk")
+    assert any("No space left" in line for line in verdict.proof)
+    assert made.due_in_s == float("inf")
+
+
+def test_one_that_is_killed_is_started_again_and_asked_again(link: Made) -> None:
+    made, _ = link
+    made.ask(question(1), 0.0)
+    assert made._process is not None
+    before = made._process.pid
+    os.kill(before, signal.SIGKILL)
+    made._process.wait()
+    assert made.answers(1.0) == []
+    (answer,) = found(made, 1, now=1.0 + advisor.LONGEST_PAUSE_S / 10)
+    assert made._process.pid != before
+    assert answer.about == question(1).about
+
+
+def test_a_question_over_which_it_dies_twice_is_dropped(link: Made, odd: Callable[[str], None], tmp_path: Path) -> None:
+    odd("dies")
+    made, _ = link
+    made.ask(question(1), 0.0)
+    clock = iter(range(0, 10_000, 10))
+
+    def given_up() -> bool:
+        assert made.answers(float(next(clock))) == []
+        return made.due_in_s == float("inf")
+
+    until(given_up, why="the question to be dropped")
+    assert (tmp_path / "began").read_text() == "xx"
+
+
+def test_an_answer_that_cannot_be_read_is_none(link: Made, odd: Callable[[str], None]) -> None:
+    odd("nonsense")
+    made, watched = link
+    made.ask(question(1), 0.0)
+    until(lambda: not made.answers(1.0) and (made._folder.path.parent / "began").exists(), why="it to begin")
+    assert made.answers(2.0) == []
+    assert len(watched.fds) == 1
+
+
+def test_one_that_does_not_answer_is_killed_and_nobody_has_waited(link: Made, odd: Callable[[str], None]) -> None:
+    odd("hangs")
+    made, _ = link
+    made.ask(question(1), 0.0)
+    assert made.answers(advisor.LIMIT_S - 1.0) == []
+    assert made._process is not None
+    assert made._process.poll() is None
+    made.keep_up(advisor.LIMIT_S + 1.0)
+    assert made._process.wait() == -signal.SIGKILL
+
+
+def test_too_many_questions_and_too_long_ones_are_not_asked(link: Made, odd: Callable[[str], None]) -> None:
+    odd("hangs")
+    made, _ = link
+    made.ask(question(0, said="x" * 100_000), 0.0)
+    assert made.due_in_s == float("inf")
+    for call in range(advisor.MOST_OPEN + 100):
+        made.ask(question(call), 0.0)
+        made.ask(question(call), 0.0)
+    assert len(made._open) == advisor.MOST_OPEN
