@@ -14,7 +14,9 @@ from stoker.manager.advice.judging import judged
 from stoker.manager.advice.logs import Fault
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, slowdown
 from stoker.manager.advice.secrets import masked
+from stoker.manager.advice.source.agent import facts_with_agent
 from stoker.manager.advice.source.endpoint import LanguageModel
+from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, PaceAdvice, VerdictAdvice
@@ -95,9 +97,6 @@ class Advisor:
         source, text = found
         known = self._facts.get((key, source.text))
         if known is None:
-            from stoker.manager.advice.source.agent import facts_with_agent
-            from stoker.manager.advice.source.extractor import SourceText, extract_facts
-
             entry, folders = SourceText(text, source.function, source.file), [source.folder] if source.folder else []
             if self._model is not None and folders:
                 log.info("the language model at %s reads %s", masked(self._model.url), source.function)

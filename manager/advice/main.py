@@ -1,37 +1,19 @@
 """The advisor process: `python -m stoker.manager.advice.main --session DIR --channel FD`. Started by the manager when
-there is something to ask.
+there is something to ask (`stoker.manager.live.advisor`).
 
-Each message on the channel is a question (`AskAdvice`); each is answered by one message: what was found, or that
-nothing was. Questions on sources and history, which may take seconds (a language model many), are answered one after
-the other in a thread of their own, so that failures and paces need not wait for them. It ends when the manager closes
-the channel, or is gone.
+Each message on the channel is a question; each is answered by one message: what was found, or that nothing was. The
+process ends when the manager closes the channel, or is gone. Everybody else's work on the machine comes first.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import os
 import signal
 import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
-
-from stoker.errors import ConfigError
-from stoker.log_files import keep_log
-from stoker.manager.advice.answers import Advisor
-from stoker.manager.advice.source.endpoint import LanguageModel
-from stoker.manager.core.advice_channel import LONGEST_MESSAGE, Answer, decode_question, encode
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.events import AdviceArrived
-from stoker.manager.core.subjects import OfContext, OfFunction
-from stoker.manager.protocol.session import SessionFolder
-from stoker.site_files import read_sites
-
-log = logging.getLogger("stoker.advisor")
 NICE = 10
 
 
@@ -41,63 +23,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--session", required=True, metavar="DIR", help="session folder")
     parser.add_argument("--channel", required=True, type=int, metavar="FD", help="the socket of the manager")
     options = parser.parse_args(arguments)
-    folder = SessionFolder(options.session)
-    keep_log(folder.path / "advisor.log")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is the client's business
     with contextlib.suppress(OSError):
-        os.nice(NICE)
-    log.info("an advisor begins: pid %d", os.getpid())
+        os.nice(NICE)  # before the imports, which cost the most
+    from stoker.manager.advice.serving import serve
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is the client's business
     with socket.socket(fileno=options.channel) as channel:
-        _serve(channel, Advisor(folder, model=model_of(folder)))
+        serve(options.session, channel)
     return 0
-
-
-def model_of(folder: SessionFolder) -> LanguageModel | None:
-    """The language model that the session's sites name, or None."""
-    try:
-        named = [site.advice for site in read_sites(folder.sites).values() if site.advice.url]
-    except ConfigError as error:
-        log.warning("no language model is asked: %s", error)
-        return None
-    if not named:
-        return None
-    said = named[0]
-    return LanguageModel(
-        said.url, said.model, said.key_variable, time_limit_s=float(said.time_limit_s), token_budget=said.tokens
-    )
-
-
-def _serve(channel: socket.socket, advisor: Advisor) -> None:
-    with ThreadPoolExecutor(1, thread_name_prefix="sources") as slow:
-        while True:
-            try:
-                data = channel.recv(LONGEST_MESSAGE)
-            except OSError:
-                data = b""
-            if not data:
-                slow.shutdown(wait=False, cancel_futures=True)
-                os._exit(0)  # a language model that does not answer is not waited for
-            try:
-                question = decode_question(data)
-            except msgspec.MsgspecError as error:
-                log.warning("a question cannot be read: %s", error)
-                continue
-            if isinstance(question.about, OfContext | OfFunction):
-                slow.submit(_answer, channel, advisor, question)
-            else:
-                _answer(channel, advisor, question)
-
-
-def _answer(channel: socket.socket, advisor: Advisor, question: AskAdvice) -> None:
-    found: AdviceArrived | None = None
-    try:
-        found = advisor.answer(question)
-    except Exception:  # whatever a log or a source holds, the next question is answered
-        log.exception("no answer on %s", question.about)
-    try:
-        channel.send(encode(Answer(question.about, found)))
-    except OSError as error:
-        log.info("the manager did not take an answer: %s", error)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The manager's end of the advisor, a process that is asked and never waited for.
 
-It is started when there is something to ask, and again when it has died over it; a question over which it has died
-twice is dropped, and so is one that it does not answer within `LIMIT_S`: then it is killed, since those behind it wait
-as well. Questions and answers are small messages on a socket pair, which neither side blocks on.
+It is started a while after the first question, since a short session is over before an answer would help, and again
+when it has died. A question over which it has died twice is dropped, and so is one that it does not answer within
+`LIMIT_S`: then it is killed, since those behind it wait as well. Questions and answers are small messages on a socket
+pair, on which neither side waits for the other.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ MOST_OPEN = 512
 """Of more questions that are not answered yet, none is asked."""
 MOST_TRIES = 2
 LIMIT_S = 180.0
+GATHER_S = 2.0
+"""So long after the first question it is started."""
 PAUSE_S = 2.0
 """How long after its start one that died is started again at the soonest; doubles while it dies at once."""
 LONGEST_PAUSE_S = 300.0
@@ -66,6 +69,8 @@ class AdvisorLink:
         data = encode(question)
         if question.about in self._open or len(self._open) >= MOST_OPEN or len(data) > LONGEST_MESSAGE:
             return
+        if self._process is None and not self._open:
+            self._start_at = now + GATHER_S
         self._open[question.about] = _Question(data)
         self.keep_up(now)
 

@@ -18,7 +18,7 @@ from stoker.contexts.recipe import BARE, Recipe
 from stoker.contexts.state import state_folder
 from stoker.manager.advice import estimating
 from stoker.manager.advice.answers import SIMILAR, Advisor
-from stoker.manager.advice.main import model_of
+from stoker.manager.advice.serving import model_of
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import CostAdvice, PaceAdvice, VerdictAdvice
 from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace

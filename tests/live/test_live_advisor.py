@@ -101,8 +101,10 @@ def test_nothing_runs_before_something_is_asked_and_each_question_is_answered(
     assert (watched.fds, made.due_in_s) == (set(), float("inf"))
     for call in range(40):  # more than are on the channel at once
         made.ask(question(call), 1.0)
+    assert watched.fds == set()
+    made.keep_up(1.0 + advisor.GATHER_S)
     assert len(watched.fds) == 1
-    told = found(made, 40, now=2.0)
+    told = found(made, 40, now=4.0)
     assert {answer.about.call for answer in told if isinstance(answer.about, OfFailure)} == set(range(40))
     verdict = told[0].advice
     assert isinstance(verdict, VerdictAdvice)
@@ -113,7 +115,8 @@ def test_nothing_runs_before_something_is_asked_and_each_question_is_answered(
 
 def test_one_that_is_killed_is_started_again_and_asked_again(link: Made) -> None:
     made, _ = link
-    made.ask(question(1), 0.0)
+    made.ask(question(1), -advisor.GATHER_S)
+    made.keep_up(0.0)
     assert made._process is not None
     before = made._process.pid
     os.kill(before, signal.SIGKILL)
@@ -127,7 +130,8 @@ def test_one_that_is_killed_is_started_again_and_asked_again(link: Made) -> None
 def test_a_question_over_which_it_dies_twice_is_dropped(link: Made, odd: Callable[[str], None], tmp_path: Path) -> None:
     odd("dies")
     made, _ = link
-    made.ask(question(1), 0.0)
+    made.ask(question(1), -advisor.GATHER_S)
+    made.keep_up(0.0)
     clock = iter(range(0, 10_000, 10))
 
     def given_up() -> bool:
@@ -141,7 +145,8 @@ def test_a_question_over_which_it_dies_twice_is_dropped(link: Made, odd: Callabl
 def test_an_answer_that_cannot_be_read_is_none(link: Made, odd: Callable[[str], None]) -> None:
     odd("nonsense")
     made, watched = link
-    made.ask(question(1), 0.0)
+    made.ask(question(1), -advisor.GATHER_S)
+    made.keep_up(0.0)
     until(lambda: not made.answers(1.0) and (made._folder.path.parent / "began").exists(), why="it to begin")
     assert made.answers(2.0) == []
     assert len(watched.fds) == 1
@@ -150,7 +155,8 @@ def test_an_answer_that_cannot_be_read_is_none(link: Made, odd: Callable[[str], 
 def test_one_that_does_not_answer_is_killed_and_nobody_has_waited(link: Made, odd: Callable[[str], None]) -> None:
     odd("hangs")
     made, _ = link
-    made.ask(question(1), 0.0)
+    made.ask(question(1), -advisor.GATHER_S)
+    made.keep_up(0.0)
     assert made.answers(advisor.LIMIT_S - 1.0) == []
     assert made._process is not None
     assert made._process.poll() is None
