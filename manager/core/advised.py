@@ -23,7 +23,7 @@ def arrived(manager: Manager, event: AdviceArrived, seams: Seams) -> None:
     elif isinstance(about, OfFailure) and isinstance(advice, VerdictAdvice):
         if verdicts.arrived(manager, about, advice):
             for name, seam in seams:
-                actions.carry_out(manager, seam.judged(manager.state, about, advice), seam=name)
+                actions.carry_out(manager, seam.failure_judged(manager.state, about, advice), seam=name)
     elif isinstance(about, OfPace) and isinstance(advice, PaceAdvice):
         _of_pace(manager, about, advice, seams)
     else:
@@ -61,4 +61,4 @@ def _of_pace(manager: Manager, about: OfPace, pace: PaceAdvice, seams: Seams) ->
         return
     call_records.printed(manager, call, pace)
     for name, seam in seams:
-        actions.carry_out(manager, seam.paced(manager.state, about, pace), seam=name)
+        actions.carry_out(manager, seam.pace_told(manager.state, about, pace), seam=name)

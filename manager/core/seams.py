@@ -251,11 +251,11 @@ class Rounds(Protocol):
     def advised(self, view: View, context: Context) -> Iterable[Action]:
         """Advice on a context has arrived."""
 
-    def judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
+    def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
         """It is known why something has failed on a pilot that is here or cut off: `pilot.verdicts` has this verdict
         and those before it."""
 
-    def paced(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
+    def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
         """It is known how a running call gets on."""
 
 

@@ -29,7 +29,7 @@ from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.site import OWN_POLICY
 from stoker.working_folder import working_folder
 
-COMMON = ("period_s", "round", "rests", "timer", "advised", "judged", "paced")
+COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
 """What every policy has; `stoker.manager.policies.Quiet` brings it along."""
 SEAMS = {
     "dispatch": (

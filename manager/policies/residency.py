@@ -129,17 +129,17 @@ class LoadWhereWanted(Quiet):
         context = view.contexts.get(key)
         return self.wanted(view, context) if context is not None and context.queue.count else ()
 
-    def judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
+    def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
         """A device or pilot that keeps failing calls is quarantined."""
         return quarantines(view, about, verdict)
 
-    def paced(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
+    def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
         """Of two calls that slow each other down on a device, the one that came later goes to another device."""
 
         def places(view: View, context: Context) -> Iterator[tuple[Device, ...]]:
             return self.open_places(view, context, desperate=False)
 
-        return self._unpacking.paced(view, about, pace, places=places, reservation=self.reservation)
+        return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
         """What it declares, else what it was measured to take and a tenth more; all that it has while that is not

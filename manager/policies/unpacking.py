@@ -31,7 +31,7 @@ class Unpacking:
     def __init__(self) -> None:
         self._moved: dict[int, None] = {}
 
-    def paced(
+    def plan(
         self, view: View, about: OfPace, pace: PaceAdvice, *, places: Places, reservation: Reservation
     ) -> Iterable[Action]:
         """What is done about a call that is known to be slowed. `places`: where a context could be loaded."""

@@ -43,8 +43,8 @@
     ports = "21000-21999"         where it may listen
 
     [policy]
-    name = "default"              who decides: "default", "exclusive", "prompt-tuner", "slinfer", or your own,
-                                  "module:Class" or "path.py:Class"; a path counts from this file
+    name = "default"              who decides: "default", "shortest-first", "exclusive", "prompt-tuner", "slinfer",
+                                  "arlo", or your own, "module:Class" or "path.py:Class"; a path counts from this file
     dispatch = "default"          who decides at one of the manager's seams, if that is somebody else
     residency = "default"
     provisioning = "default"      how many blocks: "opportunistic", "demand", "fixed", "once"

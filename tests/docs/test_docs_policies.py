@@ -106,7 +106,7 @@ def test_the_hooks_and_settings_are_those_that_there_are() -> None:
     settings = {name for name, given in told.items() if given == "…"}
     hooks = {name: given for name, given in told.items() if name not in settings}
     base = policies.LoadWhereWanted
-    asked = {"wanted", "measured", "idle", "honours", "timer"}
+    asked = {"wanted", "measured", "idle", "honours", "timer", "failure_judged", "pace_told"}
     assert hooks.keys() == {name for name in vars(base) if not name.startswith("_")} - asked
     for name, given in hooks.items():
         assert [*inspect.signature(getattr(base, name)).parameters][1:] == given.split(", ")

@@ -169,7 +169,7 @@ FAULTS = {
     "mine.py:Nevr": r"there is no class or function Nevr in it; it has Never, .*, Nobody, .*, patient, everything$",
     "mine.py:value": r"there is no class or function value in it",
     "mine.py:Half": r"it answers at residency, but has no measured, idle, honours, period_s, round, rests, timer, "
-    r"advised, judged, paced; derive it from stoker\.manager\.policies\.LoadWhereWanted",
+    r"advised, failure_judged, pace_told; derive it from stoker\.manager\.policies\.LoadWhereWanted",
     "mine.py:Broken": r"it cannot be made: ValueError: no way",
     "mine.py:Nobody": r"it answers at no seam; a policy has one of place \(dispatch\), wanted \(residency\), "
     r"demand \(provisioning\)",
@@ -209,10 +209,10 @@ def test_a_site_file_names_them_from_where_it_lies(mine: Path) -> None:
 SITE_FAULTS = {
     'name = "exclusiv"': "name = 'exclusiv' is no policy; did you mean 'exclusive'? "
     '(one of your own: "module:Class" or "path.py:Class")',
-    'residency = "qqq"': "residency = 'qqq' is no policy; there are default, exclusive, "
+    'residency = "qqq"': "residency = 'qqq' is no policy; there are default, shortest-first, exclusive, "
     'prompt-tuner, slinfer, arlo (one of your own: "module:Class" or "path.py:Class")',
     'dispatch = "mine.py:"': 'dispatch = \'mine.py:\': a policy of your own is "module:Class" or "path.py:Class"',
-    'name = ""': "name = '' is no policy; there are default, exclusive, "
+    'name = ""': "name = '' is no policy; there are default, shortest-first, exclusive, "
     'prompt-tuner, slinfer, arlo (one of your own: "module:Class" or "path.py:Class")',
 }
 

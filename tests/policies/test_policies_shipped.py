@@ -51,7 +51,7 @@ def test_each_time_they_are_fresh() -> None:
 def test_a_name_that_is_none_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'exclusiv' is no policy; did you mean 'exclusive'\? .* \"module:Class\""):
         named("exclusiv")
-    with pytest.raises(ConfigError, match=r"there are default, exclusive, prompt-tuner, slinfer"):
+    with pytest.raises(ConfigError, match=r"there are default, shortest-first, exclusive, prompt-tuner, slinfer"):
         named("qqq")
 
 
