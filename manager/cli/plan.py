@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,9 +20,11 @@ from stoker.units import show_seconds
 
 if TYPE_CHECKING:
     from stoker.contexts.performance import PerformanceStore
+    from stoker.manager.advice.unmeasured import EstimatedFunction
     from stoker.manager.study.evidence import Work
     from stoker.manager.study.plan import PlanForecast, Range, RunPlan
 
+OF_A_FILE = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_][\w.]*)")
 _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 
 
@@ -36,7 +40,8 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
 
     APP is an application (fact_verification), or one of your own functions, by its name. As many inputs go into a call
     as stoker.map has packed into the calls that were measured, or as --per-call says. What it rests on was measured by
-    earlier runs, there or on another site with such devices: a short run is enough.
+    earlier runs, there or on another site with such devices: a short run is enough. A function that never ran is
+    estimated from similar ones if you name its file: program.py:score.
     """
     from stoker.manager.study.evidence import gather
     from stoker.manager.study.plan import make_plan
@@ -45,7 +50,11 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
     known, seen = performance(), availability()
     try:
         work = work_of(app, known, inputs=inputs, per_call=per_call)
-        evidence = gather(where, work, performance=known, availability=seen.of(where.name), kind=kind)
+        guess = estimates_of(app, known) if OF_A_FILE.fullmatch(app) else None
+        evidence = gather(
+            where, work, performance=guess or known, availability=seen.of(where.name), kind=kind,
+            similar=guess.similar if guess is not None else (),
+        )  # fmt: skip
     finally:
         known.close()
         seen.close()
@@ -69,6 +78,10 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
     declared = entry_points.matching(entry_points.FORECASTS, app)
     if declared:
         work: Work = entry_points.load(entry_points.FORECASTS, declared)
+    elif (of_a_file := OF_A_FILE.fullmatch(app)) is not None:
+        if inputs is None:
+            raise ConfigError(f"say how many inputs it is to get: stoker plan SITE {app} --inputs 10000")
+        work = Work(of_a_file["function"], of_a_file["function"], inputs)
     elif app in known.functions():
         if inputs is None:
             raise ConfigError(f"say how many inputs {app} is to get: stoker plan SITE {app} --inputs 10000")
@@ -81,6 +94,18 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
         raise ConfigError(f"{app} is no application, and no function of which calls were measured here; {hint}")
     given = {"inputs": inputs, "inputs_per_call": per_call, "measured_per_call": per_call and work.inputs_per_call}
     return msgspec.structs.replace(work, **{name: value for name, value in given.items() if value is not None})
+
+
+def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
+    """What a function of a file that never ran would cost. Raises ConfigError."""
+    try:
+        from stoker.manager.advice.estimating import history
+        from stoker.manager.advice.unmeasured import estimated
+    except ImportError as error:
+        raise ConfigError(f"{app} cannot be estimated: {error}; pip install 'stoker[advice]' brings it") from error
+    named = OF_A_FILE.fullmatch(app)
+    assert named is not None
+    return estimated(Path(named["file"]), named["function"], known, history())
 
 
 # ---- in words

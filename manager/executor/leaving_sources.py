@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import logging
 import os
 import types
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from stoker.manager.protocol.program_source import (
     text_file,
 )
 from stoker.whole_files import write_whole
+
+log = logging.getLogger("stoker")
 
 MOST = 200
 
@@ -61,11 +64,15 @@ class SourceShelf:
             if digest not in self._texts:
                 self._texts.add(digest)
                 write_whole(text_file(self._folder, digest), text.encode(errors="replace"))
-            folder = "" if is_installed(function.__module__) else os.path.dirname(file) or os.getcwd()
+            folder = (
+                ""
+                if is_installed(getattr(function, "__module__", None) or "__main__")
+                else os.path.dirname(file) or os.getcwd()
+            )
             source = ProgramSource(digest, name, file, folder, plain_arguments(arguments))
             write_whole(source_file(self._folder, key), msgspec.json.encode(source))
-        except (OSError, msgspec.MsgspecError, UnicodeError):
-            return
+        except Exception as error:  # whatever the function is: its call goes on
+            log.debug("the source of %r was not left: %r", key, error)
 
 
 def _source_of(function: Callable[..., Any]) -> tuple[str, str, str] | None:

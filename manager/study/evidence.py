@@ -17,11 +17,12 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
+from typing import Protocol
 
 import msgspec
 
 from stoker.contexts.availability import Availability
-from stoker.contexts.performance import Estimate, PerformanceStore
+from stoker.contexts.performance import Estimate, Remembered
 from stoker.errors import SessionError
 from stoker.manager.protocol.blocks import PilotEnd
 from stoker.site import Site
@@ -32,6 +33,7 @@ MUCH_LOADS, SOME_LOADS = 3, 1
 MUCH_WAITS, SOME_WAITS = 10, 3
 ANOTHER_DAY = 0.1
 UNKNOWN_MEMORY_BYTES = 16_000_000_000
+_SHOWN_SIMILAR = 3
 _HOUR_S = 3600.0
 
 
@@ -115,11 +117,28 @@ class Evidence(msgspec.Struct, frozen=True):
         return max((reason.sureness for reason in self.reasons), key=order.index, default=Sureness.POOR)
 
 
+class Known(Protocol):
+    """What the performance store knows; or what is estimated in its place, from `similar` recipes."""
+
+    def recipes_of(self, function: str) -> list[Remembered]:
+        """Recipes on which calls of a function were measured, the last one first."""
+
+    def estimates(self, recipe_key: str) -> dict[str, Estimate]:
+        """What is known of a recipe, by kind of device."""
+
+
 def gather(
-    site: Site, work: Work, *, performance: PerformanceStore, availability: Availability, kind: str = ""
+    site: Site,
+    work: Work,
+    *,
+    performance: Known,
+    availability: Availability,
+    kind: str = "",
+    similar: Sequence[str] = (),
 ) -> Evidence:
     """What is known of this work on this site. `kind`: a kind of device that was measured, instead of the one that
-    suits the site best. Raises SessionError where nothing was measured."""
+    suits the site best; `similar`: the recipes that it was estimated from, if it was not measured. Raises SessionError
+    where nothing was measured."""
     measured = _measured(performance, work)
     seen = availability.waits[-1].devices if availability.waits else None
     expected = kind or (seen.kind if seen is not None else _kind_of(site))
@@ -141,13 +160,17 @@ def gather(
         lost_per_s=_lost_per_s(availability),
         most=availability.most,
         reasons=(
-            *_of_function(work, expected, facts=facts, kind=chosen, load=load),
+            *(
+                _estimated(work, facts=facts, kind=chosen, load=load, similar=similar)
+                if similar
+                else _of_function(work, expected, facts=facts, kind=chosen, load=load)
+            ),
             *_of_site(site, availability, devices=devices, is_seen=seen is not None),
         ),
     )
 
 
-def _measured(store: PerformanceStore, work: Work) -> Mapping[str, Estimate]:
+def _measured(store: Known, work: Work) -> Mapping[str, Estimate]:
     """By kind of device, from the recipe that calls of the function used last."""
     recipes = store.recipes_of(work.function)
     found = store.estimates(recipes[0].recipe) if recipes else {}
@@ -211,6 +234,16 @@ def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load:
     loads = f"its context loaded in {show_seconds(load.mean_s)}" if load.count else "no load of its context"
     sure = _level(load.count, much=MUCH_LOADS, some=SOME_LOADS)
     return [*reasons, Reason(f"{loads} ({_counted(load.count, 'load')} measured)", sure)]
+
+
+def _estimated(work: Work, *, facts: Estimate, kind: str, load: MeasuredTime, similar: Sequence[str]) -> list[Reason]:
+    run = facts.functions[work.function]
+    some = ", ".join(similar[:_SHOWN_SIMILAR])
+    more = f" and {len(similar) - _SHOWN_SIMILAR} more" if len(similar) > _SHOWN_SIMILAR else ""
+    text = f"no call of {work.function} was measured; one is estimated to run {show_seconds(run.mean)} on {kind}, give"
+    reasons = [Reason(f"{text} or take {_share(_over(run.sd, run.mean))}, by {some}{more}", Sureness.POOR)]
+    loads = f"its context is estimated to load in {show_seconds(load.mean_s)}" if load.count else "a load of it is not"
+    return [*reasons, Reason(loads + ("" if load.count else " known, and taken to last no time"), Sureness.POOR)]
 
 
 def _of_size(work: Work, run_s: float) -> Reason:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from click.testing import Result
 
 from stoker.errors import ConfigError, SessionError
+from stoker.manager.advice import estimating
+from stoker.manager.advice.answers import Advisor
+from stoker.manager.core.commands import AskAdvice
+from stoker.manager.core.subjects import OfContext, OfFunction
+from stoker.manager.executor.leaving_sources import SourceShelf
 from stoker.manager.live.history import performance
+from stoker.manager.protocol.ids import FunctionKey, RecipeKey
+from stoker.manager.protocol.session import SessionFolder
 
 Stoker = Callable[..., Result]
 
@@ -115,3 +123,90 @@ def test_a_function_whose_inputs_were_packed_is_planned_with_as_many_a_call(stok
     assert "are taken to have had 16 inputs each" in stoker(
         "plan", "here.toml", "packed", "--inputs", "400", "--per-call", "8"
     ).output  # fmt: skip
+
+
+# ---- what never ran
+
+PROGRAM = '''
+import stoker
+
+
+@stoker.context
+def model(name, layers=12):
+    return load_model(name, layers)
+
+
+{assigned}
+@stoker.app(context={context})
+def score(context, text, batch_size=16):
+    """{comment}"""
+    return context.score(text, batch_size)
+'''
+
+
+def ran_before(folder: Path, program: str) -> None:
+    """The same program has run in a session before, which has remembered its source and what it took."""
+    session = SessionFolder(folder / "session")
+    session.make()
+    file = folder / "before.py"
+    file.write_text(program)
+    names: dict[str, Any] = {}
+    exec(compile(program, str(file), "exec"), names)
+    shelf, recipe, function = SourceShelf(session.sources), names["model"]("small"), names["score"]
+    shelf.leave("f", function, recipe)
+    estimating.history.cache_clear()
+    advisor = Advisor(session)
+    advisor.answer(AskAdvice(OfContext(RecipeKey(recipe.key)), recipe.name))
+    advisor.answer(AskAdvice(OfFunction(FunctionKey("f"), RecipeKey(recipe.key)), "score"))
+    store = performance()
+    store.record_load(recipe.key, kind="cpu", load_s=30.0)
+    store.record_runs(recipe.key, kind="cpu", function="score", run_s=[4.0])
+    store.close()
+    estimating.history.cache_clear()
+
+
+@pytest.mark.parametrize("context", ['model("small")', "made"])
+def test_a_function_that_never_ran_is_planned_by_similar_ones(
+    stoker: Stoker, tmp_path: Path, context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numpy", reason="similar recipes are found with it")
+    ran_before(tmp_path, PROGRAM.format(comment="Scores.", context='model("small")', assigned=""))
+    text = PROGRAM.format(comment="Says how good a text is.", context=context, assigned='made = model("small")')
+    (tmp_path / "mine.py").write_text(text)
+    site = tmp_path / "here.toml"
+    site.write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
+    shown = stoker("plan", str(site), f"{tmp_path}/mine.py:score", "--inputs", "100")
+    assert shown.exit_code == 0, shown.exception
+    assert "no call of score was measured; one is estimated to run 4" in shown.output
+    assert "its context is estimated to load in 3" in shown.output
+    assert "how sure this is: poor" in shown.output
+    told = msgspec.json.decode(
+        stoker("plan", str(site), f"{tmp_path}/mine.py:score", "--inputs", "100", "--json").output
+    )
+    assert told["as_written"]["finish_s"]["p50"] == pytest.approx(30 + 50 * 4, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("app", "says"),
+    [
+        ("{folder}/gone.py:score", "cannot be read: No such file or directory"),
+        ("{folder}/broken.py:score", "cannot be planned: .*broken.py"),
+        ("{folder}/fine.py:nothing", "cannot be planned: .* it has no function nothing"),
+        ("{folder}/fine.py:score", "nothing like score of .*fine.py was measured yet"),
+    ],
+)
+def test_what_cannot_be_estimated_says_why(stoker: Stoker, site: str, tmp_path: Path, app: str, says: str) -> None:
+    pytest.importorskip("numpy", reason="similar recipes are found with it")
+    estimating.history.cache_clear()
+    (tmp_path / "broken.py").write_bytes(b"def score(:\n\xff\x00")
+    (tmp_path / "fine.py").write_text(
+        PROGRAM.format(comment="", context='model("small")', assigned="") + "\ndef more(): 1\n"
+    )
+    shown = stoker("plan", site, app.format(folder=tmp_path), "--inputs", "10")
+    assert isinstance(shown.exception, ConfigError)
+    assert re.search(says, str(shown.exception)), shown.exception
+
+
+def test_without_a_number_of_inputs_a_file_is_not_planned(stoker: Stoker, site: str) -> None:
+    shown = stoker("plan", site, "mine.py:score")
+    assert "say how many inputs it is to get" in str(shown.exception)
