@@ -1,4 +1,4 @@
-"""The loaders that recipes of this process were made of, and their arguments: for whoever wants to read their source.
+"""The loaders that recipes of this process were made of, and their arguments: for the advisor.
 
 A recipe is a value that may have come from elsewhere; its loader travels in it as bytes. Here is what this process
 knows besides. Loaders are held weakly.
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 _MOST = 1_000
+_LONGEST = 300
 _made: OrderedDict[str, tuple[weakref.ref[Any], dict[str, Any]]] = OrderedDict()
 
 
@@ -24,7 +25,7 @@ def made(key: str, loader: Callable[..., Any], args: tuple[Any, ...], kwargs: di
         plain = {
             name: value
             for name, value in bound.arguments.items()
-            if value is None or isinstance(value, str | int | float | bool)
+            if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
         }
         _made[key] = (weakref.ref(loader), plain)
     except (TypeError, ValueError):

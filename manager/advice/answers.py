@@ -17,7 +17,7 @@ from stoker.manager.advice.secrets import masked
 from stoker.manager.advice.source.agent import facts_with_agent
 from stoker.manager.advice.source.endpoint import LanguageModel
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
-from stoker.manager.advice.source.facts import WorkloadFacts
+from stoker.manager.advice.source.facts import WorkloadFacts, without_secrets
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, PaceAdvice, VerdictAdvice
 from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
@@ -27,7 +27,7 @@ from stoker.manager.protocol.session import SessionFolder
 log = logging.getLogger("stoker.advisor")
 
 SIMILAR = "similar recipes"
-_MOST_LOGS = 256
+_MOST_LOGS = 1024
 _PROOF_LINES = 6
 _PROOF_CHARACTERS = 400
 
@@ -101,7 +101,8 @@ class Advisor:
             if self._model is not None and folders:
                 log.info("the language model at %s reads %s", masked(self._model.url), source.function)
             facts = extract_facts(entry, arguments=source.arguments, folders=folders)
-            known = facts_with_agent(entry, facts, folders=folders, model=self._model if folders else None)
+            facts = facts_with_agent(entry, facts, folders=folders, model=self._model if folders else None)
+            known = without_secrets(facts)
             self._facts[key, source.text] = known
             for note in known.notes:
                 log.info("the source of %s: %s", source.function, note)
@@ -118,7 +119,7 @@ class Advisor:
         if not question.log:
             return None
         key = (about.library, about.call)
-        followed = self._followed.setdefault(key, _Followed(question.log))
+        followed = self._followed.setdefault(key, _Followed(question.log, start=question.start))
         self._followed.move_to_end(key)
         if len(self._followed) > _MOST_LOGS:
             self._followed.popitem(last=False)
@@ -127,19 +128,22 @@ class Advisor:
 
 
 class _Followed:
-    """The log of a library that runs one call: its progress, and how fast it was at its best."""
+    """The log of a library that runs one call: its progress, and how fast it was at its best, while it evaluated and
+    while it did not."""
 
-    def __init__(self, path: str) -> None:
-        self._log = FollowedLog(path)
-        self._best: LoggedProgress | None = None
+    def __init__(self, path: str, *, start: int) -> None:
+        self._log = FollowedLog(path, start=start)
+        self._best: dict[bool, tuple[float, LoggedProgress]] = {}
 
     def look(self) -> PaceAdvice | None:
-        progress = self._log.track(at_s=time.time()).progress
+        now = time.time()
+        progress = self._log.track(at_s=now).progress
         if progress is None:
             return None
-        slower = slowdown(self._best, progress)
-        if slower is None or slower.share < 0:
-            self._best = progress
+        at, best = self._best.get(progress.evaluates, (now, None))
+        slower = slowdown(best, progress)
+        if best is None or (slower is not None and slower.share < 0):
+            self._best[progress.evaluates] = now, progress
         return PaceAdvice(
             progress.done,
             progress.total or 0.0,
@@ -147,9 +151,10 @@ class _Followed:
             progress.rate_per_s or 0.0,
             progress.seconds_left or 0.0,
             max(0.0, slower.share) if slower is not None else 0.0,
+            now - at,
         )
 
 
 def _verdict(fault: Fault) -> VerdictAdvice:
-    proof = tuple(f"{line.number}: {line.text[:_PROOF_CHARACTERS]}" for line in fault.proof[:_PROOF_LINES])
+    proof = tuple(line.text[:_PROOF_CHARACTERS] for line in fault.proof[:_PROOF_LINES])
     return VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +40,10 @@ def raised_lines(said: str) -> Iterator[bytes]:
 def tail(path: Path, *, start: int = 0, end: int | None = None, most: int = MOST_BYTES) -> list[bytes]:
     """The lines of a file, or of its last part; none of one that cannot be read here."""
     try:
-        with path.open("rb") as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe has nobody who writes
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return []
             last = file.seek(0, 2) if end is None else end
             file.seek(max(start, last - most))
             return file.read(max(0, last - file.tell())).splitlines()

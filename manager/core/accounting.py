@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stoker.manager.core import ending
+from stoker.manager.core import ending, queues
 from stoker.manager.core.commands import RecordRuns
 from stoker.manager.core.cost import Cost
 from stoker.manager.core.events import ContextAdvice
@@ -14,6 +14,7 @@ from stoker.manager.protocol.calls import CallEnd
 
 # A mean run time follows the last runs with at least this weight.
 _NEW_WEIGHT = 0.2
+_CHANGED = 1.5
 
 
 def account(
@@ -31,6 +32,8 @@ def account(
     cost.runs += count
     weight = count / cost.runs
     cost.run_s += (mean - cost.run_s) * (weight if weight > _NEW_WEIGHT else _NEW_WEIGHT)
+    if library.context.queue.is_by_run_time:
+        reorder(context, cost)
     if mean < cost.least_s:
         cost.least_s = mean
     context.runs += count
@@ -67,14 +70,26 @@ def advise(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
         context.paces.tell(slowest, meet_s=meet_s)
 
 
-def expect(cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Take advice on what calls of a function take, where none has run yet: of several kinds of device the slowest.
-    True if something is expected now."""
-    slowest_s = max((advice.run_s for advice in by_kind.values()), default=0.0)
-    if cost.runs or not slowest_s:
+def advise_runs(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
+    """Take advice on what calls of a function take, where none has run yet: the slowest of the kinds of device that are
+    here; the fastest of all where none of these is. True if something is expected now."""
+    known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
+    if cost.runs or not known:
         return False
-    cost.run_s = slowest_s
+    wanted = context.recipe.needs.kinds
+    here = {device.facts.kind for device in manager.state.devices()}
+    meant = [run_s for kind, run_s in known.items() if kind in here and (not wanted or kind in wanted)]
+    cost.run_s = max(meant) if meant else min(known.values())
+    reorder(context, cost)
     return True
+
+
+def reorder(context: Context, cost: Cost) -> None:
+    """Put a queue into order again if what calls of a function are expected to take is known now, or has changed by
+    half."""
+    if not cost.ordered_s or not 1 / _CHANGED < cost.run_s / cost.ordered_s < _CHANGED:
+        cost.ordered_s = cost.run_s
+        queues.reorder(context)
 
 
 def learn_pace(context: Context, size: int, *, work: float, seconds: float) -> None:

@@ -237,7 +237,7 @@ def _take_back(manager: Manager, action: TakeBack) -> None:
 
 def _ask(manager: Manager, action: Ask) -> None:
     about = OfContext(RecipeKey(action.about)) if isinstance(action.about, str) else action.about
-    name = log = ""
+    name, log, start = "", "", 0
     match about:
         case OfContext(recipe=key):
             name = _context(manager, key).recipe.name
@@ -250,10 +250,10 @@ def _ask(manager: Manager, action: Ask) -> None:
             holder = _library(manager, library)
             if call not in holder.held:
                 raise PolicyError(f"library {library} does not hold call {call}")
-            log = verdicts.log_of(holder)
+            log, start = verdicts.log_of(holder), holder.printed_to
         case OfFailure():
             raise PolicyError("it is asked about each failure without that")
-    manager.out.append(AskAdvice(about, name, log))
+    manager.out.append(AskAdvice(about, name, log, start))
 
 
 # ---- pilots and libraries

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.core import accounting, actions, call_records, loads, queues, verdicts
+from stoker.manager.core import accounting, actions, call_records, loads, verdicts
 from stoker.manager.core.events import AdviceArrived, CostAdvice, PaceAdvice, VerdictAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.seams import Rounds
 from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
+from stoker.manager.protocol.bounds import is_sound
 
 Seams = Iterable[tuple[str, Rounds]]
 
@@ -44,21 +45,20 @@ def _of_context(manager: Manager, about: OfContext, advice: CostAdvice, source: 
 
 
 def _of_function(manager: Manager, about: OfFunction, advice: CostAdvice) -> None:
-    cost, context = (
-        manager.state.costs.get((about.function, about.recipe)),
-        manager.state.contexts.get(about.recipe),
-    )
+    cost = manager.state.costs.get((about.function, about.recipe))
+    context = manager.state.contexts.get(about.recipe)
     if cost is None or context is None:
         return
-    if accounting.expect(cost, advice.by_kind):
-        queues.reorder(context)
+    if accounting.advise_runs(manager, context, cost, advice.by_kind):
         manager.dirty[context] = None
 
 
 def _of_pace(manager: Manager, about: OfPace, pace: PaceAdvice, seams: Seams) -> None:
-    call = manager.state.calls.get(about.call)
-    if call is None or about.library not in manager.state.libraries or call.holder is None:
+    library = manager.state.libraries.get(about.library)
+    call = library.held.get(about.call) if library is not None else None
+    if call is None or not is_sound(pace.done, pace.total):
         return
-    call_records.printed(manager, call, pace)
+    if pace.done or pace.total:
+        call_records.printed(manager, call, pace)
     for name, seam in seams:
         actions.carry_out(manager, seam.pace_told(manager.state, about, pace), seam=name)

@@ -77,6 +77,9 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
     if library.stuck:
         indexing.gets_on(library)
     holding.progressed(manager, library)
+    printed = ends[-1].printed
+    if printed is not None:
+        library.printed_to = printed.end
     library.served += total
     library.context.served += total
     library.pilot.ended += total

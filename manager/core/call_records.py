@@ -31,6 +31,11 @@ def printed(manager: Manager, call: Call, pace: PaceAdvice) -> None:
         manager.tell(client, ProgressReports([said]))
 
 
+def begins_anew(state: State, call: Call) -> None:
+    """A call that ran waits again: what it has printed does not tell how far its next run is."""
+    state.printed.pop(call.id, None)
+
+
 def stream(state: State, call: int, run: int) -> StreamFacts:
     """What is known of the pieces of a call, in this run of it."""
     facts = state.streams.get(call)

@@ -48,10 +48,12 @@ from stoker.manager.core.commands import Command
 from stoker.manager.core.events import (
     AdviceArrived,
     ClientGone,
+    CostAdvice,
     EndsKept,
     Event,
     EventRefused,
     FactoryTrouble,
+    FormerAdvice,
     FramesRefused,
     FromClient,
     FromPilot,
@@ -69,6 +71,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Changes, Policies, PolicyError, Rounds
 from stoker.manager.core.state import State
+from stoker.manager.core.subjects import OfContext
 
 _SETTLE_TURNS = 100
 """The core asks policies until they want nothing more. Policies that want more after this many turns never stop."""
@@ -140,6 +143,9 @@ class Core:
                 self._timer(event.key)
             case AdviceArrived():
                 advised.arrived(manager, event, self._seams)
+            case FormerAdvice():
+                renewed = AdviceArrived(OfContext(event.recipe), CostAdvice(event.by_kind), event.source)
+                advised.arrived(manager, renewed, self._seams)
             case ManagerRestarted():
                 pilots.restarted(manager)
             case SessionDefined(sources=sources, lease_s=lease_s):

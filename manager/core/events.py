@@ -9,7 +9,7 @@ from stoker.manager.core.subjects import About
 from stoker.manager.protocol import to_manager
 from stoker.manager.protocol.blocks import Source
 from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId, ClientId, PilotId
+from stoker.manager.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -101,7 +101,7 @@ class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
 
 class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
     """Whose fault a failure is: `kind` is `user`, `framework` or `infrastructure`, `component` what failed in a word,
-    `sure` from 0 to 1, `means` what happened in words. `proof`: the lines that show it, as `number: text`."""
+    `sure` from 0 to 1, `means` what happened in words. `proof`: the lines that show it."""
 
     kind: str
     component: str
@@ -112,7 +112,8 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
     """How far a call is by what it prints, in its own units; 0 = not said. `slowed`: how much slower it is now than at
-    its best, as a share of its best rate, and 0 where that cannot be told; `left_s`: seconds until its end."""
+    its best, as a share of its best rate, and 0 where that cannot be told; `best_ago_s`: how long ago it was seen at
+    its best; `left_s`: seconds until its end."""
 
     done: float
     total: float
@@ -120,17 +121,26 @@ class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
     per_s: float = 0.0
     left_s: float = 0.0
     slowed: float = 0.0
+    best_ago_s: float = 0.0
 
 
 Advice = CostAdvice | VerdictAdvice | PaceAdvice
 
 
-class AdviceArrived(_Event, frozen=True, array_like=True, tag="advice"):
+class AdviceArrived(_Event, frozen=True, array_like=True, tag="advised"):
     """Advice on a subject that somebody asked about, or that history offers. `source`: where it comes from, in words
     for people."""
 
     about: About
     advice: Advice
+    source: str = "history"
+
+
+class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
+    """Advice on a context, as journals have it that were written before there were other subjects."""
+
+    recipe: RecipeKey
+    by_kind: dict[str, ContextAdvice]
     source: str = "history"
 
 
@@ -186,7 +196,8 @@ class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
 
 
 Event = (
-    FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | ManagerRestarted
+    FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | FormerAdvice
+    | ManagerRestarted
     | SessionDefined | SessionKept | SessionEnded | FactoryTrouble | Noticed | EventRefused | RecordsLost | EndsKept
     | FramesRefused
 )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
-from stoker.manager.core import indexing, queues, reservations
+from stoker.manager.core import call_records, indexing, queues, reservations
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Gang, Group, Library
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
@@ -175,6 +175,7 @@ def let_go(manager: Manager, call: Call) -> None:
 def wait_again(manager: Manager, call: Call, *, why: str) -> None:
     """A call that a library held waits again; the caller finds it its place."""
     let_go(manager, call)
+    call_records.begins_anew(manager.state, call)
     call.offered = False
     call.state = CallState.WAITING
     call.note(manager.state.now, why)

@@ -53,8 +53,8 @@ class Group:
 
     @property
     def expected_s(self) -> float:
-        """Seconds that one of them is expected to run; 0 = nobody knows."""
-        return self.cost.run_s
+        """Seconds that one of them was expected to run when the queue was put into order last; 0 = unknown."""
+        return self.cost.ordered_s
 
 
 class CallPast:
@@ -267,8 +267,8 @@ class Library:
 
     __slots__ = (
         "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held", "id", "line",
-        "memory_bytes", "notes", "phase", "pilot", "promised_bytes", "ready_at", "required_bytes", "resizing", "served",
-        "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
+        "memory_bytes", "notes", "phase", "pilot", "printed_to", "promised_bytes", "ready_at", "required_bytes",
+        "resizing", "served", "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(
@@ -301,6 +301,8 @@ class Library:
         for something else, or none was."""
         self.resizing: list[int] = []
         """Sizes that it was told to take on and has not answered, oldest first."""
+        self.printed_to = 0
+        """Where in its log the output of the calls ends that have ended here, in bytes."""
         self.started_at = now
         self.ready_at = now
         self.used_at = now
@@ -373,8 +375,8 @@ class Pilot:
         """How often it was asked for a newer hello since its last good one. Until then its frames are not taken."""
         self.used_at = now
         """When it came, or its last library that is gone had gone."""
-        self.asked_why: dict[str, float] = {}
-        """When it was asked last why something of this name has failed here (see `verdicts`)."""
+        self.asked_why: dict[str, tuple[float, int]] = {}
+        """When it was asked last why something of this name has failed here, and how often by then (`verdicts`)."""
         self.verdicts: list[Judged] = []
         """The last verdicts on what has failed here, the oldest first."""
         self.unfit: dict[str, Note] = {}

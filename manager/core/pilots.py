@@ -18,6 +18,7 @@ from stoker.manager.core import (
     pilot_states,
     quarantine,
     reconcile,
+    registry,
     rejoin,
     repair,
     snapshots,
@@ -275,6 +276,7 @@ def restarted(manager: Manager) -> None:
     for client in manager.state.clients.values():
         client.connected = False
         client.known_ends = client.first_unacked + len(client.unacked)
+    registry.ask_again(manager)
 
 
 # ---- what they tell

@@ -17,7 +17,7 @@ from stoker.manager.core.subjects import OfPace
 TIMER = "pace"
 EVERY_S = 15.0
 MOST = 64
-"""So many calls are asked about at once; of more, others the next time."""
+"""At most so many calls are asked about at once; the others come the next time."""
 
 
 def sent(manager: Manager, library: Library) -> None:
@@ -45,4 +45,5 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
     runs_since = max(call.sent_at, library.ready_at, library.ended_at)
     if call.id in state.reports or isinstance(call.holder, Gang) or state.now - runs_since < EVERY_S:
         return None
-    return AskAdvice(OfPace(library.id, call.id), call.group.function.name, verdicts.log_of(library))
+    about, log = OfPace(library.id, call.id), verdicts.log_of(library)
+    return AskAdvice(about, call.group.function.name, log, start=library.printed_to)

@@ -48,13 +48,14 @@ def begin(manager: Manager, pilot: Pilot, devices: list[Device], *, reason: str,
     pilot.note(now, f"{which} quarantined for {show_seconds(until - now)}: {reason}")
     for library in {library.id: library for device in devices for library in device.libraries.values()}.values():
         libraries.stop(manager, library, reason=f"quarantined: {reason}")
-    manager.set_timer(f"{TIMER}/{pilot.id}", until)
+    _set_timer(manager, pilot)
     pilot_states.supply_changed(manager, pilot)
 
 
 def due(manager: Manager, id: str) -> None:
-    """A quarantine of a pilot's devices may be over."""
-    pilot, now = manager.state.pilots.get(PilotId(id)), manager.state.now
+    """A quarantine of a pilot's devices may be over. A pilot that is gone may come back."""
+    state, now = manager.state, manager.state.now
+    pilot = state.pilots.get(PilotId(id)) or state.gone_pilots.get(PilotId(id))
     if pilot is None:
         return
     over = [device for device in pilot.devices.values() if device.quarantine and device.quarantine[0] <= now]
@@ -63,10 +64,15 @@ def due(manager: Manager, id: str) -> None:
         _settle(device)
     if over:
         pilot.note(now, f"{', '.join(device.id for device in over)} may be used again")
-        pilot_states.supply_changed(manager, pilot)
-    later = [device.quarantine[0] for device in pilot.devices.values() if device.quarantine]
-    if later:
-        manager.set_timer(f"{TIMER}/{pilot.id}", min(later))
+        if pilot.id in state.pilots:
+            pilot_states.supply_changed(manager, pilot)
+    _set_timer(manager, pilot)
+
+
+def _set_timer(manager: Manager, pilot: Pilot) -> None:
+    ends = [device.quarantine[0] for device in pilot.devices.values() if device.quarantine]
+    if ends:
+        manager.set_timer(f"{TIMER}/{pilot.id}", min(ends))
 
 
 def _settle(device: Device) -> None:

@@ -42,7 +42,7 @@ class QueueOptions(Protocol):
 
     @property
     def expected_s(self) -> float:
-        """Seconds that one of them is expected to run; 0 = nobody knows."""
+        """Seconds that one of them is expected to run, 0 = unknown. It changes only where `reorder` is called then."""
 
 
 class Queued(Protocol):
@@ -156,6 +156,11 @@ class Queue(Generic[C]):
         self._tickets += 1
         call.ticket = self._tickets
         self._enter(call)
+
+    @property
+    def is_by_run_time(self) -> bool:
+        """Whether what calls are expected to take counts."""
+        return self._by_run_time
 
     def reorder(self) -> None:
         """What calls are expected to take has changed: each stands where that puts it."""

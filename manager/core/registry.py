@@ -91,6 +91,17 @@ def define_context(manager: Manager, recipe: Recipe) -> Context:
     return context
 
 
+def ask_again(manager: Manager) -> None:
+    """The manager is back: questions that nobody has answered are lost, so what was never measured is asked about."""
+    state = manager.state
+    for context in state.contexts.values():
+        if not context.loads:
+            manager.out.append(AskAdvice(OfContext(RecipeKey(context.recipe.key)), context.recipe.name))
+    for cost in state.costs.values():
+        if not cost.runs:
+            manager.out.append(AskAdvice(OfFunction(cost.function.key, cost.recipe), cost.function.name))
+
+
 def group_key(client: Client, function: FunctionBlob, context: Context, options: CallOptions) -> object:
     """What calls of one group have in common."""
     return client.number, function.key, context.recipe.key, options

@@ -5,7 +5,8 @@ by then: the user has the exception, or the call runs elsewhere (`faults`). A ve
 with the pilot, told in the stories of call and pilot, and policies are told of it, who may quarantine what has failed
 (`seams.Quarantine`).
 
-A sweep whose calls all fail asks once in `AGAIN_S` for each of its functions on a pilot.
+A sweep whose calls all fail asks about each of its functions on a pilot twice at once, so that a node that fails
+everything is soon found out, and then once in `AGAIN_S`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId, show_call
 
 AGAIN_S = 60.0
+SOON_S = 2.0
+"""The second question comes so long after the first at the soonest."""
+FORGET_S = 600.0
+"""A function that has not failed for so long begins anew."""
 MOST_NAMES = 64
-"""A pilot is asked about so many functions at once; of more, none is."""
+"""Failures of at most so many functions are asked about on a pilot."""
+SHOWN_LINES = 2
 KEPT = 20
 """The last so many verdicts on a pilot are kept."""
 SAID_CHARACTERS = 4_000
@@ -60,7 +66,7 @@ def arrived(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)
     if call is not None:
-        call.note(state.now, f"why it failed: {sure}")
+        call.note(state.now, "\n  ".join([f"why it failed: {sure}", *verdict.proof[:SHOWN_LINES]]))
     pilot = state.pilots.get(about.pilot)
     if pilot is None:
         return False
@@ -76,14 +82,16 @@ def _ask(
 ) -> None:
     now, pilot = manager.state.now, library.pilot
     asked = pilot.asked_why
-    if now - asked.get(name, -AGAIN_S) < AGAIN_S:
+    before = asked.get(name)
+    if before is not None and now - before[0] < (SOON_S if before[1] == 1 else AGAIN_S):
         return
-    if len(asked) >= MOST_NAMES:
-        for old in [old for old, at in asked.items() if now - at >= AGAIN_S]:
+    if before is None and len(asked) >= MOST_NAMES:
+        for old in [old for old, (at, _) in asked.items() if now - at >= FORGET_S]:
             del asked[old]
         if len(asked) >= MOST_NAMES:
             return
-    asked[name] = now
+    is_new = before is None or now - before[0] >= FORGET_S
+    asked[name] = (now, 1 if is_new or before is None else before[1] + 1)
     about = OfFailure(pilot.id, library.id, call, tuple(device.id for device in library.devices))
     said = said[-SAID_CHARACTERS:]
     manager.out.append(AskAdvice(about, name, log, part[0], part[1], said))

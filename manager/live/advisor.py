@@ -1,9 +1,9 @@
 """The manager's end of the advisor, a process that is asked and never waited for.
 
 It is started a while after the first question, since a short session is over before an answer would help, and again
-when it has died. A question over which it has died twice is dropped, and so is one that it does not answer within
-`LIMIT_S`: then it is killed, since those behind it wait as well. Questions and answers are small messages on a socket
-pair, on which neither side waits for the other.
+when it has died. Its unanswered questions are asked once more then, one at a time, until one is answered; a question
+that was sent when it died twice is dropped. It is killed when it has answered nothing for a limit. Questions and
+answers are small messages on a socket pair, on which neither side waits for the other.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from stoker import descriptors
 from stoker.manager.core.advice_channel import LONGEST_MESSAGE, decode_answer, encode
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import AdviceArrived
-from stoker.manager.core.subjects import About
+from stoker.manager.core.subjects import About, OfContext, OfFunction, OfPace
 from stoker.manager.protocol.session import SessionFolder
 
 log = logging.getLogger("stoker.manager")
 
 ADVISOR = "stoker.manager.advice.main"
 MOST_OPEN = 512
-"""Of more questions that are not answered yet, none is asked."""
+"""At most so many questions are open; a further one is not asked."""
+MOST_PACES = 64
+"""At most so many of them are about paces, which are asked about again and again."""
 MOST_TRIES = 2
 LIMIT_S = 180.0
 GATHER_S = 2.0
@@ -36,48 +38,77 @@ GATHER_S = 2.0
 PAUSE_S = 2.0
 """How long after its start one that died is started again at the soonest; doubles while it dies at once."""
 LONGEST_PAUSE_S = 300.0
-_IN_FLIGHT = 16
-"""So many questions are on the channel at once: it holds a bounded number of bytes."""
+_SLOW_SENT = 2
+"""At most so many questions on sources are with the advisor at once: it answers them one after the other."""
+_SENT = 16
+"""At most so many questions are with it at once: the channel holds a bounded number of bytes."""
 
 
 class _Question:
-    __slots__ = ("asked_at", "data", "tries")
+    __slots__ = ("about", "data", "tries")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, about: About, data: bytes) -> None:
+        self.about = about
         self.data = data
-        self.asked_at: float | None = None
         self.tries = 0
+
+    @property
+    def is_slow(self) -> bool:
+        return isinstance(self.about, OfContext | OfFunction)
 
 
 class AdvisorLink:
     """One session's advisor. `watch` and `unwatch` tell the manager's loop on which descriptor answers come. Times are
-    in seconds, on any clock that goes on."""
+    in seconds, on any clock that goes on. `limit_s`: it is killed when it has answered nothing for so long."""
 
-    def __init__(self, folder: SessionFolder, *, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        folder: SessionFolder,
+        *,
+        watch: Callable[[int], None],
+        unwatch: Callable[[int], None],
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        self.limit_s = limit_s
         self._folder = folder
         self._watch = watch
         self._unwatch = unwatch
-        self._open: dict[About, _Question] = {}
-        self._in_flight = 0
+        self._waiting: dict[About, _Question] = {}
+        self._sent: dict[About, _Question] = {}
+        self._slow_sent = 0
+        self._paces = 0
+        """Questions about paces, waiting or sent."""
+        self._heard_at = 0.0
+        """When it was started, has answered, or was sent something while nothing was with it."""
+        self._one_at_a_time = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._start_at = 0.0
         self._pause_s = PAUSE_S
 
     def ask(self, question: AskAdvice, now: float) -> None:
-        """Ask, if not too much is asked already and the subject is not. A question that is too long is not asked."""
-        data = encode(question)
-        if question.about in self._open or len(self._open) >= MOST_OPEN or len(data) > LONGEST_MESSAGE:
+        """Ask, unless too much is asked already, or the subject is. A question that is too long is not asked."""
+        about, data = question.about, encode(question)
+        is_pace = isinstance(about, OfPace)
+        if about in self._waiting or about in self._sent or len(data) > LONGEST_MESSAGE:
             return
-        if self._process is None and not self._open:
+        if self.open >= MOST_OPEN or (is_pace and self._paces >= MOST_PACES):
+            return
+        if self._process is None and not self.open:
             self._start_at = now + GATHER_S
-        self._open[question.about] = _Question(data)
+        self._paces += is_pace
+        self._waiting[about] = _Question(about, data)
         self.keep_up(now)
+
+    @property
+    def open(self) -> int:
+        """Questions that are not answered."""
+        return len(self._waiting) + len(self._sent)
 
     def answers(self, now: float) -> list[AdviceArrived]:
         """What has been found since the last look."""
         found: list[AdviceArrived] = []
-        while self._open and self._channel is not None:
+        while self._channel is not None:
             try:
                 data = self._channel.recv(LONGEST_MESSAGE)
             except BlockingIOError:
@@ -87,55 +118,63 @@ class AdvisorLink:
             if not data:
                 self._died(now)
                 break
-            self._take(data, found)
-        if self._open:
+            self._take(data, found, now)
+        if self.open:
             self.keep_up(now)
         return found
 
     def keep_up(self, now: float) -> None:
         """Start it if something is asked, send it what there is room for, and end it if it does not answer."""
-        if not self._open:
+        if not self.open or (self._channel is None and (now < self._start_at or not self._start(now))):
             return
-        if self._channel is None and (now < self._start_at or not self._start(now)):
-            return
-        oldest = min((q.asked_at for q in self._open.values() if q.asked_at is not None), default=now)
-        if now - oldest > LIMIT_S and self._process is not None:
-            log.warning("the advisor has not answered for %.0f s: it is killed", now - oldest)
+        if self._sent and now - self._heard_at > self.limit_s and self._process is not None:
+            log.warning("the advisor has not answered for %.0f s: it is killed", now - self._heard_at)
             self._process.kill()
+            self._died(now)  # it may hang in a read that no signal ends
             return
         self._send(now)
 
     @property
     def due_in_s(self) -> float:
         """How soon `keep_up` wants to be called again; infinite when nothing is asked."""
-        return 1.0 if self._open else float("inf")
+        return 1.0 if self.open else float("inf")
 
     def close(self) -> None:
-        """Let go of the advisor, which ends by that."""
+        """End the advisor."""
         self._close_channel()
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
 
     # ---- inside
 
-    def _take(self, data: bytes, found: list[AdviceArrived]) -> None:
+    def _take(self, data: bytes, found: list[AdviceArrived], now: float) -> None:
         try:
             answer = decode_answer(data)
         except msgspec.MsgspecError as error:
             log.warning("an answer of the advisor cannot be read: %s", error)
             return
-        question = self._open.pop(answer.about, None)
+        question = self._sent.pop(answer.about, None)
         if question is None:
             return
-        self._in_flight -= 1
-        self._pause_s = PAUSE_S
+        self._slow_sent -= question.is_slow
+        self._paces -= isinstance(answer.about, OfPace)
+        self._heard_at, self._pause_s, self._one_at_a_time = now, PAUSE_S, False
         if answer.found is not None:
             found.append(answer.found)
 
     def _start(self, now: float) -> bool:
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        mine.setblocking(False)
         self._start_at = now + self._pause_s
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
         command = [sys.executable, "-P", "-m", ADVISOR, "--session", str(self._folder.path)]
+        if self._process is not None:
+            self._process.poll()
+        try:
+            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:  # out of descriptors, for a while
+            log.warning("the advisor cannot be started (%s); it is tried again", error)
+            return False
         try:
             with its, open(self._folder.path / "advisor.log", "ab") as output:
                 self._process = subprocess.Popen(
@@ -151,44 +190,49 @@ class AdvisorLink:
             log.warning("the advisor cannot be started (%s); it is tried again", error)
             return False
         descriptors.restore_limit(self._process.pid)
-        self._channel = mine
+        mine.setblocking(False)
+        self._channel, self._heard_at = mine, now
         self._watch(mine.fileno())
         return True
 
     def _send(self, now: float) -> None:
-        for question in self._open.values():
-            if self._channel is None or self._in_flight >= _IN_FLIGHT:
+        if not self._waiting or self._channel is None:
+            return
+        most = 1 if self._one_at_a_time else _SENT
+        for about, question in list(self._waiting.items()):
+            if len(self._sent) >= most:
                 return
-            if question.asked_at is not None:
+            if question.is_slow and self._slow_sent >= _SLOW_SENT:
                 continue
             try:
                 self._channel.send(question.data)
-            except BlockingIOError:
+            except OSError:  # full, or gone: the next look at the channel says so
                 return
-            except OSError:  # it is gone: the next look at the channel says so
-                return
-            question.asked_at = now
+            if not self._sent:
+                self._heard_at = now
+            del self._waiting[about]
+            self._sent[about] = question
+            self._slow_sent += question.is_slow
             question.tries += 1
-            self._in_flight += 1
 
     def _died(self, now: float) -> None:
-        """Its end of the channel is closed. What it was asked is asked again, once."""
+        """Its end of the channel is closed, or it is to end. What was with it is asked again, once."""
         self._close_channel()
-        code = self._process.wait() if self._process is not None and self._process.poll() is not None else None
-        dropped = [about for about, question in self._open.items() if question.tries >= MOST_TRIES]
-        for about in dropped:
-            del self._open[about]
-        for question in self._open.values():
-            question.asked_at = None
-        log.warning("the advisor ended (%s): %d questions open, %d dropped", code, len(self._open), len(dropped))
+        code = self._process.poll() if self._process is not None else None
+        again = {about: question for about, question in self._sent.items() if question.tries < MOST_TRIES}
+        dropped = [about for about in self._sent if about not in again]
+        self._paces -= sum(isinstance(about, OfPace) for about in dropped)
+        self._one_at_a_time = bool(self._sent)
+        self._sent, self._slow_sent = {}, 0
+        self._waiting = again | self._waiting
         self._start_at = max(self._start_at, now)
+        how = f" ({code})" if code is not None else ""
+        log.warning("the advisor ended%s: %d questions open, %d dropped", how, self.open, len(dropped))
 
     def _close_channel(self) -> None:
-        self._in_flight = 0
-        if self._channel is not None:
-            with contextlib.suppress(KeyError, OSError):
-                self._unwatch(self._channel.fileno())
-            self._channel.close()
-            self._channel = None
-        if self._process is not None:
-            self._process.poll()
+        if self._channel is None:
+            return
+        with contextlib.suppress(KeyError, OSError):
+            self._unwatch(self._channel.fileno())
+        self._channel.close()
+        self._channel = None

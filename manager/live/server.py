@@ -38,7 +38,7 @@ from stoker.manager.core.pieces import are_pieces
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
 from stoker.manager.live.admission import Role, User
-from stoker.manager.live.advisor import AdvisorLink
+from stoker.manager.live.advisor import LIMIT_S, AdvisorLink
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
 from stoker.manager.live.clock import Clock
 from stoker.manager.live.comeback import come_back
@@ -401,6 +401,8 @@ class ManagerServer:
         """Tell the core where pilots come from, and start the processes that this needs."""
         sites = sites_of(self.folder)
         state = self.core.state
+        models_s = [float(site.advice.time_limit_s) for site in sites if site.advice.url]
+        self.advisor.limit_s = max(LIMIT_S, 2 * max(models_s, default=0.0))
         self.attendants = Attendants(self.folder, sites, is_factory_here=lambda: factory_of(state) is not None)
         sources = tuple(source_of(site, kept=self.core.state.kept) for site in sites)
         if sources or self.core.state.sources:

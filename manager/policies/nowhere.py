@@ -12,7 +12,7 @@ from stoker.manager.core.phases import PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
 from stoker.manager.core.walltime import load_fits, load_fits_source
 from stoker.manager.policies.making_room import Minimum
-from stoker.manager.policies.sizes import is_of_kind, known_bytes, names_cpus, suits
+from stoker.manager.policies.sizes import is_of_kind, known_bytes, may_suit, names_cpus
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.units import show_bytes, show_seconds
@@ -112,7 +112,7 @@ def _is_able(context: Context, pilot: Pilot, minimum: Minimum) -> bool:
     able = [
         device
         for device in pilot.devices.values()
-        if suits(context, device) and minimum(context, device) <= device.facts.memory_bytes
+        if may_suit(context, device) and minimum(context, device) <= device.facts.memory_bytes
     ]
     return len(able) >= context.recipe.needs.devices
 

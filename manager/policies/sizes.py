@@ -64,6 +64,11 @@ def spare_rank(context: Context, facts: DeviceFacts) -> int:
     return -1 if kinds and kinds[0].partition(" ")[0] == facts.kind.partition(" ")[0] else 1
 
 
+def may_suit(context: Context, device: Device) -> bool:
+    """True if a device suits a context, or will when its quarantine is over."""
+    return not device.reported and is_of_kind(context, device.facts)
+
+
 def suits(context: Context, device: Device, *, unnamed_spares: bool = False) -> bool:
     """True if a device is well, and of a kind that the context may be loaded on (`is_of_kind`)."""
     return not device.fault and is_of_kind(context, device.facts, unnamed_spares=unnamed_spares)

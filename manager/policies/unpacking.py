@@ -1,8 +1,9 @@
 """Calls that share a device and slow each other down: the one that came later goes elsewhere (SchedMate §4.1).
 
 A call whose throughput, by what it prints, has fallen by more than `LIMIT` since its best is slowed by what came to its
-device meanwhile. The paper evicts the newcomer, whose progress is lost, and never packs it again. Here it is moved only
-to a device where nothing runs, and only if it has kept its progress or has hardly begun; once.
+device meanwhile: after it was seen at its best. The paper evicts the newcomer, whose progress is lost, and never packs
+it again. Here it is moved once, to a device where nothing runs, and only if it keeps its progress: such a call ends
+soon when it is told to make room.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from stoker.manager.core.subjects import OfPace
 from stoker.manager.protocol.ids import RecipeKey
 
 LIMIT = 0.35
-HARDLY_S = 60.0
-"""A call that has run for less has lost little if it begins again."""
 MOST_MOVED = 10_000
 
 Places = Callable[[View, Context], Iterator[tuple[Device, ...]]]
@@ -38,11 +37,11 @@ class Unpacking:
         slowed = view.libraries.get(about.library)
         if slowed is None or pace.slowed <= LIMIT:
             return
-        newcomer = _newcomer(slowed)
+        newcomer = _newcomer(slowed, about.call, since=view.now - pace.best_ago_s)
         if newcomer is None:
             return
         library, call = newcomer
-        if call.id in self._moved or not (call.spec.progress or view.now - call.sent_at < HARDLY_S):
+        if call.id in self._moved or not call.spec.progress:
             return
         place = next((each for each in places(view, library.context) if not any(map(_is_busy, each))), None)
         if place is None:
@@ -57,9 +56,10 @@ class Unpacking:
         yield Unload(library.id, f"it slows lib-{slowed.id} on the same device by {share}; its call goes elsewhere")
 
 
-def _newcomer(slowed: Library) -> tuple[Library, Call] | None:
-    """The library that came last to a device of this one, and the call that it runs, if it runs one alone."""
-    since = min((call.sent_at for call in slowed.held.values()), default=0.0)
+def _newcomer(slowed: Library, call: int, *, since: float) -> tuple[Library, Call] | None:
+    """The library of a device of this one whose call began last, after `since`, and that call, if it runs it alone."""
+    if call not in slowed.held:
+        return None
     others = {
         library.id: library
         for device in slowed.devices

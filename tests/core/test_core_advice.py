@@ -6,18 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from core.builders import SESSION, Cluster, recipe
+from core.builders import SESSION, Cluster, devices, recipe
 
-from stoker.manager.core import printing, verdicts
+from stoker.manager.core import actions, printing, verdicts
 from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, PaceAdvice, VerdictAdvice
+from stoker.manager.core.events import (
+    AdviceArrived,
+    ContextAdvice,
+    CostAdvice,
+    FormerAdvice,
+    ManagerRestarted,
+    PaceAdvice,
+    VerdictAdvice,
+)
 from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.seams import Quarantine
 from stoker.manager.core.subjects import About, OfContext, OfFailure, OfFunction, OfPace
 from stoker.manager.policies.dispatch import ShortestFirst
 from stoker.manager.policies.named import named
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Printed
 from stoker.manager.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
@@ -59,11 +68,11 @@ def test_a_function_that_never_ran_is_expected_to_take_what_it_is_advised_until_
     c = cluster(pilots=1).call("1")
     about = OfFunction("f", "bare")  # type: ignore[arg-type]
     c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=4.0), "gpu": ContextAdvice(run_s=9.0)})))
-    assert c.the_call("1").group.expected_s == 9.0
+    assert c.the_call("1").group.cost.run_s == 4.0  # of the kinds that are here
     c.ready().end("1", run_s=2.0).call("2")
-    assert c.the_call("2").group.expected_s == 2.0
+    assert c.the_call("2").group.cost.run_s == 2.0
     c.event(AdviceArrived(about, CostAdvice({"cpu": ContextAdvice(run_s=100.0)})))
-    assert c.the_call("2").group.expected_s == 2.0
+    assert c.the_call("2").group.cost.run_s == 2.0
 
 
 def test_a_call_that_is_expected_to_run_long_is_kept_from_a_pilot_that_ends_soon(cluster: Make) -> None:
@@ -121,8 +130,31 @@ def test_shortest_first_puts_short_functions_first_also_when_that_is_known_later
     c.call("urgent", function="long", priority=1)
     assert c.waiting() == ["urgent", "s1", "s2", "l1", "l2"]
     for name in ("0", "urgent", "s1", "s2", "l1"):
-        c.end(name)
+        c.end(name, run_s=1.0 if name.startswith("s") else 50.0)
     assert c.held() == ["l2"]
+
+
+def test_shortest_first_goes_by_what_is_measured_too(cluster: Make) -> None:
+    c = shortest(cluster).call("l1", function="long")
+    c.end("0").end("l1", run_s=1000.0)
+    c.call("0", function="short").call("l2", "l3", function="long").call("s1", "s2", function="short")
+    c.end("0", run_s=1.0)
+    assert c.waiting()[0] in ("s1", "s2")
+
+
+def test_after_a_restart_what_was_never_measured_is_asked_about_again(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2").ready().end("2")
+    asked(c, OfContext)
+    asked(c, OfFunction)
+    c.event(ManagerRestarted())
+    assert OfContext("a") not in [each.about for each in asked(c, OfContext)]  # type: ignore[arg-type]  # it has loaded
+    assert [each.about for each in asked(c, OfFunction)] == [OfFunction("f", "a")]  # type: ignore[arg-type]
+
+
+def test_advice_of_a_journal_from_before_counts_for_its_context(cluster: Make) -> None:
+    c = cluster().define(recipe("a"))
+    c.event(FormerAdvice("a", {"cpu": ContextAdvice(load_s=40.0)}))  # type: ignore[arg-type]
+    assert c.context("a").load_s == 40.0
 
 
 def test_a_long_call_lets_shorter_ones_pass_for_ten_times_what_it_takes_and_no_longer(cluster: Make) -> None:
@@ -162,12 +194,16 @@ def test_ends_that_somebody_wanted_are_not_asked_about(cluster: Make, kind: Fail
     assert asked(c, OfFailure) == []
 
 
-def test_a_sweep_whose_calls_all_fail_asks_once_a_minute(cluster: Make) -> None:
-    c = cluster(pilots=1).calls(5).ready()
+def test_a_sweep_whose_calls_all_fail_asks_twice_and_then_once_a_minute(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(7).ready()
     failed(c, "1")
-    c.end("2", ok=False).end("3", ok=False)
+    c.end("2", ok=False)
     assert asked(c, OfFailure) == []
-    c.wait(verdicts.AGAIN_S).end("4", ok=False)
+    c.wait(verdicts.SOON_S).end("3", ok=False)
+    assert len(asked(c, OfFailure)) == 1
+    c.wait(verdicts.SOON_S).end("4", ok=False)
+    assert asked(c, OfFailure) == []
+    c.wait(verdicts.AGAIN_S).end("5", ok=False)
     assert len(asked(c, OfFailure)) == 1
 
 
@@ -228,6 +264,37 @@ def test_what_a_pilot_reports_of_its_device_outlasts_a_quarantine(cluster: Make)
     assert c.pilot(bad).devices["cpu:0"].fault == "ECC"  # type: ignore[index]
     c.report(bad, say.DeviceFault("cpu:0", ""))  # type: ignore[arg-type]
     assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+
+
+def test_a_quarantine_ends_also_while_the_pilot_is_taken_for_lost(cluster: Make) -> None:
+    c, bad = black_hole(cluster)
+    c.lose(bad).wait(700.0)
+    c.come_back(bad)
+    assert not c.pilot(bad).devices["cpu:0"].fault  # type: ignore[index]
+
+
+def test_two_quarantines_of_one_pilot_end_each_in_its_time(cluster: Make) -> None:
+    c = cluster(pilots=1, devices_each=2)
+    c.by_hand = True
+    both = c.pilot().devices.values()
+    for device in both:
+        actions.apply(c.core.manager, Quarantine(c.pilot().id, device.id, "it fails", 600.0), seam="residency")
+        c.wait(500.0).status()
+    assert [bool(device.fault) for device in both] == [False, True]
+    c.wait(200.0)
+    assert [bool(device.fault) for device in both] == [False, False]
+
+
+def test_calls_wait_for_the_end_of_a_quarantine_where_no_other_pilot_can_run_them(cluster: Make) -> None:
+    c = cluster(pilots=2).join("gpu", of=devices(1, kind="A100")).define(recipe("a", kinds=("A100",)))
+    c.call("1", context="a").ready()
+    library, c.by_hand = c.library("gpu", "a"), True
+    actions.apply(c.core.manager, Quarantine(c.pilot("gpu").id, None, "it fails", 600.0), seam="residency")
+    c.end("1").report("gpu", say.LibraryGone(library.id, None, False, (), ()))
+    c.call("2", context="a").wait(300.0)
+    assert "2" not in c.ended
+    c.wait(310.0).ready().end("2")
+    assert c.ended["2"].ok
 
 
 def test_the_only_pilot_is_not_quarantined(cluster: Make) -> None:
@@ -301,6 +368,32 @@ def test_a_call_that_says_how_far_it_is_is_not_asked_about(cluster: Make) -> Non
     c.report("p1", say.CallsProgress(c.library().id, [CallProgress(c.ids["1"], 1.0, 2.0)]))  # type: ignore[arg-type]
     c.wait(5 * printing.EVERY_S)
     assert asked(c, OfPace) == []
+
+
+def test_a_call_that_follows_another_one_is_asked_about_from_where_that_has_printed_to(cluster: Make) -> None:
+    c = printing_pilot(cluster)
+    library = c.library()
+    end = CallEnd(c.ids["1"], True, b"", 1.0, printed=Printed("/logs/p1/lib-1.log", 10, 400))
+    c.report("p1", say.CallsEnded(library.id, [end])).call("2").wait(3 * printing.EVERY_S)
+    question = asked(c, OfPace)[0]
+    assert (question.about, question.start) == (OfPace(library.id, c.ids["2"]), 400)
+
+
+def test_what_a_call_printed_in_a_run_before_is_forgotten(cluster: Make) -> None:
+    c = printing_pilot(cluster)
+    about = OfPace(c.library().id, c.ids["1"])
+    c.event(AdviceArrived(about, PaceAdvice(90.0, 200.0, "step")))
+    c.lose("p1")
+    assert c.core.state.printed == {}
+    c.event(AdviceArrived(about, PaceAdvice(95.0, 200.0, "step")))
+    assert c.core.state.printed == {}
+
+
+def test_a_pace_that_cannot_be_is_not_believed(cluster: Make) -> None:
+    c = printing_pilot(cluster)
+    for done, total in ((float("nan"), 200.0), (1.0, float("inf")), (0.0, 0.0)):
+        c.event(AdviceArrived(OfPace(c.library().id, c.ids["1"]), PaceAdvice(done, total, "step")))
+    assert c.core.state.printed == {}
 
 
 def test_no_timer_is_left_when_nothing_runs(cluster: Make) -> None:

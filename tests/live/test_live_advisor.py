@@ -12,7 +12,7 @@ from polling import PATIENCE_S, polls
 
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import AdviceArrived, VerdictAdvice
-from stoker.manager.core.subjects import OfFailure
+from stoker.manager.core.subjects import OfFailure, OfPace
 from stoker.manager.live import advisor
 from stoker.manager.live.advisor import AdvisorLink
 from stoker.manager.protocol.ids import CallId, LibraryId, PilotId
@@ -172,4 +172,41 @@ def test_too_many_questions_and_too_long_ones_are_not_asked(link: Made, odd: Cal
     for call in range(advisor.MOST_OPEN + 100):
         made.ask(question(call), 0.0)
         made.ask(question(call), 0.0)
-    assert len(made._open) == advisor.MOST_OPEN
+    assert made.open == advisor.MOST_OPEN
+
+
+def test_the_loop_is_not_woken_for_ever_by_an_idle_advisor_that_has_died(link: Made) -> None:
+    made, watched = link
+    made.ask(question(1), -advisor.GATHER_S)
+    made.keep_up(0.0)
+    found(made, 1, now=1.0)
+    assert made._process is not None
+    os.kill(made._process.pid, signal.SIGKILL)
+    made._process.wait()
+    assert made.answers(2.0) == []
+    assert (watched.fds, made.due_in_s) == (set(), float("inf"))
+
+
+def test_out_of_descriptors_it_is_tried_again(link: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = link
+
+    def none_left(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(advisor.socket, "socketpair", none_left)
+        made.ask(question(1), -advisor.GATHER_S)
+        made.keep_up(0.0)
+        assert made.due_in_s == 1.0
+    made.keep_up(100.0)
+    assert found(made, 1, now=101.0)
+
+
+def test_paces_leave_room_for_other_questions(link: Made, odd: Callable[[str], None]) -> None:
+    odd("hangs")
+    made, _ = link
+    for call in range(1000):
+        made.ask(AskAdvice(OfPace(LibraryId(1), CallId(call)), "f", "/nowhere"), 0.0)
+    assert made.open == advisor.MOST_PACES
+    made.ask(question(1), 0.0)
+    assert made.open == advisor.MOST_PACES + 1

@@ -17,6 +17,7 @@ from stoker.manager.core.commands import (
     RecordStay,
     RecordWait,
 )
+from stoker.manager.core.events import CostAdvice
 from stoker.manager.core.subjects import OfContext
 from stoker.manager.live.history import History, availability, performance
 from stoker.manager.protocol import to_client
@@ -58,7 +59,8 @@ def test_each_record_has_its_place() -> None:
     history.record(RecordPilots("pool", 0))
     advice = history.answer(AskAdvice(OfContext(key)))
     assert advice is not None
-    assert advice.by_kind["cpu"].paces == {1: pytest.approx(0.5), 2: 0.3}
+    assert isinstance(advice.advice, CostAdvice)
+    assert advice.advice.by_kind["cpu"].paces == {1: pytest.approx(0.5), 2: 0.3}
     history.close()
     store = performance()
     estimate = store.estimates("r")["cpu"]

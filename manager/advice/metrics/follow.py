@@ -27,10 +27,12 @@ _BINARY = 10
 
 
 class FollowedLog:
-    """The log of one program. Each look gives the progress by its end. Not thread-safe."""
+    """The log of one program. Each look gives the progress by its end. `start`: what is before this byte was written
+    by others. Not thread-safe."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, start: int = 0) -> None:
         self._path = path
+        self._start = start
         self._tracker = MetricTracker()
         self._identity: tuple[int, int] | None = None
         self._state: tuple[int, int] | None = None
@@ -48,7 +50,9 @@ class FollowedLog:
                 if state != self._state:
                     descriptor = log.fileno()
                     self._read_head(descriptor, status.st_size)
-                    self._tracked = self._tracker.track(newest_lines(descriptor, status.st_size), at_s=at_s)
+                    self._tracked = self._tracker.track(
+                        newest_lines(descriptor, status.st_size, start=self._start), at_s=at_s
+                    )
                     self._state = state
         except OSError as error:
             return Tracked(None, f"the log {self._path} cannot be read: {error.strerror or error}")
@@ -62,20 +66,20 @@ class FollowedLog:
 
     def _read_head(self, descriptor: int, size: int) -> None:
         """What the first lines say of the length of the run. They are read once, and again while the log is short."""
-        if self._head_bytes < min(size, _HEAD_BYTES):
-            head = os.pread(descriptor, _HEAD_BYTES, 0)
+        if self._head_bytes < min(size - self._start, _HEAD_BYTES):
+            head = os.pread(descriptor, _HEAD_BYTES, self._start)
             self._head_bytes = len(head)
             self._tracker.totals = stated_totals(redraws(head.decode("utf-8", "replace")))
 
 
-def newest_lines(descriptor: int, size: int, *, look_bytes: int = LOOK_BYTES) -> Iterator[str]:
-    """The lines at the end of a file, newest first; each redraw of a bar is a line. A line that is too long is left
-    out, and so are a line of which the start is out of reach and one that is not printed to its end."""
-    return _lines(lambda count, offset: os.pread(descriptor, count, offset), size, look_bytes)
+def newest_lines(descriptor: int, size: int, *, look_bytes: int = LOOK_BYTES, start: int = 0) -> Iterator[str]:
+    """The lines at the end of a file, from byte `start` on, newest first; each redraw of a bar is a line. Left out are
+    a line that is too long, one of which the start is out of reach, and one that is not printed to its end."""
+    return _lines(lambda count, offset: os.pread(descriptor, count, offset), size, look_bytes, first=start)
 
 
-def _lines(read_at: Callable[[int, int], bytes], size: int, look_bytes: int) -> Iterator[str]:
-    start = max(0, size - look_bytes)
+def _lines(read_at: Callable[[int, int], bytes], size: int, look_bytes: int, *, first: int) -> Iterator[str]:
+    start = max(first, size - look_bytes)
     rest, end, at_end = b"", size, True
     too_long = False
     while end > start:
@@ -98,7 +102,7 @@ def _lines(read_at: Callable[[int, int], bytes], size: int, look_bytes: int) -> 
             rest = parts[0]
         if len(rest) > _LONGEST_BYTES:
             rest, too_long, at_end = b"", True, False
-    if start == 0 and not too_long and (not at_end or _is_printed_to_its_end(rest)):
+    if start == first and not too_long and (not at_end or _is_printed_to_its_end(rest)):
         yield from _texts(rest)
 
 

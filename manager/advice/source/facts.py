@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.manager.advice.secrets import masked
+
 Scalar = str | int | float
 """What a fact's value is. A truth value is not a fact here."""
 
@@ -88,6 +90,14 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
         """The facts as one line a person or a sentence encoder reads."""
         facts = {**{field: getattr(self, field) for field in MANDATORY}, **self.known_facts(), **self.further}
         return "; ".join(f"{field.replace('_', ' ')}: {fact.value}" for field, fact in facts.items())
+
+
+def without_secrets(facts: WorkloadFacts) -> WorkloadFacts:
+    """The facts without what looks like a password or a key, in the text or behind a name: they are kept on disk."""
+    further = {
+        name: fact for name, fact in facts.further.items() if masked(f"{name}={fact.value}") == f"{name}={fact.value}"
+    }
+    return msgspec.structs.replace(facts, further=further, text=masked(facts.text))
 
 
 def fits(field: str, value: object) -> bool:
