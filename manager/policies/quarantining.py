@@ -1,8 +1,8 @@
 """When a pilot, or one of its devices, gets nothing new for a while: verdicts that its node keeps failing calls.
 
 A node that fails each call within a second is free again at once, and would take a whole queue. One failure may be an
-accident; when several calls have failed for it within `WITHIN_S`, and other pilots are left to run them, it is
-quarantined. What fails on most pilots alike is no single node's fault: a file server, or what is installed.
+accident; when several calls have failed for it within `WITHIN_S`, and other pilots are left that can run them, it
+is quarantined. What fails on most pilots alike is no single node's fault: a file server, or what is installed.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stoker.manager.core.events import VerdictAdvice
-from stoker.manager.core.nouns import Judged, Pilot
+from stoker.manager.core.nouns import Context, Judged, Pilot
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.seams import Action, Quarantine, View
 from stoker.manager.core.subjects import OfFailure
+from stoker.manager.policies.sizes import suits
 
 INFRASTRUCTURE = "infrastructure"
 SURE = 0.75
@@ -36,10 +37,13 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
         alike = [each for each in alike if each.devices == about.devices]
     if len({(each.call, each.at if each.call < 0 else 0.0) for each in alike}) < CALLS:
         return
+    library = view.libraries.get(about.library)
+    context = library.context if library is not None else None
     others = [
-        each for each in view.pilots.values()
-        if each is not pilot and each.state is PilotState.HERE and any(not d.fault for d in each.devices.values())
-    ]  # fmt: skip
+        each
+        for each in view.pilots.values()
+        if each is not pilot and each.state is PilotState.HERE and _could_run(context, each)
+    ]
     well = [each for each in others if not _alike(each, verdict, view.now)]
     if on_device:
         if any(not d.fault and d.id not in about.devices for d in pilot.devices.values()) or well:
@@ -49,6 +53,12 @@ def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterabl
         return
     if 2 * len(well) >= len(others) + 1 and any(not d.fault for d in pilot.devices.values()):
         yield Quarantine(pilot.id, None, _reason(alike, verdict), FOR_S)
+
+
+def _could_run(context: Context | None, pilot: Pilot) -> bool:
+    """Whether a pilot has a device for the context that has failed elsewhere (None: it is gone)."""
+    devices = pilot.devices.values()
+    return any(not d.fault for d in devices) if context is None else any(suits(context, d) for d in devices)
 
 
 def _blames(verdict: VerdictAdvice) -> bool:
