@@ -11,8 +11,10 @@ others hold most of the disk: also after a library has removed what it could not
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -63,12 +65,27 @@ def _others_fill(file: str, devices: set[int]) -> bool:
         facts = os.statvfs(where)
         if os.stat(where).st_dev not in devices:
             return False
-        own_bytes = os.stat(file).st_blocks * 512 if os.path.isfile(file) else 0
+        own_bytes = _own_bytes(file, os.stat(where).st_dev)
     except OSError:
         return False
     if facts.f_files > 0 and facts.f_favail == 0:
         return True
     return facts.f_bavail * facts.f_frsize + own_bytes <= (1 - _OTHERS_PART) * facts.f_blocks * facts.f_frsize
+
+
+def _own_bytes(file: str, device: int) -> int:
+    """What the file takes of its disk, and what this process has open there for writing: a file that was removed
+    meanwhile takes its room until it is closed."""
+    sizes = {}
+    for each in (file, *map(int, os.listdir("/proc/self/fd"))):
+        try:
+            facts = os.stat(each)
+            writes = each == file or fcntl.fcntl(each, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        except OSError:
+            continue
+        if writes and stat.S_ISREG(facts.st_mode) and facts.st_dev == device:
+            sizes[facts.st_ino] = facts.st_blocks * 512
+    return sum(sizes.values())
 
 
 def _files_of(error: BaseException) -> list[str]:

@@ -192,6 +192,10 @@ def test_a_full_disk_counts_if_it_is_this_nodes_and_full(tiny: Path, tmp_path: P
     assert evidence.find(full, here) is not None, "what it wrote is removed, and others still hold most of the disk"
     (tiny / "others").unlink()
     assert evidence.find(full, here) is None, "there is room: the user asked for more than a disk has"
+    with open(tiny / "file", "wb", 0) as own:
+        own.write(bytes(2_000_000))
+        (tiny / "file").unlink()
+        assert evidence.find(full, here) is None, "its own file is removed, and takes its room until it is closed"
     full = caught(make_files)
     assert str(tiny) in str(full)
     assert evidence.find(full, here) is not None, "no file can be made on it"

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-CALLS = {"open": "openat,open", "read": "read,pread64,readv,preadv,mmap"}
+CALLS = {"open": "openat,open", "read": "read,pread64,readv,preadv,mmap", "write": "write,pwrite64,writev"}
 _LIMIT_S = 20.0
 
 
