@@ -1,15 +1,17 @@
-"""Faults of the infrastructure in real libraries, among mistakes that look like them: `python -m benchmarks.schedmate.faults`.
+"""Faults of the infrastructure among mistakes that look like them: `python -m benchmarks.schedmate.faults`.
 
-A session of three pilots, each with a disk (tmpfs), a memory (cgroup) and a GPU (a stand-in for NVIDIA's driver) of its
-own. Every kind of fault strikes twenty times, and every kind of mistake is made as often, in one shuffled stream of
-calls. A fault counts as *retried* if its call ran on two different pilots and completed. A mistake counts as *retried* if
-its call ran more than once. A call *lost budget* if Parsl counted a failure of it, or Stoker a death.
+A session of three pilots, each with a disk (tmpfs), a memory (cgroup) and a GPU (a stand-in for NVIDIA's driver) of
+its own. Every kind of fault strikes twenty times, and every kind of mistake is made as often, in one shuffled stream
+of calls. A fault counts as *retried* if its call completed on another pilot than the one that failed it; *at once* if
+no try on the first pilot came between (it is kept off that one for 15 s, and the others may be busy for longer). A
+mistake counts as *retried* if its call ran more than once. A call *lost budget* if Parsl counted a failure of it, or
+Stoker a death.
 
-What is real: the libraries that raise (numpy, torch, safetensors, pandas, pyarrow, Pillow, tokenizers, transformers, the
-standard library); full file systems; system calls that return ESTALE, EIO and EDQUOT, by ptrace; Gloo's ranks, one of
-which is killed; the kernel's out-of-memory killer, in a cgroup that a process of nobody's fills. What is stood in for, as
-there is no GPU: a torch operator in C++ throws c10's own exceptions with the texts of CUDA and NCCL; the driver and the
-probe read files.
+What is real: the libraries that raise (numpy, torch, safetensors, pandas, pyarrow, Pillow, tokenizers, transformers,
+the standard library); full file systems; system calls that return ESTALE, EIO and EDQUOT, by ptrace; Gloo's ranks, one
+of which is killed; the kernel's out-of-memory killer, in a cgroup that a process beside the pilot fills. What is stood
+in for, as there is no GPU: a torch operator in C++ throws c10's own exceptions with the texts of CUDA and NCCL; the
+driver and the probe read files.
 """
 
 from __future__ import annotations
@@ -121,7 +123,7 @@ def _run(site: Site, folder: Path, chosen: list[str], *, times: int) -> tuple[di
 
 def _row(kind: str) -> dict[str, Any]:
     is_fault = kind in FAULTS
-    counts = {"calls": 0, "retried_elsewhere": 0, "ran_more_than_once": 0, "lost_budget": 0}
+    counts = {"calls": 0, "retried_elsewhere": 0, "at_once": 0, "ran_more_than_once": 0, "lost_budget": 0}
     return {"is_fault": is_fault, "bounded": kind in BOUNDED, **counts, "most_runs": 0, "other_than_expected": []}
 
 
@@ -133,9 +135,10 @@ def _judge(row: dict[str, Any], case: Case, future: Future[Any], session: Any) -
     story = str(session.explain(call.parsl_executor_task_id)) if call is not None else ""
     parsls = dict(getattr(future, "task_record", {}) or {}).get("fail_count", 0) if error is None else 0
     is_fault = case.kind in FAULTS
-    elsewhere = error is None and len(ran) == 2 and ran[0] != ran[1]
+    elsewhere = error is None and ran[-1] != ran[0]
     row["calls"] += 1
     row["retried_elsewhere"] += is_fault and elsewhere
+    row["at_once"] += is_fault and elsewhere and len(ran) == 2
     row["ran_more_than_once"] += len(ran) > 1
     row["lost_budget"] += is_fault and bool(parsls or _COUNTED.search(story))
     row["most_runs"] = max(row["most_runs"], len(ran))
@@ -157,11 +160,12 @@ def is_met(record: dict[str, Any]) -> bool:
 
 def show(record: dict[str, Any], *, stories: bool = False) -> None:
     """Print the table."""
-    print(f"{'kind':45} calls  retried elsewhere  ran more than once  lost budget  most runs")
+    print(f"{'kind':42} calls  retried elsewhere  at once  ran more than once  lost budget  most runs")
     for kind, row in sorted(record["kinds"].items(), key=lambda item: not item[1]["is_fault"]):
-        there = f"{row['retried_elsewhere']}" if row["is_fault"] else "-"
-        lost = f"{row['lost_budget']}" if row["is_fault"] else "-"
-        print(f"{kind:45} {row['calls']:5}  {there:>17}  {row['ran_more_than_once']:>18}  {lost:>11}  {row['most_runs']:>9}")
+        names = ("retried_elsewhere", "at_once", "lost_budget")
+        there, at_once, lost = (str(row[name]) if row["is_fault"] else "-" for name in names)
+        ran = f"{row['ran_more_than_once']:>18}  {lost:>11}  {row['most_runs']:>9}"
+        print(f"{kind:42} {row['calls']:5}  {there:>17}  {at_once:>7}  {ran}")
         for other in row["other_than_expected"]:
             print(f"    {other['variant']}: ran {len(other['ran'])} times: {other['said'][:150]}")
             print(other["story"] if stories else "", end="")

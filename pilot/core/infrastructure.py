@@ -60,6 +60,7 @@ _DEVICE_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torc
 _CUDA = "NVIDIA's CUDA runtime API, cudaError_t; PyTorch writes `CUDA error: ` before it"
 _LINUX = "errno(3), strerror"
 _RUST = "std::io::Error's Display: safetensors, tokenizers"
+_TORCH_FILES = "PyTorch, torch/csrc/serialization.cpp"
 _HDF5 = "HDF5, H5FDsec2.c, `errno = %d, error message = `: h5py"
 
 ROWS: tuple[Sign, ...] = (
@@ -110,6 +111,10 @@ ROWS: tuple[Sign, ...] = (
     Sign(_RUNTIME, "a disk of the node is full", "PyTorch, caffe2/serialize/inline_container.cc; libstdc++",
          text=r"PytorchStreamWriter failed writing file|inline_container\.cc.*unexpected pos \d+ vs \d+"
               r"|basic_ios::clear: iostream error", proof=Proof.DISK_IS_FULL),
+    Sign(_RUNTIME, "a disk of the node is full (ENOSPC)", _TORCH_FILES, text=r"write\(\): fd \d+ failed with No space",
+         proof=Proof.DISK_IS_FULL),
+    Sign(_RUNTIME, "a disk or file server failed (EIO, ESTALE)", _TORCH_FILES,
+         text=r"(read|write)\(\): fd \d+ failed with (Input/output error|Stale file handle)"),
     Sign(_OS, "a disk of the node is full", "NumPy, _core/src/multiarray/convert.c, tofile",
          text=r"^\d+ requested and \d+ written$", proof=Proof.DISK_IS_FULL),
     Sign(("builtins.FileNotFoundError",), "a file that is there could not be opened", "safetensors, which says so of"

@@ -1,8 +1,8 @@
 """Who holds the host's memory after the kernel has killed a library for want of it.
 
-The kernel counts such kills of the whole node (`oom_kill` of /proc/vmstat, since Linux 4.13). Each limit that holds this
-pilot is looked at: those of its cgroups and the node's memory. What is in use there and is not this pilot's own belongs
-to others: another job's processes, a daemon, whatever was started beside the pilot.
+The kernel counts such kills of the whole node (`oom_kill` of /proc/vmstat, since Linux 4.13). Each limit that holds
+this pilot is looked at: those of its cgroups and the node's memory. What is in use there and is not this pilot's own
+belongs to others: another job's processes, a daemon, whatever was started beside the pilot.
 """
 
 from __future__ import annotations

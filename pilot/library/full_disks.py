@@ -1,8 +1,9 @@
 """Whether a disk of this node is full through no fault of the call that could not write to it.
 
 The disk is that of the file which the exception names. Many libraries name none: then the traceback is looked through
-from its inner end for a file object, or the path of one, in the variables of a function. Where none is found, one of
-the node's disks must be full at this moment.
+from its inner end, up to the user's innermost function, for a file object, or the path of one, in the variables of a
+function. What is found in a package's function is the file that it was asked to write. In the user's it may be another
+one, so there the disk must be nearly full too; where nothing is found, one of the node's disks must be full.
 
 A call that fills a disk by its own file alone would do so on every node, and fails as the user's. What counts is that
 others hold most of the disk: also after a library has removed what it could not finish.
@@ -15,17 +16,21 @@ import fcntl
 import io
 import os
 import stat
+import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any
 
 _FEW_BYTES = 64 << 10
 _FEW_PART = 0.01
 """A disk with less of it free than this is full."""
 _OTHERS_PART = 0.5
 """Others fill a disk on which they hold as much as this."""
+_NEARLY_PART = 0.1
+"""A disk with less of it free than this is nearly full."""
+_INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 _OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _SERVER_FAILS = frozenset(
     {errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ENOTCONN, errno.EUCLEAN, errno.ETIMEDOUT}
@@ -35,17 +40,24 @@ _SERVER_FAILS = frozenset(
 def others_filled_it(error: BaseException, folder: str) -> bool:
     """True if the disk that a call could not write to is one of this node's, and others have filled it. `folder`: on
     the node's scratch disk."""
-    local = set()
-    for place in (folder, tempfile.gettempdir(), "/dev/shm"):
-        try:
-            local.add((os.stat(place).st_dev, place))
-        except OSError:
-            continue
-    files = _files_of(error)
+    local = {}
+    for place in (folder, *_temporary(), "/dev/shm"):
+        with suppress(OSError):
+            local[os.stat(place).st_dev] = place
+    named = [getattr(error, name, None) for name in ("filename2", "filename")]
+    files = [os.fsdecode(each) for each in named if isinstance(each, str | bytes)][:1]  # of two, the second is written
+    if files:
+        return _others_fill(files[0], local, room_part=1.0)
+    files, is_exact = _files_of(error.__traceback__)
     if not files:
-        return any(_is_full(place) for _, place in local)
-    devices = {device for device, _ in local}
-    return any(_others_fill(file, devices) for file in files)
+        return any(_is_full(place) for place in local.values())
+    return any(_others_fill(file, local, room_part=1.0 if is_exact else _NEARLY_PART) for file in files)
+
+
+def _temporary() -> list[str]:
+    """Where temporary files go. `tempfile.gettempdir` tries to write there, and goes elsewhere if the disk is full."""
+    named = (tempfile.tempdir, *(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")))
+    return [*(place for place in named if isinstance(place, str) and place), "/tmp", "/var/tmp"]
 
 
 def is_there(path: str) -> bool:
@@ -59,28 +71,31 @@ def is_there(path: str) -> bool:
     return True
 
 
-def _others_fill(file: str, devices: set[int]) -> bool:
+def _others_fill(file: str, devices: Collection[int], *, room_part: float) -> bool:
+    """True if others hold most of a file's disk, one of these devices, and no larger part of it than this is free."""
     try:
         where = _existing(file)
         facts = os.statvfs(where)
         if os.stat(where).st_dev not in devices:
             return False
         own_bytes = _own_bytes(file, os.stat(where).st_dev)
-    except OSError:
+    except (OSError, ValueError):
         return False
     if facts.f_files > 0 and facts.f_favail == 0:
         return True
-    return facts.f_bavail * facts.f_frsize + own_bytes <= (1 - _OTHERS_PART) * facts.f_blocks * facts.f_frsize
+    free, size = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+    return free + own_bytes <= (1 - _OTHERS_PART) * size and free <= max(_FEW_BYTES, room_part * size)
 
 
 def _own_bytes(file: str, device: int) -> int:
     """What the file takes of its disk, and what this process has open there for writing: a file that was removed
     meanwhile takes its room until it is closed."""
-    sizes = {}
-    for each in (file, *map(int, os.listdir("/proc/self/fd"))):
+    sizes: dict[int, int] = {}
+    places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
+    for each in places:
         try:
             facts = os.stat(each)
-            writes = each == file or fcntl.fcntl(each, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+            writes = isinstance(each, str) or fcntl.fcntl(each, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
         except OSError:
             continue
         if writes and stat.S_ISREG(facts.st_mode) and facts.st_dev == device:
@@ -88,25 +103,20 @@ def _own_bytes(file: str, device: int) -> int:
     return sum(sizes.values())
 
 
-def _files_of(error: BaseException) -> list[str]:
-    """The files that an exception names, or that the innermost function of its traceback which has any was given."""
-    named = [getattr(error, name, None) for name in ("filename2", "filename")]
-    files = [os.fsdecode(each) for each in named if isinstance(each, str | bytes)]
-    if files:
-        return files[:1]  # of two, the second one is written
-    frames = list(_frames(error.__traceback__))
-    for local in reversed(frames):
+def _files_of(trace: TracebackType | None) -> tuple[list[str], bool]:
+    """The files that the innermost function which has any was given, and whether it is a package's."""
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        is_package = frame.f_code.co_filename.startswith(_INSTALLED)
+        local = frame.f_locals
         opened = [value for value in local.values() if type(value) in _OPENED]
         found = [path for value in opened or local.values() if (path := _path_of(value))]
-        if found:
-            return found
-    return []
-
-
-def _frames(trace: TracebackType | None) -> Iterator[dict[str, Any]]:
-    while trace is not None:
-        yield trace.tb_frame.f_locals
-        trace = trace.tb_next
+        if found or not is_package:
+            return found, is_package
+    return [], False
 
 
 def _path_of(value: object) -> str:

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -184,7 +185,7 @@ def test_a_full_disk_counts_if_it_is_this_nodes_and_full(tiny: Path, tmp_path: P
     here, elsewhere = Place(str(tiny)), Place(str(tmp_path))
     assert find(fill, here) == "", "its own file fills the disk, and would fill any"
     (tiny / "file").unlink()
-    (tiny / "others").write_bytes(bytes(700_000))
+    (tiny / "others").write_bytes(bytes(960_000))
     assert find(fill, here) == "a disk of the node is full (ENOSPC)"
     assert find(fill, elsewhere) == "", "its file is on no disk of the node"
     full = caught(fill)
@@ -231,6 +232,32 @@ def test_libraries_that_meet_a_disk_that_others_have_filled(
     (tiny / "others").write_bytes(bytes(900_000))
     assert find(lambda: write(tiny / "file"), Place(str(tiny))).startswith("a disk of the node is full")
     assert find(lambda: write(tiny / "file"), Place(str(tmp_path))) == "", "a disk that is not the node's"
+
+
+def test_a_full_temporary_folder_is_still_known_to_be_the_nodes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tempfile.gettempdir`, asked for the first time when its disk is full, goes elsewhere."""
+    monkeypatch.setenv("TMPDIR", str(tiny))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tiny / "others").write_bytes(bytes((1 << 20) - 4096))
+
+    def write() -> None:
+        with open(tiny / "file", "wb") as file:
+            file.write(bytes(100_000))
+
+    assert find(write, Place("/proc")) == "a disk of the node is full (ENOSPC)"
+
+
+def test_a_file_of_the_users_that_is_not_written_proves_nothing(tiny: Path) -> None:
+    """Its disk is more than half full, as most disks are, and has room."""
+    (tiny / "others").write_bytes(bytes(600_000))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write() -> None:
+        with open(tiny / "log", "w") as log:
+            log.write("begins")
+            by_c(OSError, full)  # type: ignore[arg-type]  # an exception that is made
+
+    assert find(write, Place(str(tiny))) == ""
 
 
 def test_a_device_that_is_always_full_is_the_users_whatever_else_is_full(tiny: Path) -> None:
@@ -298,6 +325,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection cl
         (GLOO, "Gloo lost a connection"),
         (GLOO.replace("Connection closed by peer", "Read error: Connection reset by peer"), "Gloo lost a connection"),
         ("I/O error: Input/output error (os error 5)", "a disk or file server failed (EIO, ESTALE)"),
+        ("read(): fd 9 failed with Stale file handle", "a disk or file server failed (EIO, ESTALE)"),
         # a mistake in a program's own code
         ("CUDA error: device-side assert triggered", ""),
         ("CUDA error: an illegal memory access was encountered", ""),

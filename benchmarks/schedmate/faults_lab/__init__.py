@@ -1,1 +1,1 @@
-"""Real libraries that meet broken disks, networks, devices and full memories: parts of `benchmarks.schedmate.faults`."""
+"""Real libraries meet broken disks, networks, devices and full memories: parts of `benchmarks.schedmate.faults`."""

@@ -197,7 +197,7 @@ def _host_memory(_device: Device, run: Run) -> None:
 # ---- mistakes
 
 
-def _value(device: Device, run: Run) -> None:
+def _value(_device: Device, run: Run) -> None:
     if run.case.variant == "key":
         {"claim": 1}[run.case.folder]
     if run.case.variant == "assert":
@@ -295,7 +295,9 @@ class Kind(NamedTuple):
     variants: tuple[str, ...]
 
 
-_OPENED = tuple(f"{library}, {when}" for when in injecting.CALLS for library in files.READERS if when in ("open", "read"))
+_OPENED = tuple(
+    f"{library}, {when}" for when in injecting.CALLS for library in files.READERS if when in ("open", "read")
+)
 _READ = tuple(each for each in _OPENED if each.endswith("read") and "fromfile" not in each)
 """numpy.fromfile takes a read that fails for the end of its file, and raises nothing."""
 FAULTS: dict[str, Kind] = {
@@ -318,7 +320,9 @@ MISTAKES: dict[str, Kind] = {
     "CUDA assertion, illegal address": Kind(_in_a_kernel, tuple(texts.OF_THE_PROGRAM)),
     "NCCL misused": Kind(_misused, tuple(texts.MISUSED)),
     "/dev/full": Kind(_always_full, ("print", "torch", "numpy")),
-    "own quota (ENOSPC, EDQUOT)": Kind(_own_quota, ("EDQUOT", *(each for each in files.WRITERS if each != "transformers"))),
+    "own quota (ENOSPC, EDQUOT)": Kind(
+        _own_quota, ("EDQUOT", *(each for each in files.WRITERS if each != "transformers"))
+    ),
     "own file fills the disk": Kind(_own_disk, ("numpy.save", "torch.save")),
     "device memory, its own": Kind(_own_device_memory, ("",)),
     "host memory, its own": Kind(_own_memory, ("",)),

@@ -1,7 +1,7 @@
-"""Three pilots of one machine that are as apart as pilots on three nodes: each with a disk, a memory and a GPU of its own.
+"""Three pilots of one machine, as apart as on three nodes: each with a disk, a memory and a GPU of its own.
 
-The disk is a tmpfs (`TMPDIR`), the memory a cgroup (version 1) with a limit; the GPU is the stand-in for NVIDIA's driver
-of tests/driver. The commands that make them stand in the site file's `worker_init`, so that a pilot starts inside. Root
+The disk is a tmpfs (`TMPDIR`), the memory a cgroup (version 1) with a limit; the GPU is the stand-in for NVIDIA's
+driver of tests/driver. The commands that make them stand in the site file's `worker_init`, so that a pilot starts inside. Root
 alone can do that.
 """
 

@@ -56,7 +56,9 @@ def meet(place: str, operation: str, *, peer: str) -> float:
 
     here, theirs = OPERATIONS[operation]
     how = {"is killed": "stays away"}.get(peer, peer)
-    other = subprocess.Popen([sys.executable, "-c", PEER.replace("WORK", theirs), place, how], stderr=subprocess.DEVNULL)
+    other = subprocess.Popen(
+        [sys.executable, "-c", PEER.replace("WORK", theirs), place, how], stderr=subprocess.DEVNULL
+    )
     try:
         limit = datetime.timedelta(seconds=60)
         dist.init_process_group("gloo", init_method=f"file://{place}", rank=0, world_size=2, timeout=limit)

@@ -12,7 +12,10 @@ _NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, 
 MEMORY_ERRORS = {
     "ECC": ("accelerator", "CUDA error: uncorrectable ECC error encountered" + _MORE),
     "NVLink": ("accelerator", "CUDA error: uncorrectable NVLink error detected during the execution" + _MORE),
-    "ECC, cuBLAS": ("error", "CUDA error: uncorrectable ECC error encountered when calling `cublasSgemm( handle, opa)`"),
+    "ECC, cuBLAS": (
+        "error",
+        "CUDA error: uncorrectable ECC error encountered when calling `cublasSgemm( handle, opa)`",
+    ),
     "ECC, async": ("accelerator", "CUDA error: uncorrectable ECC error encountered\nException raised from c10" + _MORE),
 }
 LOST = {
@@ -46,8 +49,8 @@ CONNECTIONS = {
 OUT_OF_MEMORY = (
     "memory",
     "CUDA out of memory. Tried to allocate {asked:.2f} GiB. GPU 0 has a total capacity of {total:.2f} GiB of which"
-    " {free:.2f} GiB is free. Process 4711 has {others:.2f} GiB memory in use. Including non-PyTorch memory, this process"
-    " has {held:.2f} GiB memory in use.",
+    " {free:.2f} GiB is free. Process 4711 has {others:.2f} GiB memory in use. Including non-PyTorch memory, this"
+    " process has {held:.2f} GiB memory in use.",
 )
 OF_THE_PROGRAM = {
     "assertion": ("accelerator", "CUDA error: device-side assert triggered" + _MORE),
@@ -58,5 +61,8 @@ OF_THE_PROGRAM = {
 """What code causes: the device is sound. A launch failure among them."""
 MISUSED = {
     "usage": ("distributed", _NCCL.format("invalid usage", "ncclInvalidUsage: This usually reflects invalid usage.")),
-    "argument": ("distributed", _NCCL.format("invalid argument", "ncclInvalidArgument: Invalid value for an argument.")),
+    "argument": (
+        "distributed",
+        _NCCL.format("invalid argument", "ncclInvalidArgument: Invalid value for an argument."),
+    ),
 }
