@@ -17,7 +17,7 @@ MOST_BYTES = 16 << 20
 """Of each log the last bytes that are read: a second of reading."""
 
 
-class Part(NamedTuple):
+class LogPart(NamedTuple):
     """A log, or a few lines of text in its place. `source`: what people call it. A byte range is of the file."""
 
     source: str
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     end: int | None = None
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """Where a line of the whole text stands. `number`: its number there, from 1; 0: it is no line of a file."""
 
     source: str
@@ -37,12 +37,12 @@ class Place(NamedTuple):
 class LogParts:
     """The parts as one file that can be read once."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[LogPart]) -> None:
         self._parts = list(parts)
         self._file: IO[bytes] | None = None
         self._left = 0
         self._lines = 0
-        self._begun: list[tuple[int, Part, int]] = []
+        self._begun: list[tuple[int, LogPart, int]] = []
         """Each part that was read: the number of its first line here, and the lines of its file before that."""
         self._ended_well = True
 
@@ -55,12 +55,12 @@ class LogParts:
                 self._ended_well = not block or block.endswith(b"\n")
                 return block
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> LogPlace:
         """Where a line of the whole text stands."""
         for first, part, skipped in reversed(self._begun):
             if number >= first:
-                return Place(part.source, number - first + 1 + skipped if part.path is not None else 0)
-        return Place("", 0)
+                return LogPlace(part.source, number - first + 1 + skipped if part.path is not None else 0)
+        return LogPlace("", 0)
 
     def close(self) -> None:
         """Close what is open."""
@@ -97,7 +97,7 @@ class LogParts:
         return part.text or None
 
 
-def _open(part: Part) -> tuple[IO[bytes], int, int] | None:
+def _open(part: LogPart) -> tuple[IO[bytes], int, int] | None:
     """A log's file, the bytes of it that count, and the lines before them, as far as these are counted."""
     if part.path is None:
         return None
@@ -120,7 +120,7 @@ def _open(part: Part) -> tuple[IO[bytes], int, int] | None:
 
 
 def _lines_before(file: IO[bytes], end: int) -> int:
-    """How many lines a file has before a byte, so that numbers are an editor's; 0 where counting them takes too long."""
+    """How many lines a file has before a byte, so that numbers are an editor's; 0 where counting takes too long."""
     if end > MOST_BYTES:
         return 0
     return sum(file.read(min(1 << 20, end - at)).count(b"\n") for at in range(0, end, 1 << 20))

@@ -13,13 +13,13 @@ import msgspec
 
 from stoker.manager.advice.logs import Fault, FaultKind, Located, LogLine, classify, locate
 from stoker.manager.advice.logs.features import frames_of
-from stoker.manager.advice.logs.own_words import OF_CALLS, OF_JOBS, SAID
+from stoker.manager.advice.logs.own_words import JOB, OF_CALLS, OF_JOBS, SAID
 from stoker.manager.advice.logs.remedies import remedy
 from stoker.manager.advice.logs.rules import FaultRule, matching_rules
 from stoker.manager.advice.logs.signs import TRACEBACK
 from stoker.manager.advice.secrets import masked
 from stoker.manager.cli import printed
-from stoker.manager.cli.log_parts import LogParts, Part
+from stoker.manager.cli.log_parts import LogPart, LogParts
 from stoker.manager.cli.logs import files, is_call
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Story
@@ -58,7 +58,7 @@ class ProofLine(msgspec.Struct, frozen=True):
     text: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class FailureVerdict(msgspec.Struct, frozen=True):
     """Whose fault a failure is. `kind`, `component`, `sure`, `means`: see `Fault`. `do`: what to do about it; `done`:
     what was done about it already, in the order in which that happened."""
 
@@ -71,7 +71,7 @@ class Verdict(msgspec.Struct, frozen=True):
     done: tuple[str, ...] = ()
 
 
-def verdict_of(folder: SessionFolder, story: Story) -> Verdict | None:
+def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
     """Whose fault it is that a call, a pilot or a block failed; None where nothing has failed or nothing says why."""
     texts = [line.text for line in story.lines]
     said: list[str] = []
@@ -83,20 +83,20 @@ def verdict_of(folder: SessionFolder, story: Story) -> Verdict | None:
         rules = OF_JOBS
         said = [text for text in (*texts, story.headline) if _FAILED_BLOCK.search(text)][:1]
         own = [file for file in files(folder) if file.name.startswith(f"{story.subject}.")]
-        parts = [*(Part(file.name, path=file.path) for file in own), *(_told(text) for text in said)]
+        parts = [*(LogPart(file.name, path=file.path) for file in own), *(_told(text) for text in said)]
     else:
-        said = [text for text in texts if _LOST_PILOT.search(text)][-1:]
+        said = [text for text in texts if _LOST_PILOT.search(text)][-1:] if _is_over(story) else []
         own = [file for file in files(folder) if story.subject in (file.name, file.name.rpartition("/")[2])]
-        parts = [Part(file.name.rpartition("/")[2], path=file.path) for file in own] if _is_over(story) else []
+        parts = [LogPart(file.name.rpartition("/")[2], path=file.path) for file in own] if _is_over(story) else []
     found = _judged(parts, said, rules)
     if found is None:
         return None
     fault, proof = found
     do = remedy(fault, story.subject)
-    return Verdict(fault.kind, fault.component, fault.sure, fault.means, proof, do, tuple(_done(texts)))
+    return FailureVerdict(fault.kind, fault.component, fault.sure, fault.means, proof, do, tuple(_done(texts)))
 
 
-def show(verdict: Verdict) -> list[str]:
+def show(verdict: FailureVerdict) -> list[str]:
     """The lines of `stoker explain`."""
     whose = _WHOSE.get(verdict.kind, "the infrastructure")
     if verdict.kind is FaultKind.USER and verdict.component in _SETTINGS:
@@ -112,17 +112,17 @@ def show(verdict: Verdict) -> list[str]:
 # ---- what is judged
 
 
-def _of_call(texts: list[str]) -> Iterator[Part]:
+def _of_call(texts: list[str]) -> Iterator[LogPart]:
     """What a call that failed has printed in its last try, and what it raised, as Python shows that."""
     raised = next((hit["what"] for text in reversed(texts) if (hit := _RAISED.fullmatch(text))), "")
     failed = next((hit for text in reversed(texts) if (hit := _NO_RESULT.fullmatch(text))), None)
     if not raised and (failed is None or failed["kind"] in _WANTED):
         return
     for path, start, end in printed.printed(texts)[-1:]:
-        yield Part(path.stem, path=path, start=start, end=end)
+        yield LogPart(path.stem, path=path, start=start, end=end)
     log = printed.library_log(texts)
     if log is not None:
-        yield Part(log.stem, path=log)
+        yield LogPart(log.stem, path=log)
     if failed is not None:
         yield _told(failed["what"])
     if raised:
@@ -135,8 +135,8 @@ def _of_call(texts: list[str]) -> Iterator[Part]:
         yield _told("\n".join([*lines, said]))
 
 
-def _told(text: str) -> Part:
-    return Part("", text=text.encode(errors="replace") + b"\n")
+def _told(text: str) -> LogPart:
+    return LogPart("", text=text.encode(errors="replace") + b"\n")
 
 
 def _failed(text: str) -> re.Match[str] | None:
@@ -146,14 +146,14 @@ def _failed(text: str) -> re.Match[str] | None:
 
 def _is_over(story: Story) -> bool:
     """Whether a pilot or a library is gone, as its headline says."""
-    return any(word in story.headline for word in ("gone", "lost", "ended", "failed"))
+    return story.headline.startswith("gone") or ": gone, " in story.headline
 
 
 # ---- the judgement
 
 
 def _judged(
-    parts: list[Part], said: list[str], rules: tuple[FaultRule, ...]
+    parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...]
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
     """By the logs, or by what the session says where that is surer."""
     logs = LogParts(parts)
@@ -162,18 +162,18 @@ def _judged(
     finally:
         logs.close()
     by_log = classify(located, rules=rules) if located is not None else None
-    by_word = _by_words(said)
-    if by_word is not None and (by_log is None or by_word.sure >= by_log.sure or _is_a_guess(by_log, rules)):
+    by_word = _by_words(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
+    if by_word is not None and (by_log is None or by_word.sure > by_log.sure or _is_a_guess(by_log, rules)):
         return by_word, tuple(ProofLine("", 0, line.text) for line in by_word.proof)
     if by_log is None or located is None:
         return None
     return by_log, tuple(ProofLine(*logs.place(line.number), line.text) for line in _proof(by_log, located))
 
 
-def _by_words(said: Iterable[str]) -> Fault | None:
+def _by_words(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
     for text in said:
         for line in reversed(text.splitlines()):
-            rule = next(iter(matching_rules(line, SAID)), None)
+            rule = next(iter(matching_rules(line, rules)), None)
             if rule is not None:
                 return Fault(rule.kind, rule.component, rule.sure, rule.means, (LogLine(0, masked(line.strip())),))
     return None

@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 class Device:
-    """A GPU that is stood in for: what this process holds of it, beside what the stand-in driver says that others do."""
+    """A GPU that is stood in for: what this process holds of it, beside what the driver says that others do."""
 
     def __init__(self, operator: str) -> None:
         import pynvml
@@ -329,4 +329,4 @@ MISTAKES: dict[str, Kind] = {
     "Gloo, its own rank raised": Kind(_own_peer, ("all_reduce", "broadcast")),
 }  # fmt: skip
 BOUNDED = frozenset({"host memory, its own", "Gloo, its own rank raised"})
-"""Mistakes that nothing tells from a fault when they happen once: these may be tried again, a bounded number of times."""
+"""Mistakes that nothing tells from a fault when they happen once: they may be tried again, so many times and no more."""

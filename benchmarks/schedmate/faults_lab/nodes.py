@@ -1,8 +1,8 @@
 """Three pilots of one machine, as apart as on three nodes: each with a disk, a memory and a GPU of its own.
 
 The disk is a tmpfs (`TMPDIR`), the memory a cgroup (version 1) with a limit; the GPU is the stand-in for NVIDIA's
-driver of tests/driver. The commands that make them stand in the site file's `worker_init`, so that a pilot starts inside. Root
-alone can do that.
+driver of tests/driver. The commands that make them stand in the site file's `worker_init`, so that a pilot starts
+inside. Root alone can do that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ mount -t tmpfs -o size={disk}m stoker-faults $node/tmp
 mkdir {group}/$(basename $node)
 echo {memory} > {group}/$(basename $node)/memory.limit_in_bytes
 echo $$ > {group}/$(basename $node)/cgroup.procs
-printf '{{"gpus": [{{"uuid": "GPU-%s", "name": "NVIDIA A10", "memory": {device}}}]}}' $(basename $node) > $node/nvml.json
+printf '{{"gpus": [{{"uuid": "GPU-%s", "memory": {device}}}]}}' $(basename $node) > $node/nvml.json
 export STANDIN_NVML=$node/nvml.json FAULTS_NODE=$node FAULTS_GROUP={group}/$(basename $node) TMPDIR=$node/tmp
 export FAULTS_REQUESTS={folder}/requests
 export GLOO_SOCKET_IFNAME=lo HF_HUB_OFFLINE=1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from polling import PATIENCE_S, polls
 from session_that_is_up import SessionUp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,25 +32,31 @@ LIMIT_S = 200
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
-    """What `stoker explain --json` and `stoker explain` say of the call of each broken program, all in one session."""
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionUp]:
+    """A session of one pilot."""
     with SessionUp(tmp_path_factory.mktemp("broken")) as up:
-        environ = {**os.environ, "STOKER_SESSION": up.name}
-        programs = {
-            way: subprocess.Popen(
-                [sys.executable, str(PROGRAM), way], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-            for way in WAYS
-        }
-        told: dict[str, dict[str, Any]] = {}
-        for way, program in programs.items():
-            said = program.communicate(timeout=LIMIT_S)[0].decode()
-            assert program.returncode != 0, said
-            named = re.search(r"\bc-[\d.]+\b", said)
-            assert named is not None, said
-            told[way] = json.loads(up.stoker("explain", named[0], up.name, "--json"))
-            told[way]["shown"] = up.stoker("explain", named[0], up.name)
-        yield told
+        yield up
+
+
+@pytest.fixture(scope="module")
+def broken(up: SessionUp) -> dict[str, dict[str, Any]]:
+    """What `stoker explain --json` and `stoker explain` say of the call of each broken program, all in one session."""
+    environ = {**os.environ, "STOKER_SESSION": up.name}
+    programs = {
+        way: subprocess.Popen(
+            [sys.executable, str(PROGRAM), way], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for way in WAYS
+    }
+    told: dict[str, dict[str, Any]] = {}
+    for way, program in programs.items():
+        said = program.communicate(timeout=LIMIT_S)[0].decode()
+        assert program.returncode != 0, said
+        named = re.search(r"\bc-[\d.]+\b", said)
+        assert named is not None, said
+        told[way] = json.loads(up.stoker("explain", named[0], up.name, "--json"))
+        told[way]["shown"] = up.stoker("explain", named[0], up.name)
+    return told
 
 
 def test_readme_and_troubleshooting_list_the_ways() -> None:
@@ -81,3 +89,36 @@ def test_what_was_done_is_told(broken: dict[str, dict[str, Any]]) -> None:
     ]
     assert broken["memory"]["verdict"]["done"] == ["ran again after the first death of its library"]
     assert broken["code"]["verdict"]["done"] == []
+
+
+def test_a_job_that_finds_no_python_on_its_node_is_explained(up: SessionUp, tmp_path: Path) -> None:
+    site = tmp_path / "away.toml"
+    site.write_text(
+        '[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\n[environment]\npython = "/opt/away/python"\n'
+    )
+    stoker = [sys.executable, "-m", "stoker.manager.cli.entry"]
+    said = subprocess.run([*stoker, "up", str(site)], cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    name = re.findall(r"session (\w+)", said)[0]
+    try:
+        verdict = json.loads(up.stoker("explain", "b1", name, "--json"))["verdict"]
+    finally:
+        up.stoker("down", name)
+    assert (verdict["kind"], verdict["component"]) == ("framework", "environment")
+    assert (verdict["proof"][0]["source"], verdict["proof"][0]["number"]) == ("b1.err", 1)
+    assert "/opt/away/python" in verdict["proof"][0]["text"]
+    assert verdict["do"].startswith("mend [environment] python")
+
+
+def test_a_pilot_that_was_killed_is_explained(up: SessionUp) -> None:
+    pilot = json.loads(up.stoker("status", up.name, "--json"))["status"]["pilots"][0]["pilot"]
+    joined = re.search(r"\(process (\d+)\)", up.stoker("explain", pilot, up.name))
+    assert joined is not None
+    os.kill(int(joined[1]), signal.SIGKILL)
+    for more in polls(PATIENCE_S):
+        verdict = json.loads(up.stoker("explain", pilot, up.name, "--json"))["verdict"]
+        if verdict is not None:
+            break
+        assert more
+    assert (verdict["kind"], verdict["component"]) == ("infrastructure", "node")
+    assert "counted as lost: unexplained" in verdict["proof"][0]["text"]
+    assert verdict["do"]
