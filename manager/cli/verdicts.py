@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from stoker.manager.advice.logs import Fault, FaultKind, Located, LogLine, classify, locate
+from stoker.manager.advice.logs.classifier import GUESSED
 from stoker.manager.advice.logs.features import frames_of
 from stoker.manager.advice.logs.own_words import JOB, OF_CALLS, OF_JOBS, SAID
 from stoker.manager.advice.logs.remedies import remedy
@@ -34,6 +35,8 @@ _WANTED = frozenset({"cancelled", "dropped"})
 """Ends that somebody wanted."""
 _DONE = (
     (re.compile(r"runs again, for (?P<time>.+ s) not on (?P<where>.+)"), "ran again, for {time} not on {where}"),
+    (re.compile(r"runs again, for .+ s not on (?P<where>\S+ of \S+)"), "{where} was probed at once"),
+    (re.compile(r"back in the queue: (?P<where>\S+ of \S+) is quarantined"), "{where} is used no more (quarantined)"),
     (re.compile(r"its library died .*, 1 of (?P<most>\d+) before"), "ran again after the first death of its library"),
     (re.compile(r"its library died .*it is tried again by itself"), "ran again by itself, with nothing beside it"),
     (re.compile(r"may have run when (?P<where>\S+) died \(\d+\); it runs alone"), "ran again alone on a pilot"),
@@ -163,7 +166,7 @@ def _judged(
         logs.close()
     by_log = classify(located, rules=rules) if located is not None else None
     by_word = _by_words(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
-    if by_word is not None and (by_log is None or by_word.sure > by_log.sure or _is_a_guess(by_log, rules)):
+    if by_word is not None and (by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(GUESSED)):
         return by_word, tuple(ProofLine("", 0, line.text) for line in by_word.proof)
     if by_log is None or located is None:
         return None
@@ -177,11 +180,6 @@ def _by_words(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None
             if rule is not None:
                 return Fault(rule.kind, rule.component, rule.sure, rule.means, (LogLine(0, masked(line.strip())),))
     return None
-
-
-def _is_a_guess(fault: Fault, rules: tuple[FaultRule, ...]) -> bool:
-    """True if no rule knows what a log says."""
-    return not any(rule.means == fault.means for rule in rules)
 
 
 def _proof(fault: Fault, located: Located) -> list[LogLine]:

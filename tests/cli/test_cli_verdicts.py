@@ -101,6 +101,7 @@ CROWDED = (
         ("(timeout): the call ran for 5.1 s on n1; its limit is 5 s", "user", "time"),
         ("(timeout): ran 50 s and was cut off by the 60 s walltime, twice; raise [provider] walltime, or save state",
          "user", "walltime"),
+        ("(transfer): the result can't be sent back to the program: a _thread.lock can't be pickled", "user", "result"),
         ("(transfer): the function verify could not be unpickled on n1: No module named 'claims'; what it imports must"
          " be installed there", "framework", "package"),
     ],
@@ -127,7 +128,9 @@ def test_what_the_log_says_goes_before_a_bare_signal(folder: SessionFolder) -> N
         ("ModuleNotFoundError: No module named 'claim_reader'", "package"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'claims.npy'", "data"),
         ("safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully"
-         " covered", "data"),
+         " covered", "damaged_file"),
+        ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "damaged_file"),
+        ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", "service"),
         ("ValueError: operands could not be broadcast together with shapes (2,) (3,)", "code"),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x5 and 4x2)", "code"),
         ("TypeError: verify() missing 1 required positional argument: 'claims'", "code"),
@@ -159,6 +162,42 @@ def test_what_was_done_is_told_once_each(folder: SessionFolder) -> None:
     )
     assert fault is not None
     assert fault.done == ("ran again, for 15 s not on n1", "ran again, for 15 s not on n2")
+
+
+def test_a_device_that_failed_a_call_was_probed(folder: SessionFolder) -> None:
+    ecc = "the device met a memory error that it cannot correct: AcceleratorError: CUDA error: uncorrectable ECC error"
+    texts = (
+        f"lib-1 (cuda:0 of n1) failed it: {ecc}",
+        "runs again, for 15 s not on cuda:0 of n1",
+        f"ended without a result (infrastructure): devices, disks or networks failed it 3 times:\n  n1: {ecc}",
+    )
+    fault = verdicts.verdict_of(folder, story("c-1", *texts))
+    assert fault is not None
+    assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
+    assert fault.done == ("ran again, for 15 s not on cuda:0 of n1", "cuda:0 of n1 was probed at once")
+
+
+def test_the_traceback_of_a_loader_goes_before_the_word_that_it_failed(folder: SessionFolder) -> None:
+    path = log(
+        folder,
+        "lib-2.log",
+        [
+            "Traceback (most recent call last):",
+            '  File "/home/ana/program.py", line 7, in model',
+            "    return numpy.zeros(3).foo",
+            "AttributeError: 'numpy.ndarray' object has no attribute 'foo'",
+        ],
+    )
+    failed = (
+        "ended without a result (context): context llm could not be loaded: the loader of llm raised AttributeError"
+    )
+    fault = verdicts.verdict_of(folder, story("c-1", failed, f"its library's log is {path}"))
+    assert fault is not None
+    assert fault.component == "code"
+    assert [(line.source, line.number) for line in fault.proof[:2]] == [("lib-2", 2), ("lib-2", 4)]
+    elsewhere = verdicts.verdict_of(folder, story("c-1", failed))
+    assert elsewhere is not None
+    assert elsewhere.component == "context"
 
 
 # ---- pilots and blocks

@@ -329,4 +329,4 @@ MISTAKES: dict[str, Kind] = {
     "Gloo, its own rank raised": Kind(_own_peer, ("all_reduce", "broadcast")),
 }  # fmt: skip
 BOUNDED = frozenset({"host memory, its own", "Gloo, its own rank raised"})
-"""Mistakes that nothing tells from a fault when they happen once: they may be tried again, so many times and no more."""
+"""Mistakes that nothing tells from a fault when they happen once: they may be tried again, some times and no more."""

@@ -32,6 +32,8 @@ SAID: tuple[FaultRule, ...] = (
               sure=0.97),
     FaultRule(_F, "package", r"could not be unpickled on .*must be installed there",
               "a package of the program is not installed where pilots run", _CALLS),
+    FaultRule(_U, "result", r"can't be sent back|could not be pickled|cannot be unpickled here",
+              "what it returns cannot travel", "pilot/library/packing.py", sure=0.97),
     FaultRule(_U, "context", r"^(?:context .* could not be loaded: )?the loader of .* raised",
               "its context's loader failed", _CALLS, sure=0.7),
     # ---- pilots
@@ -71,8 +73,14 @@ MORE: tuple[FaultRule, ...] = (
               "a file that the program names is not there", "errno(3), strerror, 2, 20, 21", sure=0.85),
     FaultRule(_U, "code", r"matmul: Input operand|could not be broadcast together|shapes .{1,40} not aligned"
               r"|dimensions .{0,60} must match exactly", "arrays do not fit together", "NumPy, ufuncs", sure=0.9),
-    FaultRule(_U, "data", r"incomplete metadata, file not fully covered|HeaderTooLarge|invalid load key|not a zip"
-              r" file|Invalid(?:Header|magic)|PytorchStreamReader failed",
+    FaultRule(_U, "service", r"\[Errno 111\] Connection refused|URLError|NewConnectionError|Max retries exceeded with",
+              "a service that the program calls does not answer", "urllib; requests", sure=0.8),
+    FaultRule(_F, "versions", r"was removed in the NumPy|has been removed (?:from|in) (?:version|v)?[\d.]+",
+              "a package lacks a name: another version of it is meant", "NumPy, _expired_attrs_2_0.py", sure=0.95),
+    FaultRule(_U, "damaged_file", r"JSONDecodeError|UnicodeDecodeError|UnpicklingError|ParserError: Error tokenizing",
+              "what it read is cut short, or of another format", "json; pickle; pandas", sure=0.87),
+    FaultRule(_U, "damaged_file", r"incomplete metadata, file not fully covered|HeaderTooLarge|invalid load key"
+              r"|not a zip file|Invalid(?:Header|magic)|PytorchStreamReader failed",
               "a file is cut short, or no file of this kind", "safetensors; PyTorch; pickle", sure=0.9),
 )  # fmt: skip
 
