@@ -1,15 +1,26 @@
-"""Whose fault a failure is, for `stoker explain`: by what a call, a pilot or a block's job has printed, and by what
-a call raised. Logs are read where they lie; where that is another machine, there is no verdict.
+"""Whose fault a failure is, what to do about it and what was done, for `stoker explain`.
+
+Three things are judged: what a call, a pilot or a block's job has printed, what a call raised, and what the manager and
+its pilots say of it. Logs are read where they lie; where that is another machine, the rest has to do.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
-from stoker.manager.advice.logs import Fault, classify, locate
+import msgspec
+
+from stoker.manager.advice.logs import Fault, FaultKind, Located, LogLine, classify, locate
+from stoker.manager.advice.logs.classifier import GUESSED
+from stoker.manager.advice.logs.features import frames_of
+from stoker.manager.advice.logs.own_words import JOB, OF_CALLS, OF_JOBS, SAID
+from stoker.manager.advice.logs.remedies import remedy
+from stoker.manager.advice.logs.rules import FaultRule, matching_rules
+from stoker.manager.advice.logs.signs import TRACEBACK
+from stoker.manager.advice.secrets import masked
 from stoker.manager.cli import printed
+from stoker.manager.cli.log_parts import LogPart, LogParts
 from stoker.manager.cli.logs import files, is_call
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Story
@@ -18,69 +29,174 @@ _RAISED = re.compile(r"raised an exception in your code after [\d.]+ s: (?P<what
 _NO_RESULT = re.compile(r"ended without a result \((?P<kind>\w+)\): (?P<what>.*)", re.DOTALL)
 _PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 _BLOCK = re.compile(r"b\d+")
-_UNFAULTED = frozenset({"cancelled", "dropped", "timeout"})
-"""Ends that somebody wanted, or that a limit of the user's brought: no log says more of them."""
-_MOST_BYTES = 64 << 20
+_FAILED_BLOCK = re.compile(r"refused: |ended: .*(?:exit code (?!0\b)|[A-Z]+_[A-Z]+|PREEMPTED)")
+_LOST_PILOT = re.compile(r"counted as lost: ")
+_WANTED = frozenset({"cancelled", "dropped"})
+"""Ends that somebody wanted."""
+_DONE = (
+    (re.compile(r"runs again, for (?P<time>.+ s) not on (?P<where>.+)"), "ran again, for {time} not on {where}"),
+    (re.compile(r"runs again, for .+ s not on (?P<where>\S+ of \S+)"), "{where} was probed at once"),
+    (re.compile(r"back in the queue: (?P<where>\S+ of \S+) is quarantined"), "{where} is used no more (quarantined)"),
+    (re.compile(r"its library died .*, 1 of (?P<most>\d+) before"), "ran again after the first death of its library"),
+    (re.compile(r"its library died .*it is tried again by itself"), "ran again by itself, with nothing beside it"),
+    (re.compile(r"may have run when (?P<where>\S+) died \(\d+\); it runs alone"), "ran again alone on a pilot"),
+    (re.compile(r"back in the queue: .* \(.*which are not the pilot's hold.*"), "ran again, at no cost of its tries"),
+    (re.compile(r"ran .* and was cut off by the walltime of (?P<where>\S+)"), "waited for a pilot with more time left"),
+    (re.compile(r"(?P<where>\S+) quarantined: .*"), "{where} was probed, failed, and is used no more (quarantined)"),
+    (re.compile(r"(?P<where>\S+) is well again"), "{where} was probed again, and is used again"),
+)  # fmt: skip
+"""What a story says was done about a failure, and how that is told."""
+_MOST_DONE = 6
 _SHOWN = 6
+_WHOSE = {FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed"}
+_SETTINGS = frozenset({"site", "walltime", "time", "declared_memory"})
 
 
-def verdict_of(folder: SessionFolder, story: Story) -> Fault | None:
-    """Whose fault it is that a call, a pilot or a block failed; None where nothing has failed or no log says why."""
+class ProofLine(msgspec.Struct, frozen=True):
+    """A line that shows a fault. `source`: the log that has it, by the name that `stoker logs` takes; `number`: its
+    line there (0: it is no line of a log, but what the call raised or what the session says)."""
+
+    source: str
+    number: int
+    text: str
+
+
+class FailureVerdict(msgspec.Struct, frozen=True):
+    """Whose fault a failure is. `kind`, `component`, `sure`, `means`: see `Fault`. `do`: what to do about it; `done`:
+    what was done about it already, in the order in which that happened."""
+
+    kind: FaultKind
+    component: str
+    sure: float
+    means: str
+    proof: tuple[ProofLine, ...]
+    do: str
+    done: tuple[str, ...] = ()
+
+
+def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
+    """Whose fault it is that a call, a pilot or a block failed; None where nothing has failed or nothing says why."""
     texts = [line.text for line in story.lines]
+    said: list[str] = []
+    rules = OF_CALLS
     if is_call(story.subject):
-        lines = list(_of_call(texts))
+        parts = list(_of_call(texts))
+        said = [hit["what"] for text in texts if (hit := _failed(text))][-1:] if parts else []
     elif _BLOCK.fullmatch(story.subject):
-        lines = [
-            line for file in files(folder) if file.name.startswith(f"{story.subject}.") for line in _tail(file.path)
-        ]
+        rules = OF_JOBS
+        said = [text for text in (*texts, story.headline) if _FAILED_BLOCK.search(text)][:1]
+        own = [file for file in files(folder) if file.name.startswith(f"{story.subject}.")]
+        parts = [*(LogPart(file.name, path=file.path) for file in own), *(_told(text) for text in said)]
     else:
+        said = [text for text in texts if _LOST_PILOT.search(text)][-1:] if _is_over(story) else []
         own = [file for file in files(folder) if story.subject in (file.name, file.name.rpartition("/")[2])]
-        lines = [line for file in own for line in _tail(file.path)] if _is_over(story) else []
-    located = locate(lines) if lines else None
-    return classify(located) if located is not None else None
+        parts = [LogPart(file.name.rpartition("/")[2], path=file.path) for file in own] if _is_over(story) else []
+    found = _judged(parts, said, rules)
+    if found is None:
+        return None
+    fault, proof = found
+    do = remedy(fault, story.subject)
+    return FailureVerdict(fault.kind, fault.component, fault.sure, fault.means, proof, do, tuple(_done(texts)))
 
 
-def show(fault: Fault) -> list[str]:
+def show(verdict: FailureVerdict) -> list[str]:
     """The lines of `stoker explain`."""
-    whose = {"user": "the program", "framework": "what is installed", "infrastructure": "the infrastructure"}
-    out = [f"  verdict   {whose[fault.kind.value]} ({fault.component}), {fault.sure:.0%} sure: {fault.means}"]
-    return out + [f"            {line.number:>5}: {line.text}" for line in fault.proof[:_SHOWN]]
+    whose = _WHOSE.get(verdict.kind, "the infrastructure")
+    if verdict.kind is FaultKind.USER and verdict.component in _SETTINGS:
+        whose = "what was asked for"
+    out = [f"  verdict   {whose} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"]
+    for line in verdict.proof[:_SHOWN]:
+        where = f"{line.source}:{line.number}: " if line.number else f"{line.source}: " if line.source else ""
+        out.append(f"            {where}{line.text}")
+    out += [f"  done      {what}" for what in verdict.done[-_SHOWN:]]
+    return [*out, f"  do        {verdict.do}"]
 
 
-def _of_call(texts: list[str]) -> Iterator[bytes]:
+# ---- what is judged
+
+
+def _of_call(texts: list[str]) -> Iterator[LogPart]:
     """What a call that failed has printed in its last try, and what it raised, as Python shows that."""
     raised = next((hit["what"] for text in reversed(texts) if (hit := _RAISED.fullmatch(text))), "")
     failed = next((hit for text in reversed(texts) if (hit := _NO_RESULT.fullmatch(text))), None)
-    if not raised and (failed is None or failed["kind"] in _UNFAULTED):
+    if not raised and (failed is None or failed["kind"] in _WANTED):
         return
     for path, start, end in printed.printed(texts)[-1:]:
-        yield from _tail(path, start=start, end=end)
+        yield LogPart(path.stem, path=path, start=start, end=end)
     log = printed.library_log(texts)
     if log is not None:
-        yield from _tail(log)
+        yield LogPart(log.stem, path=log)
     if failed is not None:
-        yield from failed["what"].encode(errors="replace").splitlines()
+        yield _told(failed["what"])
     if raised:
         said, *places = raised.split("\n")
-        yield b"Traceback (most recent call last):"
+        lines = [TRACEBACK + ":"]
         for place in places:
             hit = _PLACE.fullmatch(place.strip())
             if hit is not None:
-                yield f'  File "{hit["file"]}", line {hit["line"]}, in {hit["name"]}'.encode(errors="replace")
-        yield said.encode(errors="replace")
+                lines.append(f'  File "{hit["file"]}", line {hit["line"]}, in {hit["name"]}')
+        yield _told("\n".join([*lines, said]))
 
 
-def _tail(path: Path, *, start: int = 0, end: int | None = None) -> list[bytes]:
-    """The lines of a file, or of its last part; none of one that cannot be read here."""
-    try:
-        with path.open("rb") as file:
-            last = file.seek(0, 2) if end is None else end
-            file.seek(max(start, last - _MOST_BYTES))
-            return file.read(last - file.tell()).splitlines()
-    except OSError:
-        return []
+def _told(text: str) -> LogPart:
+    return LogPart("", text=text.encode(errors="replace") + b"\n")
+
+
+def _failed(text: str) -> re.Match[str] | None:
+    found = _NO_RESULT.fullmatch(text)
+    return found if found is not None and found["kind"] not in _WANTED else None
 
 
 def _is_over(story: Story) -> bool:
     """Whether a pilot or a library is gone, as its headline says."""
-    return any(word in story.headline for word in ("gone", "lost", "ended", "failed"))
+    return story.headline.startswith("gone") or ": gone, " in story.headline
+
+
+# ---- the judgement
+
+
+def _judged(
+    parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...]
+) -> tuple[Fault, tuple[ProofLine, ...]] | None:
+    """By the logs, or by what the session says where that is surer."""
+    logs = LogParts(parts)
+    try:
+        located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # all that it asks for is `read`
+    finally:
+        logs.close()
+    by_log = classify(located, rules=rules) if located is not None else None
+    by_word = _by_words(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
+    if by_word is not None and (by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(GUESSED)):
+        return by_word, tuple(ProofLine("", 0, line.text) for line in by_word.proof)
+    if by_log is None or located is None:
+        return None
+    return by_log, tuple(ProofLine(*logs.place(line.number), line.text) for line in _proof(by_log, located))
+
+
+def _by_words(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
+    for text in said:
+        for line in reversed(text.splitlines()):
+            rule = next(iter(matching_rules(line, rules)), None)
+            if rule is not None:
+                return Fault(rule.kind, rule.component, rule.sure, rule.means, (LogLine(0, masked(line.strip())),))
+    return None
+
+
+def _proof(fault: Fault, located: Located) -> list[LogLine]:
+    """The lines that show a fault, with the line of the user's code that is nearest to it."""
+    frames = [line for line in located.traceback if line.text.lstrip().startswith('File "')]
+    own = [line for line in frames if frames_of([line.text]) == ["user"]]
+    chosen = {line.number: line for line in (*own[-1:], *fault.proof) if TRACEBACK not in line.text}
+    lines = [chosen[number] for number in sorted(chosen)] or list(fault.proof)
+    return list({line.text.strip(): LogLine(line.number, line.text.strip()) for line in lines}.values())
+
+
+def _done(texts: Iterable[str]) -> list[str]:
+    """What was done about a failure, once each, in its order."""
+    found: dict[str, None] = {}
+    for text in texts:
+        for pattern, words in _DONE:
+            hit = pattern.search(text)
+            if hit is not None:
+                found.setdefault(words.format(**hit.groupdict()))
+    return list(found)[-_MOST_DONE:]

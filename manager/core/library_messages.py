@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from stoker.manager.core import (
     blocks,
     cache_room,
     call_records,
+    faults,
     feeding,
     fitness,
     holding,
@@ -23,7 +26,7 @@ from stoker.manager.core.commands import RecordLoad, RecordSteps
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.phases import LibraryState
-from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_manager import LibraryBatch, LibraryGone, LibraryReady
 
@@ -91,10 +94,17 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
     blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
+    crowded_out = (
+        failure is not None and failure.kind is FailureKind.PILOT and failure.signal != 0 and not message.loading
+    )
     back = []
     if failure is None and not message.loading:
         suspects.cut_off(manager, library, [call for call in survivors if call.id in running])
     for call in survivors:
+        if crowded_out and failure is not None and call.id in running and call.group.options.gang[1] <= 1:
+            evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)
+            faults.failed(manager, library, call, CallEnd(call.id, False, failure=evidence))
+            continue
         killer = blamed is not None and call.id in running
         if failure is not None and failure.kind in OF_OTHERS and call.id in running:
             poison.cut_beside(manager, library, call, failure)

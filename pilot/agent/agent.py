@@ -31,7 +31,9 @@ from stoker.pilot.core.state import CoreState, PilotFacts
 from stoker.pilot.core.timers import Timers
 from stoker.pilot.devices import PilotDevice, memory
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
+from stoker.pilot.devices.host_memory import OomKills, anonymous_bytes
 from stoker.pilot.devices.monitor import Monitor
+from stoker.pilot.zygote.processes import tree
 from stoker.working_folder import folders_here
 
 GRACE_S = 2.0
@@ -86,6 +88,7 @@ class Agent:
         self.sees_all_processes = memory.sees_all_processes()
         self.scratch = scratch
         self.parent = Parent(watched=options.in_batch)
+        self.oom_kills = OomKills(lambda: anonymous_bytes(tree(os.getpid())))
         self.cache = cache
         self.peers = peers
         self.link = link

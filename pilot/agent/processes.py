@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
+from signal import SIGKILL
 from typing import assert_never
 
 from stoker.contexts.recipe import Awareness
@@ -185,6 +186,7 @@ def _ended(
         return
     agent.hear(process)  # its last words
     standing.check(agent)
+    shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
     agent.handle(
         ProcessEnded(
             number,
@@ -194,6 +196,7 @@ def _ended(
             tail=tail(process.log),
             cause=cause,
             is_pilots_fault=ours,
+            shortage=shortage,
         )
     )
 

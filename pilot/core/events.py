@@ -83,12 +83,21 @@ class ProcessMade(_Event, frozen=True):
     pid: int
 
 
+class MemoryShortage(msgspec.Struct, frozen=True):
+    """The kernel has killed for want of memory: `room_bytes` are left on the host or within the pilot's cgroup, after
+    that, and processes which are not the pilot's hold `others_bytes`."""
+
+    room_bytes: int
+    others_bytes: int
+
+
 class ProcessEnded(_Event, frozen=True):
     """A library's process has ended, or could not be made.
 
     `signal` and `exit_code` say how, `running` are the calls that it ran, `tail` the last lines of its log. `cause`:
     what else the shell knows of it; `is_pilots_fault`: that is something which this pilot lacks. `verdict`: the whole
-    failure, where the shell learns it from the engine that runs its libraries.
+    failure, where the shell learns it from the engine that runs its libraries. `shortage`: what of memory is left
+    where the kernel killed it for want of that.
     """
 
     library: LibraryId
@@ -99,6 +108,7 @@ class ProcessEnded(_Event, frozen=True):
     cause: str = ""
     is_pilots_fault: bool = False
     verdict: Failure | None = None
+    shortage: MemoryShortage | None = None
 
 
 class FromLibrary(_Event, frozen=True, gc=False):

@@ -27,7 +27,9 @@ class Proof(enum.Enum):
     NONE = "none"
     """Nothing: the text says it."""
     DISK_IS_FULL = "disk is full"
-    """A disk of this node really is full."""
+    """The disk that was written to is one of this node's, and others have filled it."""
+    FILE_IS_THERE = "file is there"
+    """The file that the text names is there: it can be opened now, or its server fails again."""
     WITHIN_BUDGET = "within budget"
     """The library has less of its device than its recipe declares, and would have had with what it asked for."""
     DEVICE_FAILS = "device fails"
@@ -58,6 +60,7 @@ _DEVICE_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torc
 _CUDA = "NVIDIA's CUDA runtime API, cudaError_t; PyTorch writes `CUDA error: ` before it"
 _LINUX = "errno(3), strerror"
 _RUST = "std::io::Error's Display: safetensors, tokenizers"
+_TORCH_FILES = "PyTorch, torch/csrc/serialization.cpp"
 _HDF5 = "HDF5, H5FDsec2.c, `errno = %d, error message = `: h5py"
 
 ROWS: tuple[Sign, ...] = (
@@ -105,8 +108,17 @@ ROWS: tuple[Sign, ...] = (
     Sign(_OS, "a disk or file server failed (EIO, ESTALE)", _HDF5, text=r"\berrno = (5|116), error message"),
     Sign(_OS, "a disk of the node is full (ENOSPC)", _HDF5, text=r"\berrno = 28, error message",
          proof=Proof.DISK_IS_FULL),
-    Sign(_RUNTIME, "a disk of the node is full", "PyTorch, caffe2/serialize/inline_container.cc",
-         text=r"PytorchStreamWriter failed writing file", proof=Proof.DISK_IS_FULL),
+    Sign(_RUNTIME, "a disk of the node is full", "PyTorch, caffe2/serialize/inline_container.cc; libstdc++",
+         text=r"PytorchStreamWriter failed writing file|inline_container\.cc.*unexpected pos \d+ vs \d+"
+              r"|basic_ios::clear: iostream error", proof=Proof.DISK_IS_FULL),
+    Sign(_RUNTIME, "a disk of the node is full (ENOSPC)", _TORCH_FILES, text=r"write\(\): fd \d+ failed with No space",
+         proof=Proof.DISK_IS_FULL),
+    Sign(_RUNTIME, "a disk or file server failed (EIO, ESTALE)", _TORCH_FILES,
+         text=r"(read|write)\(\): fd \d+ failed with (Input/output error|Stale file handle)"),
+    Sign(_OS, "a disk of the node is full", "NumPy, _core/src/multiarray/convert.c, tofile",
+         text=r"^\d+ requested and \d+ written$", proof=Proof.DISK_IS_FULL),
+    Sign(("builtins.FileNotFoundError",), "a file that is there could not be opened", "safetensors, which says so of"
+         " every error of open(2)", text=r"^No such file or directory: ", proof=Proof.FILE_IS_THERE),
 )  # fmt: skip
 
 _TEXTS = {row.text: re.compile(row.text, re.IGNORECASE | re.DOTALL) for row in ROWS if row.text}

@@ -15,6 +15,7 @@ from stoker.pilot.core.events import ProcessEnded
 from stoker.pilot.core.exits import DEVICE_FAILED, OF_ITS_PILOT, OF_THE_INFRASTRUCTURE, SAID_BY_CODE
 from stoker.pilot.core.stages import NEXT, Stage
 from stoker.pilot.core.state import Cause, CoreState, PilotLibrary
+from stoker.units import show_bytes
 
 _REMEMBERED = 10_000
 
@@ -88,7 +89,10 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
     if library.told_to_end or (library.retires and not how and not code and not running):
         return None
     name, log = library.recipe.name, state.log_of(library.number)
-    if how:
+    crowded = _crowded_out(library, ending)
+    if crowded:
+        what = f"was killed by SIGKILL ({crowded})"
+    elif how:
         what = f"was killed by {signal.Signals(how).name}" + (_OUT_OF_MEMORY if how == signal.SIGKILL else "")
     else:
         what = SAID_BY_CODE.get(code, "ended by itself with exit code {code}: something in it called exit")
@@ -97,7 +101,9 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
         doing = f"while it loaded {name}"
     else:
         doing = f"in a call on {name}" if running else f"while it held {name} idle"
-    if library.serves:
+    if crowded:
+        kind = FailureKind.PILOT
+    elif library.serves:
         kind = FailureKind.PILOT if code in OF_THE_INFRASTRUCTURE and not how else FailureKind.DIED
     else:
         kind = FailureKind.PILOT if code in OF_ITS_PILOT else FailureKind.CONTEXT
@@ -110,6 +116,21 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
         exit_code=code,
         tail=ending.tail,
         log=log,
+    )
+
+
+def _crowded_out(library: PilotLibrary, ending: ProcessEnded) -> str:
+    """That the memory which a library declares was not there for it because others hold it, in words; empty if that is
+    not proved: what no declaration bounds may be the call's own doing."""
+    declared, shortage = library.recipe.needs.memory_bytes, ending.shortage
+    if ending.signal != signal.SIGKILL or shortage is None or not declared:
+        return ""
+    room = max(0, shortage.room_bytes)
+    if not room < declared <= room + shortage.others_bytes:
+        return ""
+    return (
+        f"the node had no memory left: {show_bytes(room)} are free for the {show_bytes(declared)} that it declares, and"
+        f" processes which are not the pilot's hold {show_bytes(shortage.others_bytes)}"
     )
 
 

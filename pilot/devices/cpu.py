@@ -74,7 +74,7 @@ def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) ->
 def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> int:
     """Bytes of memory that this process and its children may use."""
     limits = [_total(root)]
-    for folder in _cgroups(root, "memory"):
+    for folder in cgroups(root, "memory"):
         limits += [_number(folder / "memory.max"), _number(folder / "memory.limit_in_bytes")]
     for granted in (_slurm_memory(environ), _condor(environ, "Memory")):
         limits.append(int(granted) * 1024**2)
@@ -118,7 +118,7 @@ def _total(root: Path) -> int:
 def _quota(root: Path) -> float:
     """Cores that the cgroup's quota is worth; 0 = unlimited."""
     found = []
-    for folder in _cgroups(root, "cpu"):
+    for folder in cgroups(root, "cpu"):
         try:
             if (folder / "cpu.max").exists():
                 quota, period = (folder / "cpu.max").read_text().split()
@@ -132,7 +132,7 @@ def _quota(root: Path) -> float:
     return min(found, default=0.0)
 
 
-def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+def cgroups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's cgroup for a controller, and those above it (version 2, and 1)."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -20,21 +20,18 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.core.infrastructure import Proof, Sign, matching
+from stoker.pilot.library import full_disks
 
 _NOT_COMPILED = frozenset(
     opcode.opmap[name] for name in ("RAISE_VARARGS", "RETURN_GENERATOR", "YIELD_VALUE", "SEND") if name in opcode.opmap
 )
 """Where these stand at the end of a traceback, Python code raised the exception, or passed one on."""
 _MOST_LINKS = 20
-_FEW_BYTES = 64 << 10
-_FEW_PART = 0.01
-"""A disk with less of it free than this is full."""
 _PROBE_LIMIT_S = 60.0
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _ASKED_FOR = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
@@ -112,50 +109,18 @@ def _is_compiled(error: BaseException) -> bool:
         return True
     package = type(error).__module__.partition(".")[0]
     where = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    if isinstance(error, OSError) and where in _PASS_ON:
+        return True
     return package == where != "__main__" and package in _PACKAGES
 
 
 _PACKAGES = frozenset({"torch", "pynvml"})
 """Packages whose Python code raises errors of its own types that the table lists."""
+_PASS_ON = frozenset({"shutil"})
+"""Modules that catch what the kernel raises, write the names of their files into it, and raise it again."""
 
 
 # ---- proofs
-
-
-def _disk_is_full(error: BaseException, place: Place) -> bool:
-    """Whether the file's disk is one of this node's and full; where no file is named, whether one of them is."""
-    local = {}
-    for folder in (place.folder, tempfile.gettempdir(), "/dev/shm"):
-        try:
-            local[os.stat(folder).st_dev] = folder
-        except OSError:
-            continue
-    named = getattr(error, "filename", None)
-    if isinstance(named, str | bytes):
-        folder = _existing(os.fsdecode(named))
-        try:
-            return os.stat(folder).st_dev in local and _is_full(folder)
-        except OSError:
-            return False
-    return any(_is_full(folder) for folder in local.values())
-
-
-def _existing(path: str) -> str:
-    path = os.path.abspath(path)
-    while not os.path.exists(path) and path != os.path.dirname(path):
-        path = os.path.dirname(path)
-    return path
-
-
-def _is_full(folder: str) -> bool:
-    try:
-        facts = os.statvfs(folder)
-    except OSError:
-        return False
-    lacks_files = facts.f_files > 0 and facts.f_favail == 0
-    return lacks_files or facts.f_bavail * facts.f_frsize <= max(
-        _FEW_BYTES, _FEW_PART * facts.f_blocks * facts.f_frsize
-    )
 
 
 def _is_within_budget(error: BaseException, place: Place) -> bool:
@@ -210,7 +175,8 @@ _NO_FAULT = (ProbeVerdict.SOUND.value, ProbeVerdict.UNKNOWN.value, -signal.SIGKI
 
 _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
     Proof.NONE: lambda _error, _place: True,
-    Proof.DISK_IS_FULL: _disk_is_full,
+    Proof.DISK_IS_FULL: lambda error, place: full_disks.others_filled_it(error, place.folder),
+    Proof.FILE_IS_THERE: lambda error, _place: full_disks.is_there(_text(error).partition(": ")[2]),
     Proof.WITHIN_BUDGET: _is_within_budget,
     Proof.DEVICE_FAILS: _device_fails,
 }

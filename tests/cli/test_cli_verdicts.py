@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from stoker.manager.advice.logs import FaultKind
+from stoker.manager.advice.logs.own_words import JOB, MORE, SAID
+from stoker.manager.advice.logs.remedies import BY_COMPONENT
+from stoker.manager.advice.logs.rules import ROWS
 from stoker.manager.cli import logged_progress, verdicts
+from stoker.manager.cli.log_parts import LogPart, LogParts
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.status import StoryLine
 from stoker.manager.protocol.to_client import Story
@@ -41,9 +48,13 @@ def test_an_exception_of_the_program_is_its_own_and_its_lines_are_shown(folder: 
     fault = verdicts.verdict_of(folder, story("c-1", "submitted", RAISED))
     assert fault is not None
     assert fault.kind is FaultKind.USER
-    shown = "\n".join(verdicts.show(fault))
-    assert "KeyError: 'claim'" in shown
-    assert shown.startswith("  verdict   the program")
+    shown = verdicts.show(fault)
+    assert shown[0].startswith("  verdict   the program (code)")
+    assert shown[1:] == [
+        '            File "/home/ana/program.py", line 5, in inner',
+        "            KeyError: 'claim'",
+        "  do        mend that line; try the function without a session, with the same arguments",
+    ]
 
 
 def test_what_the_call_printed_counts(folder: SessionFolder) -> None:
@@ -54,7 +65,290 @@ def test_what_the_call_printed_counts(folder: SessionFolder) -> None:
     fault = verdicts.verdict_of(folder, story("c-1", printed, died))
     assert fault is not None
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
-    assert any("ECC" in line.text for line in fault.proof)
+    assert [(line.source, line.number, line.text) for line in fault.proof] == [("lib-1", 51, sick)]
+    assert f"            lib-1:51: {sick}" in verdicts.show(fault)
+
+
+def test_lines_have_the_numbers_that_they_have_in_their_file(folder: SessionFolder) -> None:
+    before, sick = "a call before\n" * 20, "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    path = folder.path / "pilots" / "n1" / "lib-1.log"
+    path.write_text(f"{before}step 1\n{sick}\n")
+    printed = f"printed {path}:{len(before)}-{path.stat().st_size}"
+    fault = verdicts.verdict_of(folder, story("c-1", printed, "ended without a result (poison): it died"))
+    assert fault is not None
+    assert [(line.source, line.number) for line in fault.proof] == [("lib-1", 22)]
+
+
+# ---- what the session says
+
+TOOK = "lib-2 (llm) on n1 took 1.2 GB of memory and declares 300 MB; declare more, or load less"
+CROWDED = (
+    "lib-4 on n1 was killed by SIGKILL (the node had no memory left: 225 MB are free for the 900 MB that it declares,"
+    " and processes which are not the pilot's hold 1.5 GB), in a call on llm"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "component"),
+    [
+        (f"(memory): it ended its library 2 times; the last time: {TOOK}", "user", "declared_memory"),
+        (f"(infrastructure): devices failed it 3 times, on 3 pilots:\n  n1: {CROWDED}", "infrastructure", "memory"),
+        ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGKILL (nobody here sent it: most"
+         " often the system had no memory left), in a call on llm", "user", "memory"),
+        ("(poison): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV", "user", "crash"),
+        ("(poison): it ended its library 2 times; the last time: lib-2 ended by itself with exit code 3: something in"
+         " it called exit, in a call", "user", "crash"),
+        ("(timeout): the call ran for 5.1 s on n1; its limit is 5 s", "user", "time"),
+        ("(timeout): ran 50 s and was cut off by the 60 s walltime, twice; raise [provider] walltime, or save state",
+         "user", "walltime"),
+        ("(transfer): the result can't be sent back to the program: a _thread.lock can't be pickled", "user", "result"),
+        ("(transfer): the function verify could not be unpickled on n1: No module named 'claims'; what it imports must"
+         " be installed there", "framework", "package"),
+    ],
+)  # fmt: skip
+def test_what_the_session_says_of_a_call_is_judged(folder: SessionFolder, said: str, kind: str, component: str) -> None:
+    fault = verdicts.verdict_of(folder, story("c-1", "submitted", f"ended without a result {said}"))
+    assert fault is not None
+    assert (fault.kind.value, fault.component) == (kind, component)
+    assert fault.proof[0].text in said
+    assert verdicts.show(fault)[-1].startswith("  do        ")
+
+
+def test_what_the_log_says_goes_before_a_bare_signal(folder: SessionFolder) -> None:
+    path = log(folder, "lib-2.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
+    died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 was killed by SIGABRT"
+    fault = verdicts.verdict_of(folder, story("c-1", died, f"its library's log is {path}"))
+    assert fault is not None
+    assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
+
+
+@pytest.mark.parametrize(
+    ("raised", "component"),
+    [
+        ("ModuleNotFoundError: No module named 'claim_reader'", "package"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'claims.npy'", "data"),
+        ("safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully"
+         " covered", "damaged_file"),
+        ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "damaged_file"),
+        ("urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", "service"),
+        ("ValueError: operands could not be broadcast together with shapes (2,) (3,)", "code"),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x5 and 4x2)", "code"),
+        ("TypeError: verify() missing 1 required positional argument: 'claims'", "code"),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.11 PiB for an array", "memory"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu_memory"),
+    ],
+)  # fmt: skip
+def test_what_a_newcomer_raises_is_called_by_its_name(folder: SessionFolder, raised: str, component: str) -> None:
+    text = f"raised an exception in your code after 0.100 s: {raised}\nat /home/ana/program.py:12 in verify"
+    fault = verdicts.verdict_of(folder, story("c-1", "submitted", text))
+    assert fault is not None
+    assert (fault.kind, fault.component) == (FaultKind.USER, component)
+    assert [line.text for line in fault.proof] == ['File "/home/ana/program.py", line 12, in verify', raised]
+
+
+def test_what_was_done_is_told_once_each(folder: SessionFolder) -> None:
+    eio = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error"
+    fault = verdicts.verdict_of(
+        folder,
+        story(
+            "c-1",
+            f"lib-1 (cpu:0 of n1) failed it: {eio}",
+            "runs again, for 15 s not on n1",
+            f"lib-7 (cpu:0 of n2) failed it: {eio}",
+            "runs again, for 15 s not on n2",
+            "runs again, for 15 s not on n2",
+            f"ended without a result (infrastructure): devices, disks or networks failed it 3 times:\n  n1: {eio}",
+        ),
+    )
+    assert fault is not None
+    assert fault.done == ("ran again, for 15 s not on n1", "ran again, for 15 s not on n2")
+
+
+def test_a_device_that_failed_a_call_was_probed(folder: SessionFolder) -> None:
+    ecc = "the device met a memory error that it cannot correct: AcceleratorError: CUDA error: uncorrectable ECC error"
+    texts = (
+        f"lib-1 (cuda:0 of n1) failed it: {ecc}",
+        "runs again, for 15 s not on cuda:0 of n1",
+        f"ended without a result (infrastructure): devices, disks or networks failed it 3 times:\n  n1: {ecc}",
+    )
+    fault = verdicts.verdict_of(folder, story("c-1", *texts))
+    assert fault is not None
+    assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
+    assert fault.done == ("ran again, for 15 s not on cuda:0 of n1", "cuda:0 of n1 was probed at once")
+
+
+def test_the_traceback_of_a_loader_goes_before_the_word_that_it_failed(folder: SessionFolder) -> None:
+    path = log(
+        folder,
+        "lib-2.log",
+        [
+            "Traceback (most recent call last):",
+            '  File "/home/ana/program.py", line 7, in model',
+            "    return numpy.zeros(3).foo",
+            "AttributeError: 'numpy.ndarray' object has no attribute 'foo'",
+        ],
+    )
+    failed = (
+        "ended without a result (context): context llm could not be loaded: the loader of llm raised AttributeError"
+    )
+    fault = verdicts.verdict_of(folder, story("c-1", failed, f"its library's log is {path}"))
+    assert fault is not None
+    assert fault.component == "code"
+    assert [(line.source, line.number) for line in fault.proof[:2]] == [("lib-2", 2), ("lib-2", 4)]
+    elsewhere = verdicts.verdict_of(folder, story("c-1", failed))
+    assert elsewhere is not None
+    assert elsewhere.component == "context"
+
+
+# ---- pilots and blocks
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind", "component"),
+    [
+        ("preempted", "infrastructure", "scheduler"),
+        ("node lost", "infrastructure", "node"),
+        ("out of walltime", "user", "walltime"),
+        ("out of memory", "user", "memory"),
+        ("unexplained", "infrastructure", "node"),
+    ],
+)
+def test_a_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str, component: str) -> None:
+    (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
+    texts = ("joined from n1", "cuda:0 quarantined: it computed 3, twice", "gone: lost", f"counted as lost: {loss}")
+    fault = verdicts.verdict_of(folder, story("n1", *texts, headline="gone; 3 calls ended there"))
+    assert fault is not None
+    assert (fault.kind.value, fault.component) == (kind, component)
+    assert [line.text for line in fault.proof] == [texts[-1]]
+    assert fault.done == ("cuda:0 was probed, failed, and is used no more (quarantined)",)
+
+
+def test_a_pilot_that_went_as_it_should_has_none(folder: SessionFolder) -> None:
+    (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
+    assert verdicts.verdict_of(folder, story("n1", "joined", "gone: the session ended", headline="gone")) is None
+    lost = story("n1", "counted as lost: unexplained", "came back", headline="here; 1 call ended there")
+    assert verdicts.verdict_of(folder, lost) is None
+
+
+def test_a_library_that_died_has_a_verdict_by_its_log_and_one_that_serves_has_none(folder: SessionFolder) -> None:
+    log(folder, "lib-3.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
+    state = "llm on cpu:0 of n1: {}, 7 calls served, 0 held, 1 GB in use"
+    fault = verdicts.verdict_of(folder, story("lib-3", "ready", headline=state.format("gone")))
+    assert fault is not None
+    assert fault.component == "gpu"
+    assert verdicts.verdict_of(folder, story("lib-3", "ready", headline=state.format("ready"))) is None
+
+
+@pytest.mark.parametrize(
+    ("printed", "ended", "kind", "component"),
+    [
+        ("env: ‘/opt/python’: No such file or directory", "ended: exit code 127: {}", "framework", "environment"),
+        ("/bin/bash: line 1: module: command not found", "ended: exit code 1: {}", "framework", "environment"),
+        ("/usr/bin/python3: No module named stoker", "ended: exit code 1: {}", "framework", "environment"),
+        ("stoker-pilot: --devices gpu: no GPU was granted to this pilot: …", "ended: exit code 1: {}", "user",
+         "site"),
+        ("", "refused: sbatch: error: invalid partition specified: gpuu", "user", "site"),
+        ("", "ended: NODE_FAIL", "infrastructure", "node"),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-26 DUE TO TIME LIMIT ***", "ended: TIME_OUT",
+         "infrastructure", "scheduler"),
+    ],
+)  # fmt: skip
+def test_a_block_whose_job_failed_has_a_verdict(
+    folder: SessionFolder, printed: str, ended: str, kind: str, component: str
+) -> None:
+    if printed:
+        folder.submit.mkdir(exist_ok=True)
+        (folder.submit / "stoker-ab12-b1.err").write_text(printed + "\n")
+    ended = ended.format(printed)
+    fault = verdicts.verdict_of(folder, story("b1", "asked of source local", ended, headline=f"block: {ended}"))
+    assert fault is not None
+    assert (fault.kind.value, fault.component) == (kind, component)
+    assert any(line.text == printed or line.text in ended for line in fault.proof)
+    assert verdicts.show(fault)[-1].startswith("  do        ")
+
+
+def test_a_block_that_ended_well_has_none(folder: SessionFolder) -> None:
+    assert verdicts.verdict_of(folder, story("b1", "pending as job 7", "ended: exit code 0", headline="ended")) is None
+    assert verdicts.verdict_of(folder, story("b1", "pending as job 7", headline="running")) is None
+
+
+def test_each_component_of_the_rules_has_a_remedy_and_none_is_for_nothing() -> None:
+    rules = {(rule.kind, rule.component) for rule in (*ROWS, *SAID, *JOB, *MORE)}
+    assert set(BY_COMPONENT) == rules
+    assert all(text.format("c-1")[0].islower() and len(text) <= 110 for text in BY_COMPONENT.values())
+
+
+# ---- logs that are no logs
+
+
+def _judged(folder: SessionFolder, path: Path, *, within_bytes: int = 12 << 20) -> verdicts.FailureVerdict | None:
+    """The verdict of a call whose library died with this log, in bounded memory and time."""
+    died = "ended without a result (poison): it ended its library 2 times; the last time: it went away"
+    begun = time.monotonic()
+    tracemalloc.start()
+    try:
+        fault = verdicts.verdict_of(folder, story("c-1", died, f"its library's log is {path}"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < within_bytes, f"{peak / 1e6:.0f} MB"
+    assert time.monotonic() - begun < 30
+    return fault
+
+
+SICK = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"x" * (100 << 20) + b"\n" + SICK,
+        bytes(range(256)) * 20_000 + b"\n" + SICK,
+        b"step 1\n" + bytes(1 << 20) + SICK,
+        b"\r".join(b"%d%%" % n for n in range(100_000)) + b"\n" + SICK,
+        b"\xff\xfe" + "step 1\n".encode("utf-16-le") + SICK,
+        SICK.rstrip(b"\n"),
+    ],
+    ids=["one line of 100 MB", "binary", "a hole", "a progress bar", "mixed encodings", "no line break"],
+)
+def test_a_log_of_any_content_is_judged_by_what_can_be_read(folder: SessionFolder, content: bytes) -> None:
+    path = folder.path / "pilots" / "n1" / "lib-1.log"
+    path.write_bytes(content)
+    fault = _judged(folder, path)
+    assert fault is not None
+    assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
+
+
+def test_of_a_log_of_a_gigabyte_the_end_is_read(folder: SessionFolder) -> None:
+    path = folder.path / "pilots" / "n1" / "lib-1.log"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+        file.seek(0, 2)
+        file.write(b"\n" + SICK)
+    fault = _judged(folder, path)
+    assert fault is not None
+    assert fault.component == "gpu"
+
+
+def test_a_log_that_is_no_file_or_vanishes_costs_its_lines_alone(folder: SessionFolder) -> None:
+    pipe = folder.path / "pilots" / "n1" / "lib-1.log"
+    os.mkfifo(pipe)
+    for path in (pipe, folder.path / "pilots", folder.path / "gone.log", Path("/dev/zero"), Path("/proc/self/mem")):
+        assert _judged(folder, path) is None, path
+    parts = LogParts([LogPart("away", path=folder.path / "away"), LogPart("", text=b"one"), LogPart("", text=b"two\n")])
+    assert parts.read(100) == b"one"
+    assert b"".join(iter(lambda: parts.read(100), b"")) == b"\ntwo\n"
+
+
+def test_a_log_that_is_cut_short_while_it_is_read_ends_there(tmp_path: Path) -> None:
+    path = tmp_path / "lib-1.log"
+    path.write_bytes(b"a line\n" * 1000)
+    parts = LogParts([LogPart("lib-1", path=path), LogPart("", text=b"the end\n")])
+    assert parts.read(70) == b"a line\n" * 10
+    path.write_bytes(b"")
+    assert parts.read(70) == b"the end\n"
+    assert parts.read(70) == b""
+    assert (parts.place(3), parts.place(11).source) == (("lib-1", 3), "")
 
 
 @pytest.mark.parametrize(

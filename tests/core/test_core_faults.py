@@ -44,6 +44,39 @@ def test_a_call_that_a_pilot_failed_runs_on_another_and_its_budget_is_as_it_was(
     assert c.core.state.trials == {}
 
 
+def crowded_out(c: Cluster, name: str) -> str:
+    """The kernel kills the library of a call for want of memory that others hold; returns its pilot."""
+    library = c.holders(name)[0]
+    text = f"lib-{library.id} was killed by SIGKILL (the node had no memory left: …)"
+    failure = Failure(FailureKind.PILOT, text, library.pilot.id, library.id, signal=9)
+    c.report(library.pilot.id, say.LibraryGone(library.id, failure, running=(c.ids[name],)))
+    return str(library.pilot.id)
+
+
+def test_a_call_whose_library_others_crowded_out_of_memory_runs_elsewhere_and_has_lost_nothing(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).ready().end("2")
+    first = crowded_out(c, "1")
+    c.ready()
+    assert pilot_of(c, "1") != first
+    call = c.the_call("1")
+    assert (call.kills, call.by_itself, c.core.state.trials[call.id].counted) == (0, False, [])
+    assert f"runs again, for 15 s not on {first}" in c.story(show_call(call.id))
+    c.end("1")
+    assert c.ended["1"].ok
+
+
+def test_a_call_that_is_crowded_out_everywhere_ends_with_that_reason(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(1).ready()
+    met = []
+    while "1" not in c.ended and len(met) < 9:
+        met.append(crowded_out(c, "1"))
+        c.wait(60).ready().wait(1)
+    failure = c.ended["1"].failure
+    assert failure is not None
+    assert max(map(met.count, met)) == faults.MOST_THERE
+    assert (failure.kind, failure.message.count("no memory left")) == (FailureKind.INFRASTRUCTURE, len(met))
+
+
 def test_it_is_told_what_happened_and_what_the_call_waits_for(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     fault(c, "1")

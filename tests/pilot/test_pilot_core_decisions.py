@@ -11,7 +11,7 @@ from stoker.manager.protocol import to_manager as told
 from stoker.manager.protocol import to_pilot as order
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallProgress, Failure, FailureKind
-from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
+from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.core import commands, exits, limits, presence
 from stoker.pilot.core.events import (
@@ -24,6 +24,7 @@ from stoker.pilot.core.events import (
     LibraryHungUp,
     LibraryPrepared,
     ManagerAway,
+    MemoryShortage,
     ObjectArrived,
     ObjectLost,
     Pinned,
@@ -542,6 +543,27 @@ def test_a_device_that_failed_in_a_call_is_probed_at_once_beside_others_and_its_
         pilot.give(Probed(DeviceId("gpu:0"), ProbeVerdict.FAILED, "gpu:0 failed: it fell off the bus"))
         pilot.wait(3).give(Tick())
     assert "fell off the bus, twice" in pilot.take(told.DeviceFault).reason
+
+
+@pytest.mark.parametrize(
+    ("declared", "room", "others", "signal", "kind"),
+    [
+        (2 * GIB, 1 * GIB, 5 * GIB, 9, FailureKind.PILOT),  # it would have had what it declares, were there no others
+        (2 * GIB, 1 * GIB, GIB // 2, 9, FailureKind.DIED),  # not even then
+        (2 * GIB, 3 * GIB, 5 * GIB, 9, FailureKind.DIED),  # there is room for what it declares: it took more
+        (0, 1 * GIB, 5 * GIB, 9, FailureKind.DIED),  # it declares nothing
+        (2 * GIB, 1 * GIB, 5 * GIB, 11, FailureKind.DIED),  # it crashed
+    ],
+)
+def test_a_library_that_others_crowded_out_of_memory_is_not_to_blame(
+    pilot: CoreShell, declared: int, room: int, others: int, signal: int, kind: FailureKind
+) -> None:
+    pilot.ready(1, Recipe(key="k", name="model", needs=Needs(memory_bytes=declared))).run(1).forget()
+    pilot.die(1, signal=signal, running=(CallId(1),), shortage=MemoryShortage(room, others))
+    gone = pilot.take(told.LibraryGone)
+    assert gone.failure is not None
+    assert gone.failure.kind is kind
+    assert ("processes which are not the pilot's hold" in gone.failure.message) is (kind is FailureKind.PILOT)
 
 
 def test_a_sound_probe_ends_the_suspicion() -> None:

@@ -18,7 +18,8 @@ from driver.machine import Machine
 from stoker.errors import ConfigError
 from stoker.manager.cli import machine as machine_of_doctor
 from stoker.pilot import devices
-from stoker.pilot.devices import cpu, find_devices, gpu, granted, memory, visible
+from stoker.pilot.core.events import MemoryShortage
+from stoker.pilot.devices import cpu, find_devices, gpu, granted, host_memory, memory, visible
 from stoker.pilot.devices import nvml as names
 from stoker.site import ProviderKind
 
@@ -292,6 +293,42 @@ def test_memory_is_the_smallest_of_all_limits(tmp_path: Path) -> None:
     by_gpu = {"SLURM_MEM_PER_GPU": "1000", "SLURM_GPUS_ON_NODE": "2"}
     assert cpu.memory_bytes({**job, **by_gpu}, root=large) == 2000 * 1024**2
     assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "100"}, root=two) == 600_000  # the kernel grants less
+
+
+def test_who_holds_the_memory_for_want_of_which_the_kernel_has_killed(tmp_path: Path) -> None:
+    """What is not this pilot's own, below the limit that leaves the least room, belongs to others."""
+    files = {
+        "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 600 kB\n",
+        "proc/vmstat": "pgfault 7\noom_kill 3\n",
+        "sys/fs/cgroup/job/memory.max": "600000\n",
+        "sys/fs/cgroup/job/memory.stat": "anon 400000\nfile 190000\nshmem 100000\n",
+    }
+    root = _machine(tmp_path / "v2", files)
+    kills = host_memory.OomKills(lambda: 150_000, root=root)
+    assert kills.shortage() is None, "nothing was killed since"
+    (root / "proc/vmstat").write_text("pgfault 9\noom_kill 4\n")
+    assert kills.shortage() == MemoryShortage(room_bytes=100_000, others_bytes=350_000)
+    assert kills.shortage() is None, "it is told once"
+    one = _machine(
+        tmp_path / "v1",
+        {
+            "proc/self/cgroup": "4:memory:/job\n",
+            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/job/memory.stat": "total_rss 1\n",
+            "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 10 kB\n",
+        },
+    )
+    kills = host_memory.OomKills(lambda: 0, root=one)
+    (one / "proc/vmstat").write_text("oom_kill 1\n")
+    assert kills.shortage() == MemoryShortage(room_bytes=10 * 1024, others_bytes=990 * 1024), "the node's own memory"
+
+
+def test_memory_of_processes_is_what_they_would_have_to_give_up() -> None:
+    before = host_memory.anonymous_bytes(iter([os.getpid()]))
+    kept = bytearray(os.urandom(1 << 20) * 32)
+    grown = host_memory.anonymous_bytes(iter([os.getpid()])) - before
+    assert grown > 20 << 20, len(kept)
+    assert host_memory.anonymous_bytes(iter([0])) == 0
 
 
 def test_cores_are_the_fewest_of_all_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

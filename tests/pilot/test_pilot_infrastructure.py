@@ -7,8 +7,10 @@ import ctypes
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -181,15 +183,101 @@ def test_a_full_disk_counts_if_it_is_this_nodes_and_full(tiny: Path, tmp_path: P
             (tiny / str(number)).touch()
 
     here, elsewhere = Place(str(tiny)), Place(str(tmp_path))
+    assert find(fill, here) == "", "its own file fills the disk, and would fill any"
+    (tiny / "file").unlink()
+    (tiny / "others").write_bytes(bytes(960_000))
     assert find(fill, here) == "a disk of the node is full (ENOSPC)"
-    assert find(fill, elsewhere) == "", "its scratch disk has room, and the error names no file"
+    assert find(fill, elsewhere) == "", "its file is on no disk of the node"
     full = caught(fill)
     (tiny / "file").unlink()
+    assert evidence.find(full, here) is not None, "what it wrote is removed, and others still hold most of the disk"
+    (tiny / "others").unlink()
     assert evidence.find(full, here) is None, "there is room: the user asked for more than a disk has"
+    with open(tiny / "file", "wb", 0) as own:
+        own.write(bytes(2_000_000))
+        (tiny / "file").unlink()
+        assert evidence.find(full, here) is None, "its own file is removed, and takes its room until it is closed"
     full = caught(make_files)
     assert str(tiny) in str(full)
     assert evidence.find(full, here) is not None, "no file can be made on it"
     assert evidence.find(full, elsewhere) is None, "the file is on no disk of this node: it is full everywhere"
+
+
+def _numpy(path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    numpy.save(path, numpy.zeros(40_000))
+
+
+def _torch(path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save(torch.zeros(80_000), path)
+
+
+def _safetensors(path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("safetensors.torch").save_file({"w": torch.zeros(80_000)}, str(path))
+
+
+def _copied(path: Path) -> None:
+    source = path.parent.parent / "source"
+    source.write_bytes(bytes(320_000))
+    shutil.copyfile(source, path)
+
+
+@pytest.mark.parametrize("write", [_numpy, _torch, _safetensors, _copied])
+def test_libraries_that_meet_a_disk_that_others_have_filled(
+    write: Callable[[Path], None], tiny: Path, tmp_path: Path
+) -> None:
+    """Each says it in its own words: a short write, a wrong position, an error after its file was removed again."""
+    (tiny / "others").write_bytes(bytes(900_000))
+    assert find(lambda: write(tiny / "file"), Place(str(tiny))).startswith("a disk of the node is full")
+    assert find(lambda: write(tiny / "file"), Place(str(tmp_path))) == "", "a disk that is not the node's"
+
+
+def test_a_full_temporary_folder_is_still_known_to_be_the_nodes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tempfile.gettempdir`, asked for the first time when its disk is full, goes elsewhere."""
+    monkeypatch.setenv("TMPDIR", str(tiny))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tiny / "others").write_bytes(bytes((1 << 20) - 4096))
+
+    def write() -> None:
+        with open(tiny / "file", "wb") as file:
+            file.write(bytes(100_000))
+
+    assert find(write, Place("/proc")) == "a disk of the node is full (ENOSPC)"
+
+
+def test_a_file_of_the_users_that_is_not_written_proves_nothing(tiny: Path) -> None:
+    """Its disk is more than half full, as most disks are, and has room."""
+    (tiny / "others").write_bytes(bytes(600_000))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write() -> None:
+        with open(tiny / "log", "w") as log:
+            log.write("begins")
+            by_c(OSError, full)  # type: ignore[arg-type]  # an exception that is made
+
+    assert find(write, Place(str(tiny))) == ""
+
+
+def test_a_device_that_is_always_full_is_the_users_whatever_else_is_full(tiny: Path) -> None:
+    def print_to_nowhere() -> None:
+        with open("/dev/full", "w") as file:
+            print("a line", file=file, flush=True)
+
+    (tiny / "others").write_bytes(bytes(1 << 20))
+    assert find(print_to_nowhere, Place(str(tiny))) == ""
+
+
+def test_a_file_that_is_there_and_cannot_be_opened_counts(tmp_path: Path) -> None:
+    """safetensors calls every error of open(2) a missing file."""
+    there = tmp_path / "there.safetensors"
+    text = "No such file or directory: {}"
+    assert find(lambda: by_c(FileNotFoundError, text.format(there))) == ""
+    there.touch()
+    assert find(lambda: by_c(FileNotFoundError, text.format(there))) == "a file that is there could not be opened"
+    assert find(lambda: by_c(FileNotFoundError, text.format("\0"))) == ""
+    assert find(lambda: open(tmp_path / "gone")) == ""  # noqa: SIM115
 
 
 def test_a_quota_is_the_users() -> None:
@@ -237,6 +325,7 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection cl
         (GLOO, "Gloo lost a connection"),
         (GLOO.replace("Connection closed by peer", "Read error: Connection reset by peer"), "Gloo lost a connection"),
         ("I/O error: Input/output error (os error 5)", "a disk or file server failed (EIO, ESTALE)"),
+        ("read(): fd 9 failed with Stale file handle", "a disk or file server failed (EIO, ESTALE)"),
         # a mistake in a program's own code
         ("CUDA error: device-side assert triggered", ""),
         ("CUDA error: an illegal memory access was encountered", ""),

@@ -19,6 +19,8 @@ INFRASTRUCTURE_LEAST = 0.5
 """Without a row of the table a failure is the infrastructure's if the scorer is at least so sure of it."""
 RAISED_LEAST = 0.7
 """The same for an exception that came up through the user's code: in doubt it is the user's."""
+GUESSED = "by its words, which no rule knows"
+"""How the meaning of a failure begins that the scorer alone has judged."""
 _PLAIN = frozenset(
     {
         "ArithmeticError",
@@ -81,7 +83,7 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
         }
     kind = _kind(chances, raised_by_user=_raised_by_user(located))
     text = located.first.text if not located.traceback else _last_exception(located)
-    means = f"it raised {text[:200]}" if _is_plain(located) else f"by its words, which no rule knows: {text[:200]}"
+    means = f"it raised {text[:200]}" if _is_plain(located) else f"{GUESSED}: {text[:200]}"
     return Fault(kind, _component(located, kind), round(chances[kind], 3), means, _proof(located, located.first))
 
 

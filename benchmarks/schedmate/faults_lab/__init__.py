@@ -1,0 +1,1 @@
+"""Real libraries meet broken disks, networks, devices and full memories: parts of `benchmarks.schedmate.faults`."""

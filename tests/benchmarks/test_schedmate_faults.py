@@ -1,0 +1,84 @@
+"""The lab in which real libraries meet faults: its parts work, and its record says what the page says."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.schedmate import faults
+from benchmarks.schedmate.faults_lab import files, injecting, kinds, neighbours, nodes
+
+README = (nodes.ROOT / "benchmarks" / "README.md").read_text()
+
+
+@pytest.fixture
+def lab() -> None:
+    if reason := nodes.why_not():
+        pytest.skip(reason)
+
+
+def test_the_record_is_of_all_kinds_and_the_page_says_what_it_says() -> None:
+    record = json.loads(faults.RECORD.read_text())
+    rows = record["kinds"]
+    assert set(rows) == {*kinds.FAULTS, *kinds.MISTAKES}
+    assert {row["calls"] for row in rows.values()} == {faults.TIMES}
+    assert faults.is_met(record)
+    struck = [row for row in rows.values() if row["is_fault"]]
+    told = [row for row in rows.values() if not row["is_fault"] and not row["bounded"]]
+    count, at_once = faults.TIMES * len(struck), sum(row["at_once"] for row in struck)
+    assert f"| {count} of {count}, {at_once} at once;" in README
+    assert f"| 0 of {faults.TIMES * len(told)} | 0: met |" in README
+    assert sum(row["lost_budget"] for row in struck) == 0
+
+
+def test_a_record_with_a_mistake_that_was_tried_again_misses_the_bar() -> None:
+    record = json.loads(faults.RECORD.read_text())
+    record["kinds"]["/dev/full"]["ran_more_than_once"] = 1
+    assert not faults.is_met(record)
+    record["kinds"]["/dev/full"]["ran_more_than_once"] = 0
+    record["kinds"]["ESTALE"]["lost_budget"] = 1
+    assert not faults.is_met(record)
+
+
+@pytest.mark.parametrize(("error", "when"), [("ESTALE", "open"), ("EIO", "read")])
+def test_a_library_gets_the_error_that_is_injected_below_it_and_others_files_are_as_ever(
+    lab: None, tmp_path: Path, error: str, when: str
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    path, other = tmp_path / "a.npy", tmp_path / "b.npy"
+    for each in (path, other):
+        numpy.save(each, numpy.arange(9))
+    read = files.READERS["numpy.load"][1]
+    with injecting.failing(str(path), error, when=when):
+        with pytest.raises(OSError, match="Errno") as caught:
+            read(str(path))
+        assert read(str(other)) == (9,)
+    assert caught.value.errno == getattr(errno, error)
+    assert read(str(path)) == (9,)
+
+
+@pytest.fixture
+def small_disk(lab: None, tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "stoker-faults", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_neighbour_fills_a_disk_until_it_is_dismissed(small_disk: Path, tmp_path: Path) -> None:
+    requests = tmp_path / "requests"
+    requests.mkdir()
+    with neighbours.Neighbours(requests) as beside:
+        neighbours.ask(str(requests), "n-1", "disk", small_disk, 8192)
+        assert os.statvfs(small_disk).f_bavail * 4096 == 8192
+        neighbours.dismiss(str(requests), "n-1")
+        assert os.statvfs(small_disk).f_bavail * 4096 > 3 << 20
+        assert beside.count == 1
+    assert not list(requests.iterdir())
