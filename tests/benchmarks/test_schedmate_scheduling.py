@@ -59,6 +59,12 @@ def test_the_shortest_goes_first_and_is_not_passed_either() -> None:
     assert starts(LINE, shortest(LINE)) == [0, 600, 20, 100, 70]
 
 
+def test_a_job_that_would_fit_waits_behind_a_shorter_one_that_does_not() -> None:
+    jobs = jobs_of((0, 100, 6), (10, 200, 8), (20, 300, 2))
+    assert starts(jobs, shortest(jobs)) == [0, 100, 300]
+    assert starts(jobs, shortest(jobs, skip=True)) == [0, 320, 20]
+
+
 def test_a_constant_prediction_is_first_come_first_served() -> None:
     """Each relative error of the smallest duration is under 100 %, and nothing is known."""
     smallest = [min(job.duration_s for job in LINE)] * len(LINE)
@@ -73,8 +79,10 @@ def test_a_factor_that_all_predictions_share_changes_nothing() -> None:
 
 def test_without_predictions_the_shortest_is_what_calls_of_a_function_took() -> None:
     """As a user has it by its path: here all jobs are of one function, so they go in the order in which they come."""
-    named = policy("benchmarks/baselines/shortest_first.py:shortest_first").make()
-    assert starts(LINE, named) == starts(LINE, fifo())
+    named, other = (
+        policy(f"benchmarks/baselines/shortest_first.py:{name}").make() for name in ("shortest_first", "fifo")
+    )
+    assert starts(LINE, named) == starts(LINE, other) == starts(LINE, fifo())
 
 
 # ---- Tiresias

@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 
@@ -106,17 +107,20 @@ class Records:
         ]
 
     def bring(self, cases: Iterable[Case], *, jobs: int, tell: Callable[[str], None]) -> None:
-        """Run the cases that were not run by the code that stands here, and keep each result at once."""
+        """Run the cases that were not run by the code that stands here, and keep each result at once. `jobs`:
+        processes; 1 is this one."""
         code, places = code_digest(), range(len(windows()))
         todo = [case for case in cases if (known := self.get(case)) is None or known.code != code]
         if not todo:
             return
         before = os.getloadavg()[0]
         self.kept.windows, self.kept.errors = facts(), error_facts()
-        with Workers(_do, count=jobs) as workers:
+        with ExitStack() as stack:
+            workers = stack.enter_context(Workers(_do, count=jobs)) if jobs > 1 else None
             for number, case in enumerate(todo, 1):
                 tell(f"{number} of {len(todo)}: {case.system}, load {case.load:g}, draw {case.draw}")
-                found = list(workers.each([Task(case, place) for place in places], hear=lambda *_: None))
+                tasks = [Task(case, place) for place in places]
+                found = map(_do, tasks) if workers is None else workers.each(tasks, hear=_heard)
                 self._keep(case, code, sorted(found, key=lambda each: each[0].place))
                 self._write(before)
 
@@ -140,9 +144,13 @@ class Records:
             draft.write_bytes(_lines(kept))
 
 
-def _do(task: Task, _tell: Callable[..., None]) -> tuple[Task, Measures, float, int]:
+def _do(task: Task, tell: Callable[..., None] | None = None) -> tuple[Task, Measures, float, int]:  # noqa: ARG001
     found = run_timed(task)
     return (*found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _heard(*_: object) -> None:
+    """Tasks say nothing before they are done."""
 
 
 def _lines(kept: Kept) -> bytes:

@@ -104,8 +104,8 @@ def measured(jobs: tuple[Job, ...], took_s: list[float], preempted: int) -> Meas
     """What the page says of them."""
     count, rising = len(jobs), sorted(took_s)
     mean_s, own_s = sum(took_s) / count, sum(job.duration_s for job in jobs) / count
-    numbers = mean_s, mean_s - own_s, quantile(rising, 0.5), quantile(rising, 0.95)
-    return Measures(*(round(number, 1) for number in numbers), preempted=preempted)
+    p50_s, p95_s = quantile(rising, 0.5), quantile(rising, 0.95)
+    return Measures(round(mean_s, 1), round(mean_s - own_s, 1), round(p50_s, 1), round(p95_s, 1), preempted)
 
 
 def run_timed(task: Task) -> tuple[Task, Measures, float]:
