@@ -33,6 +33,11 @@ def test_the_records_have_every_case_and_every_window() -> None:
     assert of.kept.fixed_on == settings.FIXED_ON
 
 
+def test_the_summary_of_the_records_is_computed_from_them() -> None:
+    of = Records(FOLDER / "schedmate.json")
+    assert of.kept.summary == report.summary(of)
+
+
 @here
 def test_the_records_are_of_the_windows_that_the_trace_gives() -> None:
     assert Records(FOLDER / "schedmate.json").kept.windows == records.facts()

@@ -48,6 +48,7 @@ def _reproduce(asked: argparse.Namespace) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     records.drop_others(cases)
     records.bring(cases, jobs=asked.jobs, tell=_tell)
+    records.keep_summary(report.summary(records))
     drawing.draw(asked.out, records)
     with draft_of(asked.out / PAGE) as draft:
         draft.write_text(report.write(records))

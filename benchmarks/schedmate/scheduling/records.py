@@ -56,7 +56,8 @@ class CaseResult(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct):
-    """The file. `commit`: of the checkout that wrote it last; `peak_bytes`: of the largest process."""
+    """The file. `commit`: of the checkout that wrote it last; `peak_bytes`: of the largest process.
+    `summary`: computed from the rest (`report.summary`), for programs that read the file."""
 
     fixed_on: str = settings.FIXED_ON
     seed: int = settings.SEED
@@ -64,6 +65,7 @@ class Kept(msgspec.Struct):
     machine: str = ""
     load_average: tuple[float, float] = (0.0, 0.0)
     peak_bytes: int = 0
+    summary: dict[str, dict[str, tuple[float, float, float]]] = {}
     windows: list[WindowFacts] = []
     errors: dict[str, ErrorFacts] = {}
     runs: list[CaseResult] = []
@@ -129,6 +131,11 @@ class Records:
         names = {case.name for case in cases}
         self._found = {name: result for name, result in self._found.items() if name in names}
 
+    def keep_summary(self, summary: dict[str, dict[str, tuple[float, float, float]]]) -> None:
+        """Write the main numbers into the file, beside what they come from."""
+        self.kept.summary = summary
+        self._write_file()
+
     def _keep(self, case: Case, code: str, found: Sequence[tuple[Task, Measures, float, int]]) -> None:
         took_s = round(sum(each[2] for each in found), 1)
         self._found[case.name] = CaseResult(case, code, took_s, tuple(each[1] for each in found))
@@ -139,9 +146,12 @@ class Records:
         kept.fixed_on, kept.seed = settings.FIXED_ON, settings.SEED
         kept.commit, kept.machine = commit(), machine()
         kept.load_average = (round(load_before, 1), round(os.getloadavg()[0], 1))
-        kept.runs = list(self._found.values())
+        self._write_file()
+
+    def _write_file(self) -> None:
+        self.kept.runs = list(self._found.values())
         with draft_of(self._path) as draft:
-            draft.write_bytes(_lines(kept))
+            draft.write_bytes(_lines(self.kept))
 
 
 def _do(task: Task, tell: Callable[..., None] | None = None) -> tuple[Task, Measures, float, int]:  # noqa: ARG001

@@ -69,10 +69,27 @@ def write(records: Records) -> str:
     """The page. Raises ValueError where a case was not run."""
     cells = Cells(records)
     parts = [
-        texts.HEAD, bars(cells), main_table(cells), by_load(cells), by_cluster(cells), sweep(cells), hidden(records),
-        beside(cells), texts.PAPER, texts.NOT_HERE, texts.settings_text(records), windows_table(records),
+        texts.HEAD, bars(cells), findings(cells), main_table(cells), by_load(cells), by_cluster(cells), sweep(cells),
+        hidden(records), beside(cells), texts.PAPER, texts.NOT_HERE, texts.settings_text(records),
+        windows_table(records),
     ]  # fmt: skip
     return filled("\n".join(parts))
+
+
+def summary(records: Records) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """The main numbers with their intervals, by system and load: value, low, high. For programs that read the file."""
+    cells, found = Cells(records), dict[str, dict[str, tuple[float, float, float]]]()
+    for load in settings.LOADS:
+        for system in systems.MAIN:
+            several = {
+                "completion_mean_s": cells.mean_s(system, load),
+                "over_fifo": cells.ratio(system, FIFO, load),
+                "over_tiresias": cells.ratio(system, TIRESIAS, load),
+            }
+            found[f"{system}/{load:g}"] = {
+                name: (round(one.value, 4), round(one.low, 4), round(one.high, 4)) for name, one in several.items()
+            }
+    return found
 
 
 def named(system: str) -> str:
@@ -100,6 +117,35 @@ def bars(cells: Cells) -> str:
     return f"{texts.BARS}\n{table(('bar', f'here, load {load:g}', 'met'), rows)}"
 
 
+def findings(cells: Cells) -> str:
+    """What the tables below say, in sentences."""
+    load = settings.MAIN_LOAD
+    costs = [
+        f"{name} {100 * (ratio.value - 1):.0f} % ({100 * (ratio.low - 1):.0f} to {100 * (ratio.high - 1):.0f})"
+        for name, system in (("ours", OURS), ("SchedMate's", systems.PAPER), ("Lucid's", systems.LUCID))
+        for ratio in (cells.ratio(system, SJF, load),)
+    ]
+    shuffled = cells.ratio(systems.SHUFFLED, FIFO, load)
+    places = range(len(cells.strata))
+    worse = cells.worse_weeks(OURS, FIFO, load, places)
+    most = f", the worst by {100 * (worse[-1] - 1):.0f} %" if worse else ""
+    return texts.findings(
+        ours=told(cells.ratio(OURS, FIFO, load), "FIFO's"),
+        tiresias=told(cells.ratio(OURS, TIRESIAS, load), "Tiresias's"),
+        tiresias_weeks=told(cells.ratio_of_weeks(OURS, TIRESIAS, load), "Tiresias's"),
+        costs=", ".join(costs),
+        shuffled=told(shuffled, "FIFO's"),
+        weeks=f"{len(worse)} of {len(places)} weeks{most}",
+    )
+
+
+def told(ratio: Interval, whose: str) -> str:
+    """A ratio in words: what it is, and whether the interval tells the two apart."""
+    apart = "below" if ratio.high < 1 else "above" if ratio.is_above_one else ""
+    how = f"{apart} {whose}" if apart else f"not told apart from {whose}"
+    return f"{how}: {ratio.text()} of it"
+
+
 def main_table(cells: Cells) -> str:
     """All systems at the main load."""
     return f"{texts.MAIN}\n{_systems(cells, systems.MAIN)}"
@@ -113,12 +159,15 @@ def _systems(cells: Cells, which: Sequence[str]) -> str:
             named(system), cells.mean_s(system, load).text(), cells.mean_s(system, load, "wait_s").text(),
             cells.typical_s(system, "p50_s", load).text(0), cells.typical_s(system, "p95_s", load).text(0),
             *("1" if system == other else cells.ratio(system, other, load).text() for other in (FIFO, TIRESIAS)),
-            "1" if system == FIFO else cells.ratio_of_weeks(system, FIFO, load).text(),
+            *(
+                "1" if system == other else cells.ratio_of_weeks(system, other, load).text()
+                for other in (FIFO, TIRESIAS)
+            ),
             f"{preempted:.2f}" if preempted else "",
         ])  # fmt: skip
     columns = (
         "policy", "completion, mean, s", "waiting, mean, s", "p50 of a week, s", "p95 of a week, s", "over FIFO",
-        "over Tiresias", "over FIFO, by weeks", "preemptions a job",
+        "over Tiresias", "over FIFO, by weeks", "over Tiresias, by weeks", "preemptions a job",
     )  # fmt: skip
     return table(columns, rows)
 
@@ -171,9 +220,14 @@ def sweep(cells: Cells) -> str:
             "0" if system == SJF else system.removeprefix("spread "),
             f"{shares.under_100:.1%}", f"{shares.within_two:.1%}",
             cells.ratio(system, FIFO, load).text(), cells.ratio_of_weeks(system, FIFO, load).text(),
-            cells.ratio(system, TIRESIAS, load).text(),
+            *(
+                "1" if system == SJF else ratio(system, SJF, load).text()
+                for ratio in (cells.ratio, cells.ratio_of_weeks)
+            ),
         ])  # fmt: skip
-    columns = ("spread", "errors under 100 %", "within a factor of two", "over FIFO", "by weeks", "over Tiresias")
+    columns = (
+        "spread", "errors under 100 %", "within a factor of two", "over FIFO", "by weeks", "over SJF", "by weeks"
+    )  # fmt: skip
     return f"{texts.SWEEP}\n{table(columns, rows)}"
 
 

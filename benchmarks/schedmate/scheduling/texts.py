@@ -40,6 +40,21 @@ again within each virtual cluster, the same weeks for both policies. A policy is
 the whole interval of its mean completion time over FIFO's lies above 1.
 """
 
+
+def findings(*, ours: str, tiresias: str, tiresias_weeks: str, costs: str, shuffled: str, weeks: str) -> str:
+    return f"""## What came of it
+
+At load {settings.MAIN_LOAD:g}:
+
+- Shortest first with our error: the mean completion time over all jobs is {ours}. In {weeks} it is more than 1 % above
+  FIFO's.
+- Against Tiresias, over all jobs: {tiresias}. Where each week counts the same: {tiresias_weeks}. Tiresias predicts
+  nothing, but it preempts: a short job waits for no long one that runs. Shortest first does not preempt.
+- What an error costs, over SJF, which knows each duration: {costs}.
+- Predictions that say nothing at all, shuffled: {shuffled}.
+"""
+
+
 MAIN = f"""## The policies at load {settings.MAIN_LOAD:g}
 
 *Completion* is from when a job comes until it ends, *waiting* what remains without the job's own duration; both in the
