@@ -128,22 +128,26 @@ def test_a_ratio_of_pairs_is_known_better_than_its_parts() -> None:
     strata = ("a",) * 4 + ("b",) * 4
     ours = [100.0, 1000.0, 300.0, 50.0, 20.0, 4000.0, 90.0, 700.0]
     theirs, jobs = [1.1 * each for each in ours], [1.0] * 8
-    mean = intervals.interval(lambda at: intervals.pooled_mean(ours, jobs, at), strata)
-    ratio = intervals.interval(lambda at: intervals.pooled_ratio(theirs, ours, jobs, at), strata)
+    mean = intervals.interval(intervals.pooled_mean(ours, jobs), strata)
+    ratio = intervals.interval(intervals.pooled_ratio(theirs, ours, jobs), strata)
     assert mean.high > 1.5 * mean.low
     assert (ratio.low, ratio.high) == (pytest.approx(1.1), pytest.approx(1.1))
     assert ratio.is_above_one
     assert not Interval(1.1, 0.99, 1.2).is_above_one
+    assert Interval(1.1, 0.99, 1.2).holds_one
 
 
 def test_weeks_are_drawn_within_their_cluster_and_of_the_chosen_alone() -> None:
     strata = ("a", "b", "a", "b", "b")
     for drawn in intervals.resamples(strata, (0, 1, 2, 3, 4))[:50]:
         assert [strata[place] for place in drawn].count("a") == 2
-    assert {place for drawn in intervals.resamples(strata, (1, 3)) for place in drawn} == {1, 3}
+    assert {*intervals.resamples(strata, (1, 3)).flat} == {1, 3}
 
 
 def test_all_jobs_count_alike_or_all_weeks_do() -> None:
-    ours, theirs, jobs = [10.0, 100.0], [20.0, 100.0], [1.0, 9.0]
-    assert intervals.pooled_ratio(ours, theirs, jobs, (0, 1)) == pytest.approx(910 / 920)
-    assert intervals.mean_ratio(ours, theirs, (0, 1)) == pytest.approx(0.5**0.5)
+    ours, theirs, jobs, strata = [10.0, 100.0], [20.0, 100.0], [1.0, 9.0], ("a", "b")
+    found = [
+        intervals.interval(of, strata).value
+        for of in (intervals.pooled_ratio(ours, theirs, jobs), intervals.mean_ratio(ours, theirs))
+    ]
+    assert found == pytest.approx([910 / 920, 0.5**0.5])

@@ -8,18 +8,21 @@ times, a week has the mean of its draws.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.schedmate.scheduling import settings
 from stoker.chance import Stream
-from stoker.manager.study.statistics import quantile
 
-Values = Sequence[float]
-"""One number a window."""
+Numbers = NDArray[np.float64]
+Places = NDArray[np.int64]
+"""Of windows: one row, or a row for each resample."""
+Of = Callable[[Places], Numbers]
+"""A number of the windows in each row."""
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -31,9 +34,8 @@ class Interval(msgspec.Struct, frozen=True):
 
     def text(self, digits: int = 2) -> str:
         """As the page has it; numbers from a thousand on have no decimals."""
-        value, low, high = (
-            f"{each:,.{0 if abs(self.value) >= 1000 else digits}f}" for each in (self.value, self.low, self.high)
-        )
+        shown = 0 if abs(self.value) >= 1000 else digits
+        value, low, high = (f"{each:,.{shown}f}" for each in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
     @property
@@ -41,9 +43,14 @@ class Interval(msgspec.Struct, frozen=True):
         """All of it."""
         return self.low > 1.0
 
+    @property
+    def holds_one(self) -> bool:
+        """Whether 1 is in it."""
+        return self.low <= 1.0 <= self.high
+
 
 @lru_cache(maxsize=64)
-def resamples(strata: tuple[str, ...], chosen: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def resamples(strata: tuple[str, ...], chosen: tuple[int, ...]) -> Places:
     """Places of windows, drawn again: of those that are `chosen`, as many of each stratum as it has."""
     groups: dict[str, list[int]] = {}
     for place in chosen:
@@ -54,35 +61,36 @@ def resamples(strata: tuple[str, ...], chosen: tuple[int, ...]) -> tuple[tuple[i
         for members in groups.values():
             drawn += [members[int(chance.uniform(number + which) * len(members))] for which in range(len(members))]
             number += len(members)
-        found.append(tuple(drawn))
-    return tuple(found)
+        found.append(drawn)
+    return np.array(found)
 
 
-def interval(
-    of: Callable[[Sequence[int]], float], strata: tuple[str, ...], chosen: tuple[int, ...] | None = None
-) -> Interval:
+def interval(of: Of, strata: tuple[str, ...], chosen: tuple[int, ...] | None = None) -> Interval:
     """A number of windows, by their places, and its interval. `chosen`: the windows that count (None: all)."""
     places = tuple(range(len(strata))) if chosen is None else chosen
-    rising = sorted(of(drawn) for drawn in resamples(strata, places))
     tail = (1 - settings.CONFIDENCE) / 2
-    return Interval(of(places), quantile(rising, tail), quantile(rising, 1 - tail))
+    low, high = np.quantile(of(resamples(strata, places)), [tail, 1 - tail])
+    return Interval(float(of(np.array([places]))[0]), float(low), float(high))
 
 
-def pooled_mean(values: Values, jobs: Values, places: Sequence[int]) -> float:
-    """The mean over all jobs of these windows; `values` are the windows' own means."""
-    return sum(values[place] * jobs[place] for place in places) / sum(jobs[place] for place in places)
+def pooled_mean(values: Sequence[float], jobs: Sequence[float]) -> Of:
+    """The mean over all jobs of windows; `values` are the windows' own means."""
+    sums, counts = np.array(values) * np.array(jobs), np.array(jobs)
+    return lambda places: sums[places].sum(axis=1) / counts[places].sum(axis=1)
 
 
-def pooled_ratio(ours: Values, theirs: Values, jobs: Values, places: Sequence[int]) -> float:
+def pooled_ratio(ours: Sequence[float], theirs: Sequence[float], jobs: Sequence[float]) -> Of:
     """Of two such means."""
-    return pooled_mean(ours, jobs, places) / pooled_mean(theirs, jobs, places)
+    one, other = pooled_mean(ours, jobs), pooled_mean(theirs, jobs)
+    return lambda places: one(places) / other(places)
 
 
-def mean_ratio(ours: Values, theirs: Values, places: Sequence[int]) -> float:
-    """The geometric mean of the windows' ratios: each counts the same."""
-    return math.exp(sum(math.log(ours[place] / theirs[place]) for place in places) / len(places))
-
-
-def geometric_mean(values: Values, places: Sequence[int]) -> float:
+def geometric_mean(values: Sequence[float]) -> Of:
     """Over windows; each counts the same."""
-    return math.exp(sum(math.log(values[place]) for place in places) / len(places))
+    logs = np.log(values)
+    return lambda places: np.exp(logs[places].mean(axis=1))
+
+
+def mean_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Of:
+    """The geometric mean of the windows' ratios."""
+    return geometric_mean([one / other for one, other in zip(ours, theirs, strict=True)])

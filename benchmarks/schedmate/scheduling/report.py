@@ -38,22 +38,22 @@ class Cells:
     def mean_s(self, system: str, load: float, what: str = "mean_s", places: tuple[int, ...] | None = None) -> Interval:
         """Seconds in the mean over all jobs."""
         values = self.records.of(system, what, load=load)
-        return intervals.interval(lambda at: intervals.pooled_mean(values, self.jobs, at), self.strata, places)
+        return intervals.interval(intervals.pooled_mean(values, self.jobs), self.strata, places)
 
     def ratio(self, system: str, other: str, load: float, places: tuple[int, ...] | None = None) -> Interval:
         """The mean completion time over that of another system, over all jobs."""
         ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
-        return intervals.interval(lambda at: intervals.pooled_ratio(ours, theirs, self.jobs, at), self.strata, places)
+        return intervals.interval(intervals.pooled_ratio(ours, theirs, self.jobs), self.strata, places)
 
     def ratio_of_weeks(self, system: str, other: str, load: float, places: tuple[int, ...] | None = None) -> Interval:
         """The same, where each week counts the same."""
         ours, theirs = (self.records.of(each, "mean_s", load=load) for each in (system, other))
-        return intervals.interval(lambda at: intervals.mean_ratio(ours, theirs, at), self.strata, places)
+        return intervals.interval(intervals.mean_ratio(ours, theirs), self.strata, places)
 
     def typical_s(self, system: str, what: str, load: float) -> Interval:
         """A quantile of a week, in the geometric mean over weeks."""
         values = self.records.of(system, what, load=load)
-        return intervals.interval(lambda at: intervals.geometric_mean(values, at), self.strata)
+        return intervals.interval(intervals.geometric_mean(values), self.strata)
 
     def worse_weeks(self, system: str, other: str, load: float, places: Iterable[int]) -> list[float]:
         """The ratios of those weeks in which a system's mean completion time is more than 1 % above another's."""
@@ -70,7 +70,7 @@ def write(records: Records) -> str:
     cells = Cells(records)
     parts = [
         texts.HEAD, bars(cells), findings(cells), main_table(cells), by_load(cells), by_cluster(cells), sweep(cells),
-        hidden(records), beside(cells), texts.PAPER, texts.NOT_HERE, texts.settings_text(records),
+        hidden(cells), beside(cells), texts.PAPER, texts.NOT_HERE, texts.settings_text(records),
         windows_table(records),
     ]  # fmt: skip
     return filled("\n".join(parts))
@@ -128,22 +128,20 @@ def findings(cells: Cells) -> str:
     shuffled = cells.ratio(systems.SHUFFLED, FIFO, load)
     places = range(len(cells.strata))
     worse = cells.worse_weeks(OURS, FIFO, load, places)
-    most = f", the worst by {100 * (worse[-1] - 1):.0f} %" if worse else ""
+    weeks = f"{len(worse)} of {len(places)} weeks, up to {100 * (worse[-1] - 1):.0f} %" if worse else "no week"
     return texts.findings(
         ours=told(cells.ratio(OURS, FIFO, load), "FIFO's"),
         tiresias=told(cells.ratio(OURS, TIRESIAS, load), "Tiresias's"),
         tiresias_weeks=told(cells.ratio_of_weeks(OURS, TIRESIAS, load), "Tiresias's"),
         costs=", ".join(costs),
         shuffled=told(shuffled, "FIFO's"),
-        weeks=f"{len(worse)} of {len(places)} weeks{most}",
+        weeks=weeks,
     )
 
 
 def told(ratio: Interval, whose: str) -> str:
-    """A ratio in words: what it is, and whether the interval tells the two apart."""
-    apart = "below" if ratio.high < 1 else "above" if ratio.is_above_one else ""
-    how = f"{apart} {whose}" if apart else f"not told apart from {whose}"
-    return f"{how}: {ratio.text()} of it"
+    """A ratio in words, and whether its interval tells the two apart."""
+    return f"{ratio.text()} of {whose}{'; the interval holds 1' if ratio.holds_one else ''}"
 
 
 def main_table(cells: Cells) -> str:
@@ -218,7 +216,7 @@ def sweep(cells: Cells) -> str:
         shares = cells.records.kept.errors[system]
         rows.append([
             "0" if system == SJF else system.removeprefix("spread "),
-            f"{shares.under_100:.1%}", f"{shares.within_two:.1%}",
+            texts.percent(shares.under_100), texts.percent(shares.within_two),
             cells.ratio(system, FIFO, load).text(), cells.ratio_of_weeks(system, FIFO, load).text(),
             *(
                 "1" if system == SJF else ratio(system, SJF, load).text()
@@ -231,20 +229,25 @@ def sweep(cells: Cells) -> str:
     return f"{texts.SWEEP}\n{table(columns, rows)}"
 
 
-def hidden(records: Records) -> str:
+def hidden(cells: Cells) -> str:
     """What the share of errors under 100 % says, and what it hides."""
     which = (OURS, systems.OUR_AVERAGE, systems.PAPER, systems.LUCID, systems.SHUFFLED)
+    shares, load = cells.records.kept.errors, settings.MAIN_LOAD
     rows = [
-        [named(system), f"{facts.under_100:.1%}", f"{facts.within_two:.1%}"]
+        [
+            named(system), texts.percent(shares[system].under_100), texts.percent(shares[system].within_two),
+            cells.ratio(system, FIFO, load).text(),
+        ]
         for system in which
-        for facts in (records.kept.errors[system],)
-    ]
-    return f"{texts.HIDDEN}\n{table(('predictions', 'errors under 100 %', 'within a factor of two'), rows)}"
+    ]  # fmt: skip
+    columns = ("predictions", "errors under 100 %", "within a factor of two", "over FIFO")
+    return f"{texts.hidden(shuffled=shares[systems.SHUFFLED].under_100)}\n{table(columns, rows)}"
 
 
 def beside(cells: Cells) -> str:
     """Variants that were run at the main load."""
-    return f"{texts.BESIDE}\n{_systems(cells, systems.BESIDE)}"
+    passing = cells.ratio(systems.OURS_SKIP, systems.FIFO_SKIP, settings.MAIN_LOAD)
+    return f"{texts.beside(passing=passing.text())}\n{_systems(cells, systems.BESIDE)}"
 
 
 def windows_table(records: Records) -> str:

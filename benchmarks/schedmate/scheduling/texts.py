@@ -14,6 +14,11 @@ _PAPER_S, _LUCID_S = (errors.spread_of(share) for share in (settings.PAPER_SHARE
 _PAPER_2, _LUCID_2 = (errors.spread_both_ways(share) for share in (settings.PAPER_SHARE, settings.LUCID_SHARE))
 
 
+def percent(share: float, digits: int = 1) -> str:
+    """A share as the page has it."""
+    return f"{100 * share:.{digits}f} %"
+
+
 HEAD = """# SchedMate's scheduling, on jobs of Philly
 
 The paper is Zerui Wang et al., *Semantic-Aware Scheduling for GPU Clusters with Large Language Models*; its sections
@@ -35,7 +40,8 @@ of libraries, one a GPU.
 
 BARS = f"""## The bars, and which are met
 
-An interval holds the middle {settings.CONFIDENCE:.0%} of {settings.RESAMPLES:,} numbers, each computed from weeks drawn
+An interval holds the middle {percent(settings.CONFIDENCE, 0)} of {settings.RESAMPLES:,} numbers, each
+computed from weeks drawn
 again within each virtual cluster, the same weeks for both policies. A policy is worse than FIFO beyond its interval if
 the whole interval of its mean completion time over FIFO's lies above 1.
 """
@@ -44,14 +50,14 @@ the whole interval of its mean completion time over FIFO's lies above 1.
 def findings(*, ours: str, tiresias: str, tiresias_weeks: str, costs: str, shuffled: str, weeks: str) -> str:
     return f"""## What came of it
 
-At load {settings.MAIN_LOAD:g}:
+Mean completion times at load {settings.MAIN_LOAD:g}:
 
-- Shortest first with our error: the mean completion time over all jobs is {ours}. In {weeks} it is more than 1 % above
-  FIFO's.
-- Against Tiresias, over all jobs: {tiresias}. Where each week counts the same: {tiresias_weeks}. Tiresias predicts
-  nothing, but it preempts: a short job waits for no long one that runs. Shortest first does not preempt.
-- What an error costs, over SJF, which knows each duration: {costs}.
-- Predictions that say nothing at all, shuffled: {shuffled}.
+- Shortest first with our error, over all jobs: {ours}. It is more than 1 % above FIFO's in {weeks}.
+- The same against Tiresias, over all jobs: {tiresias}. Where each week counts the same: {tiresias_weeks}. Tiresias
+  predicts nothing, but it preempts: a short job need not wait until a long one has ended. Shortest first does not
+  preempt.
+- What an error adds to SJF, which knows each duration: {costs}.
+- Predictions that say nothing, shuffled: {shuffled}.
 """
 
 
@@ -90,13 +96,19 @@ that were shuffled among the jobs of a week, which say nothing. Load {settings.M
 ![mean completion time over FIFO's by the spread of the error]({FIGURE})
 """
 
-HIDDEN = f"""## What a share of errors under 100 % says, and what it hides
 
-The paper gives one number for the errors of durations: {settings.PAPER_SHARE:.1%} of them are under 100 %, of Lucid's
-{settings.LUCID_SHARE:.1%} (§5.4). The relative error of a prediction that is too low is under 100 % however low it is.
+def hidden(*, shuffled: float) -> str:
+    return f"""## What a share of errors under 100 % says, and what it hides
+
+The paper gives one number for the errors of durations: {percent(settings.PAPER_SHARE)} of them are under 100
+%, of Lucid's
+{percent(settings.LUCID_SHARE)} (§5.4). The relative error of a prediction that is too low is under 100 %
+however low it is.
 So the smallest duration of a cluster, as a constant, has 100 % of its errors under 100 %; with it shortest first is
 FIFO (`tests/benchmarks/test_schedmate_scheduling.py`). And predictions that are all three times too high have no error
-under 100 % and put jobs into the right order. What matters to shortest first is the spread of prediction over truth,
+under 100 % and put jobs into the right order. Predictions that were shuffled among the jobs of a week say nothing, and
+{percent(shuffled)} of their errors are under 100 %. What matters to shortest first is the spread of
+prediction over truth,
 which that number does not give. The share within a factor of two both ways tells more.
 
 So an assumption makes distributions of the two numbers. Here errors are lognormal, and right in the mean of truth over
@@ -107,16 +119,20 @@ factor of two, spreads are {_PAPER_2:.2f} and {_LUCID_2:.2f}, nearly the same.
 Ours are resampled from the estimates for 108 recipes of small models, measured on one processor after the method was
 fixed. They are drawn independently of the job. A job of Philly ends early when it fails or its user stops it, and it is
 submitted again with changes: errors for such jobs would be larger, and alike for similar jobs. One system leaves
-{settings.UNKNOWN_SHARE:.0%} of the jobs without an estimate, as our estimator does for families that it has not seen.
+{percent(settings.UNKNOWN_SHARE, 0)} of the jobs without an estimate, as our estimator does for families that
+it has not seen.
 """
 
-BESIDE = f"""## Variants
+
+def beside(*, passing: str) -> str:
+    return f"""## Variants
 
 Load {settings.MAIN_LOAD:g}. *The average of similar recipes* is the paper's way to estimate (§3.1), on our recipes.
-*Others may pass*: jobs behind the head of the line begin where they fit, without a reservation for it. *Three queues*
+*Others may pass*: jobs behind the head of the line begin where they fit, without a reservation for it; where
+they may under both, ours is {passing} of FIFO. *Three queues*
 have the thresholds of Tiresias's own simulator, {
-    " and ".join(f"{each:,.0f}" for each in settings.TIRESIAS_OTHER_GPU_S)
-} GPU-seconds. *Preempting costs nothing*: jobs go on at once.
+        " and ".join(f"{each:,.0f}" for each in settings.TIRESIAS_OTHER_GPU_S)
+    } GPU-seconds. *Preempting costs nothing*: jobs go on at once.
 """
 
 
@@ -137,8 +153,8 @@ NOT_HERE = """## What cannot be reproduced, and why
 - Failure handling. No row says that a job failed or which job came back, so nothing can be restarted sooner. What our
   handler finds in logs is evaluated apart, on logs.
 - Lucid with and without SchedMate. Lucid gains from jobs that share a GPU. The measured pairs that are there, 1,388,
-  have 5.7 % whose speed falls under 0.65, so cancelling bad pairs can gain little; the 1.9 times of the paper's Acme
-  cannot come of them. Which model a job of Philly runs is not known either.
+  have 5.7 % whose speed falls under 0.65, so cancelling bad pairs can gain little,
+  and not the 1.9 times that the paper has on Acme. Which model a job of Philly runs is not known either.
 - Sia with SchedMate. The gain is profiling that is left out. Sia's decisions need its optimiser of goodput and
   throughputs by GPU type, and Stoker has neither.
 - Horus, a baseline of the paper: it predicts how much of a GPU a job uses, from its model's graph.
@@ -157,7 +173,8 @@ Fixed on {settings.FIXED_ON}, and committed before any policy had run on the tra
 (`benchmarks/schedmate/scheduling/settings.py`).
 
 - *Windows.* A window is a week of one virtual cluster, from its first job on. All weeks with at least
-  {settings.LEAST_JOBS} jobs and {settings.LEAST_GPUS:g} GPUs at work in the mean take part: {len(windows)} weeks with
+  {settings.LEAST_JOBS} jobs and {settings.LEAST_GPUS:g} GPUs at work in the mean take part: {len(windows)} weeks of
+  {len(set(records.strata))} of the 15 virtual clusters, with
   {sum(window.jobs for window in windows):,} of the file's 77,456 jobs. A week begins with an empty cluster, and its run
   ends with its last job, so jobs of the week before do not take part.
 - *Size.* The file does not say how large clusters were. A window's GPU-seconds inside the week, if each job ran when it
