@@ -62,6 +62,7 @@ reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/rep
 	$(BIN)/python -m benchmarks.prompt_tuner $(TUNER_ARGS)
 	$(BIN)/python -m benchmarks.slinfer --table all --skip
 	$(BIN)/python -m benchmarks.arlo --table all --skip
+	$(BIN)/python -m benchmarks.schedmate.scheduling --skip
 
 format: $(STAMP) ## put the code into its format, and mend what the linter can mend
 	$(BIN)/ruff format .

@@ -24,10 +24,10 @@ def run(tmp_path):
     """Begins a session of four devices under a policy."""
     sessions = ExitStack()
 
-    def begin(policy):
-        policy = ROOT / BASELINES[policy]
+    def begin(policy, devices=4):
+        policy = ROOT / BASELINES.get(policy, policy)
         site = tmp_path / "site.toml"
-        site.write_text(f'[policy]\nname = "{policy}"\n[pilot]\ndevices = "cpu:4"\n')
+        site.write_text(f'[policy]\nname = "{policy}"\n[pilot]\ndevices = "cpu:{devices}"\n')
         sessions.enter_context(stoker.load(str(site), run_dir=str(tmp_path / "runs")))
 
     with sessions:
@@ -80,3 +80,23 @@ def test_a_running_job_gives_devices_to_one_with_a_deadline_and_goes_on_from_whe
     assert done[0] == (0, 4)
     assert min(size for _, size in done) < 4
     assert [step for step, _ in done] == list(range(600)), "no step was done twice, and none left out"
+
+
+def takes(context, seconds, name, log):
+    time.sleep(seconds)
+    with open(log, "a") as file:
+        file.write(f"{name}\n")
+
+
+def test_under_shortest_first_calls_of_a_function_that_took_less_go_first(run, tmp_path):
+    run("benchmarks/baselines/shortest_first.py:shortest_first", devices=1)
+    log = tmp_path / "order"
+    slow = stoker.app(context=model())(lambda *given: takes(*given))
+    quick = stoker.app(context=model())(takes)
+    for call in (slow(0.6, "known", log), quick(0.0, "known", log)):
+        call.result(LIMIT_S)
+    asked = [slow(0.6, "first", log), slow(0.6, "slow", log), quick(0.0, "quick", log)]
+    for call in asked:
+        call.result(LIMIT_S)
+    order = log.read_text().split()
+    assert order.index("quick") < order.index("slow"), "the last to come goes before the second"

@@ -1,0 +1,74 @@
+"""What policies share that keep the calls of a context in one line, and every device loaded with that context.
+
+Calls are planned in rounds, at most ten a second and only after something has changed. A library has one device, and
+all libraries of a context are alike: a call for n libraries runs on any n that are free, so neither the node nor the
+neighbours of a device matter. Each context has a line of its own; the context that wants devices first has them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from benchmarks.baselines.replicas import InRounds, is_free, send
+from stoker.manager.core.nouns import Call, Context, Library
+from stoker.manager.core.phases import CallState
+from stoker.manager.core.seams import Action, Changes, Load, View
+from stoker.manager.policies.exclusive import WholeDevice
+from stoker.manager.protocol.ids import RecipeKey
+
+PERIOD_S = 0.1
+"""Seconds between two rounds, at least."""
+
+
+class EveryDevice(WholeDevice):
+    """Residency: the context of waiting calls is loaded on every free device, and stays there."""
+
+    honours = frozenset()
+
+    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+        """A load for each device that holds nothing, and an end for gangs that are larger than the site."""
+        key = RecipeKey(context.recipe.key)
+        loads = [
+            Load(key, device.pilot.id, (device.id,), device.facts.memory_bytes)
+            for device in view.devices()
+            if not device.libraries and self.fits(context, device)
+        ]
+        return loads or self.hopeless_gangs(view, context)
+
+
+class OneLine(InRounds):
+    """Dispatch in rounds that hears which calls came, waits again and ended."""
+
+    honours = frozenset({"priority"})
+
+    def __init__(self, *, period_s: float = PERIOD_S) -> None:
+        super().__init__(period_s=period_s)
+
+    def serve_order(self, view: View, context: Context) -> Sequence[Library]:  # noqa: ARG002
+        """None: libraries get calls in rounds alone."""
+        return ()
+
+    def rests(self, view: View) -> bool:  # noqa: ARG002
+        """Always: nothing is to be decided until a call or a library has changed."""
+        return True
+
+
+def waiting_among(view: View, changes: Changes) -> list[Call]:
+    """Calls that wait, of those that have changed, in the order of their numbers."""
+    found = (view.calls.get(id) for id in sorted(changes.calls))
+    return [call for call in found if call is not None and call.state is CallState.WAITING]
+
+
+def free_for(call: Call) -> list[Library]:
+    """Libraries that could begin a call now."""
+    return [library for library in call.group.context.idle.values() if is_free(library) and library.admits(call)]
+
+
+def start(call: Call) -> Action | None:
+    """The order to begin a call on as many libraries as it wants at least; None if so many are not free."""
+    count = max(1, call.group.options.gang[0])
+    if len(call.group.context.idle) < count:
+        return None
+    chosen = list(islice(free_for(call), count))
+    return send(call, chosen) if len(chosen) == count else None

@@ -1,0 +1,87 @@
+"""First come first served, and the shortest expected run first: calls on one or several libraries, never preempted.
+
+SchedMate as a standalone scheduler is the second (its §4.3: "vanilla Shortest Job First", by an estimate of each job's
+duration), FIFO the first. The head of the line waits until enough libraries are free, and nobody passes it: so do both
+in the published simulator of Lucid, which is by the same group (`simulation/policy/fifo.py`, `sjf.py`). With `skip`
+those behind it may begin where they fit, without a reservation for it.
+
+Priorities come before the length. `expected_s` says how long a call is expected to run; without it that is what calls
+of its function took so far, or what advice on its context says. A call of which nothing is known counts as short: it
+runs early, and is known then. Equal calls go in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+from benchmarks.baselines.one_line import PERIOD_S, EveryDevice, OneLine, start, waiting_among
+from stoker.manager.core.nouns import Call, Context
+from stoker.manager.core.phases import CallState
+from stoker.manager.core.seams import Action, Changes, Policies, Provisioning, View
+from stoker.manager.policies.provisioning import KeepBlocks
+
+_Entry = tuple[int, float, float, int, Call]
+"""Its priority, negative; its expected run in seconds; when it came; its number; the call."""
+
+
+def known_run_s(call: Call) -> float:
+    """What calls of its function took, in seconds; before one has, what advice says; 0 if nothing is known."""
+    advised = (each.run_s for each in call.group.context.advice.values())
+    return call.group.cost.run_s or min((seconds for seconds in advised if seconds), default=0.0)
+
+
+class InOrder(OneLine):
+    """Dispatch: a line for each context, sorted by priority, by `expected_s`, then by arrival."""
+
+    def __init__(self, *, expected_s: Callable[[Call], float], skip: bool = False, period_s: float = PERIOD_S) -> None:
+        super().__init__(period_s=period_s)
+        self.expected_s = expected_s
+        self.skip = skip
+        self._lines: dict[Context, list[_Entry]] = {}
+
+    def round(self, view: View, changes: Changes) -> Iterator[Action]:
+        """Take in the calls that wait since the last round, then begin those whose turn it is."""
+        for call in waiting_among(view, changes):
+            priority, expected_s = call.group.options.priority, self.expected_s(call)
+            entry = -priority, expected_s, call.submitted_at, call.id, call
+            heapq.heappush(self._lines.setdefault(call.group.context, []), entry)
+        for context, line in self._lines.items():
+            yield from self._begin(context, line)
+
+    def _begin(self, context: Context, line: list[_Entry]) -> Iterator[Action]:
+        passed: list[_Entry] = []
+        while line and context.idle:
+            call = line[0][-1]
+            if call.state is not CallState.WAITING:
+                heapq.heappop(line)
+                continue
+            order = start(call)
+            if order is not None:
+                heapq.heappop(line)
+                yield order
+            elif self.skip:
+                passed.append(heapq.heappop(line))
+            else:
+                break
+        for entry in passed:
+            heapq.heappush(line, entry)
+
+
+def fifo(*, provisioning: Provisioning | None = None, skip: bool = False, period_s: float = PERIOD_S) -> Policies:
+    """First come first served: no call passes the head of the line, and none is preempted."""
+    return shortest_first(provisioning=provisioning, expected_s=_all_alike, skip=skip, period_s=period_s)
+
+
+def shortest_first(
+    *, provisioning: Provisioning | None = None, expected_s: Callable[[Call], float] = known_run_s, skip: bool = False,
+    period_s: float = PERIOD_S,
+) -> Policies:  # fmt: skip
+    """The call with the shortest expected run first: no call passes it, and none is preempted."""
+    asked = provisioning or KeepBlocks()
+    dispatch = InOrder(expected_s=expected_s, skip=skip, period_s=period_s)
+    return Policies(dispatch, EveryDevice(provisioning=asked), asked)
+
+
+def _all_alike(call: Call) -> float:  # noqa: ARG001
+    return 0.0

@@ -1,0 +1,208 @@
+"""Tiresias (Gu et al., NSDI '19): least attained service first, in discrete queues, with preemption.
+
+It knows nothing of how long a call will run. What a call has had so far decides: its *attained service*, the number of
+its libraries times the seconds that they were its own (discretised two-dimensional LAS). A call begins in the first
+queue, and falls into the next one when its service passes a threshold. Within a queue the calls go in the order in
+which they came. From the first queue on, calls get libraries until there are none left; one that wants more than are
+left is passed over. A call that runs and gets none is preempted: it is checkpointed, waits, and goes on later.
+
+Settings are those of the published simulator of Lucid (`simulation/policy/tiresias.py`, `policy.py`), which is by the
+authors of SchedMate: two queues, a threshold of 18,000 GPU-seconds, no promotion of calls that starve, and 40 s that a
+call which was preempted takes longer (60 s on more than eight GPUs); Tiresias measured 62 s. Here those seconds pass
+on its libraries when it goes on. Its own simulator has 3,250 and 7,200 GPU-seconds for three queues. Different here:
+plans are made when something changes, not every 60 s, and a call falls at the very moment at which it passes the
+threshold. Both are in its favour. No profile says which calls want their GPUs on one node, so all run on any.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Iterator, Sequence
+
+from benchmarks.baselines.one_line import PERIOD_S, EveryDevice, OneLine, start, waiting_among
+from stoker.manager.core.nouns import Call, Context
+from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.seams import Action, Changes, Evict, Policies, Provisioning, Timer, View
+from stoker.manager.policies.provisioning import KeepBlocks
+
+THRESHOLDS_GPU_S = (18_000.0,)
+RESTART_S, WIDE_RESTART_S, WIDE_FROM = 40.0, 60.0, 9
+"""What it takes to go on, in seconds; the same for calls on at least so many GPUs."""
+_DUE = "due"
+_ROUNDING_S = 1e-3
+
+
+class Job:
+    """A call as Tiresias sees it. `since`: when its libraries became its own; None while it waits. `holds_until`:
+    until then they only read its checkpoint back; None if it runs, or has never been preempted."""
+
+    __slots__ = ("call", "gpus", "had_gpu_s", "holds_until", "leaving", "level", "place", "preempted", "since")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.gpus = max(1, call.group.options.gang[0])
+        self.place = (-call.group.options.priority, call.submitted_at, call.id)
+        self.level = 0
+        self.had_gpu_s = 0.0
+        self.since: float | None = None
+        self.holds_until: float | None = None
+        self.leaving = False
+        self.preempted = False
+
+    def __lt__(self, other: Job) -> bool:
+        return self.place < other.place
+
+    def service_gpu_s(self, now: float) -> float:
+        """Its attained service."""
+        return self.had_gpu_s + (self.gpus * (now - self.since) if self.since is not None else 0.0)
+
+    def stops(self, now: float) -> None:
+        """Its libraries are its own no longer."""
+        self.had_gpu_s = self.service_gpu_s(now)
+        self.since = self.holds_until = None
+        self.leaving = False
+
+
+class Tiresias(OneLine):
+    """Dispatch: see the module's text. `restart_s`: what a call takes longer that was preempted, in seconds, on few
+    GPUs and on many."""
+
+    def __init__(
+        self, *, thresholds_gpu_s: Sequence[float] = THRESHOLDS_GPU_S,
+        restart_s: tuple[float, float] = (RESTART_S, WIDE_RESTART_S), period_s: float = PERIOD_S,
+    ) -> None:  # fmt: skip
+        super().__init__(period_s=period_s)
+        self.thresholds_gpu_s = tuple(thresholds_gpu_s)
+        self.restart_s = restart_s
+        self.jobs: dict[int, Job] = {}
+        self.preemptions = 0
+        self._queues: dict[Context, list[list[Job]]] = {}
+        self._active: dict[Context, dict[int, Job]] = {}
+        """Jobs that have libraries."""
+
+    def round(self, view: View, changes: Changes) -> Iterator[Action]:
+        """Hear what has changed, then plan."""
+        self._hear(view, changes)
+        yield from self._plan(view)
+
+    def timer(self, view: View, key: str) -> Iterator[Action]:  # noqa: ARG002
+        """A job passes a threshold now, or has read its checkpoint back."""
+        yield from self._plan(view)
+
+    def _hear(self, view: View, changes: Changes) -> None:
+        for id in changes.calls:
+            job = self.jobs.get(id)
+            if job is not None and id not in view.calls:
+                del self.jobs[id]
+                self._queues[job.call.group.context][job.level].remove(job)
+                self._active[job.call.group.context].pop(id, None)
+        for call in waiting_among(view, changes):
+            job = self.jobs.get(call.id)
+            context = call.group.context
+            if job is None:
+                job = self.jobs[call.id] = Job(call)
+                queues = self._queues.setdefault(context, [[] for _ in range(len(self.thresholds_gpu_s) + 1)])
+                insort(queues[0], job)
+                self._active.setdefault(context, {})
+            elif job.since is not None and job.holds_until is None:  # preempted, or its libraries were lost
+                self._stops(view, job)
+
+    def _stops(self, view: View, job: Job) -> None:
+        job.stops(view.now)
+        job.preempted = True
+        del self._active[job.call.group.context][job.call.id]
+
+    # ---- a plan
+
+    def _plan(self, view: View) -> Iterator[Action]:
+        for context, queues in self._queues.items():
+            active = self._active[context]
+            for job in list(active.values()):
+                self._fall(view, job, queues)
+            chosen = _chosen(queues, sum(library.state is LibraryState.READY for library in context.libraries.values()))
+            for job in list(active.values()):
+                if job.call.id not in chosen and not job.leaving:
+                    yield from self._preempt(view, job)
+            for job in chosen.values():
+                if job.since is None and job.call.state is CallState.WAITING:
+                    yield from self._begin(view, job, active)
+                elif job.holds_until is not None and view.now >= job.holds_until - _ROUNDING_S:
+                    yield from self._go_on(job)
+        due = min(
+            (self._due_at(view, job) for active in self._active.values() for job in active.values()), default=math.inf
+        )
+        if due < math.inf:
+            yield Timer(due, _DUE)
+
+    def _fall(self, view: View, job: Job, queues: list[list[Job]]) -> None:
+        """Into the queue to which its service belongs."""
+        service = job.service_gpu_s(view.now) + _ROUNDING_S
+        level = sum(service >= threshold for threshold in self.thresholds_gpu_s)
+        if level != job.level:
+            queues[job.level].remove(job)
+            job.level = level
+            insort(queues[level], job)
+
+    def _preempt(self, view: View, job: Job) -> Iterator[Action]:
+        self.preemptions += 1
+        if job.holds_until is not None:  # it has not gone on yet
+            self._stops(view, job)
+        else:
+            job.leaving = True
+            yield Evict(job.call.id)
+
+    def _begin(self, view: View, job: Job, active: dict[int, Job]) -> Iterator[Action]:
+        """Give it libraries: it runs at once, or when its checkpoint is read back."""
+        context = job.call.group.context
+        kept = sum(other.gpus for other in active.values() if other.holds_until is not None)
+        if len(context.idle) - kept < job.gpus:
+            return  # those that are to make room have not gone yet
+        restart_s = self.restart_s[job.gpus >= WIDE_FROM] if job.preempted else 0.0
+        if restart_s:
+            job.holds_until = view.now + restart_s
+        else:
+            order = start(job.call)
+            if order is None:
+                return
+            yield order
+        job.since = view.now
+        active[job.call.id] = job
+
+    def _go_on(self, job: Job) -> Iterator[Action]:
+        order = start(job.call)
+        if order is not None:
+            job.holds_until = None
+            yield order
+
+    def _due_at(self, view: View, job: Job) -> float:
+        """When it passes a threshold next, or has read its checkpoint back."""
+        due = math.inf
+        if job.holds_until is not None:
+            due = job.holds_until if job.holds_until > view.now else view.now + self.period_s
+        if job.level < len(self.thresholds_gpu_s):
+            left_gpu_s = self.thresholds_gpu_s[job.level] - job.service_gpu_s(view.now)
+            due = min(due, view.now + max(left_gpu_s / job.gpus, _ROUNDING_S))
+        return due
+
+
+def _chosen(queues: list[list[Job]], libraries: int) -> dict[int, Job]:
+    """Jobs that are to have libraries, in the order of the queues; one that wants more than are left is passed over."""
+    chosen: dict[int, Job] = {}
+    for queue in queues:
+        for job in queue:
+            if not libraries:
+                return chosen
+            if job.gpus <= libraries:
+                libraries -= job.gpus
+                chosen[job.call.id] = job
+    return chosen
+
+
+def tiresias(*, provisioning: Provisioning | None = None, **settings: Sequence[float] | float) -> Policies:
+    """Tiresias: the least attained service first, in discrete queues, with preemption.
+
+    `settings` are those of `Tiresias`.
+    """
+    asked = provisioning or KeepBlocks()
+    return Policies(Tiresias(**settings), EveryDevice(provisioning=asked), asked)  # type: ignore[arg-type]

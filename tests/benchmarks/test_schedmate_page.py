@@ -1,0 +1,153 @@
+"""The page of SchedMate's scheduling: it says what the records have, and the records hold what the settings promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.schedmate.scheduling import drawing, intervals, records, report, settings, systems
+from benchmarks.schedmate.scheduling.__main__ import main
+from benchmarks.schedmate.scheduling.intervals import Interval
+from benchmarks.schedmate.scheduling.records import ErrorFacts, Records, WindowFacts
+from benchmarks.schedmate.scheduling.simulate import Measures, Task
+from benchmarks.schedmate.scheduling.systems import FIFO, OURS, Case
+from benchmarks.schedmate.scheduling.trace import Job, Window, missing
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
+here = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+# ---- the page
+
+
+def test_the_page_is_what_the_records_say() -> None:
+    assert (FOLDER / "schedmate.md").read_text() == report.write(Records(FOLDER / "schedmate.json"))
+
+
+def test_the_records_have_every_case_and_every_window() -> None:
+    of = Records(FOLDER / "schedmate.json")
+    assert {result.case.name for result in of.kept.runs} == {case.name for case in systems.cases()}
+    assert {len(result.windows) for result in of.kept.runs} == {len(of.kept.windows)}
+    assert len({result.code for result in of.kept.runs}) == 1, "all by the same code"
+    assert of.kept.fixed_on == settings.FIXED_ON
+
+
+def test_the_summary_of_the_records_is_computed_from_them() -> None:
+    of = Records(FOLDER / "schedmate.json")
+    assert of.kept.summary == report.summary(of)
+
+
+@here
+def test_the_records_are_of_the_windows_that_the_trace_gives() -> None:
+    assert Records(FOLDER / "schedmate.json").kept.windows == records.facts()
+
+
+def test_the_figure_is_drawn_from_the_records(tmp_path: Path) -> None:
+    path = drawing.draw(tmp_path, Records(FOLDER / "schedmate.json"))
+    assert path.name in (FOLDER / "schedmate.md").read_text()
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def with_ratio(folder: Path, ratio: float) -> Records:
+    """Records in which ours takes half as long as FIFO in one cluster, and so many times as long in another."""
+    of = Records(folder / "schedmate.json")
+    of.kept.windows = [
+        WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)
+    ]
+    for case in systems.cases():
+        factors = (0.5, 0.5, 0.5, ratio, ratio, ratio) if case.system == OURS else (1.0,) * 6
+        means = [factor * (100.0 + place) for place, factor in enumerate(factors)]
+        found = [(Task(case, place), Measures(mean, 1.0, 1.0, 1.0, 0), 0.0, 0) for place, mean in enumerate(means)]
+        of._keep(case, "", found)
+    of.kept.errors = {system: ErrorFacts(0.9, 0.8) for system in systems.ERRORS}
+    return of
+
+
+def test_a_cluster_in_which_ours_is_worse_breaks_the_bar(tmp_path: Path) -> None:
+    assert "| yes, in all 9 |" in report.bars(report.Cells(with_ratio(tmp_path, 0.9)))
+    broken = report.bars(report.Cells(with_ratio(tmp_path, 1.4)))
+    assert "**no**: `b`, load 0.6: 1.40 (1.40 to 1.40)" in broken
+    assert "`a`" not in broken
+
+
+def test_a_page_of_cases_that_were_not_run_is_not_written(tmp_path: Path) -> None:
+    of = with_ratio(tmp_path, 0.9)
+    of.drop_others([])
+    with pytest.raises(ValueError, match=r"FIFO at 0\.8 was not run"):
+        of.of(FIFO, "mean_s")
+
+
+# ---- records
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace of one window, in which nothing waits."""
+    window = Window("a", 0, tuple(Job(float(n), 60.0, 1) for n in range(4)))
+    monkeypatch.setattr(records, "windows", lambda: (window,))
+    monkeypatch.setattr("benchmarks.schedmate.scheduling.simulate.windows", lambda: (window,))
+
+
+def test_a_case_is_run_once_and_again_when_its_code_has_changed(
+    tmp_path: Path, ran: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases, told = [Case(FIFO, 0.8), Case(OURS, 0.8, 1)], list[str]()
+    path = tmp_path / "schedmate.json"
+    Records(path).bring(cases, jobs=1, tell=told.append)
+    Records(path).bring(cases, jobs=1, tell=told.append)
+    assert len(told) == 2
+    (found,) = Records(path).get(cases[0]).windows
+    assert found.mean_s == pytest.approx(60.0, abs=0.3)
+    assert Records(path).kept.windows[0].gpus == (8, 8, 8)
+    monkeypatch.setattr(records, "code_digest", lambda: "another")
+    Records(path).bring(cases[:1], jobs=1, tell=told.append)
+    assert len(told) == 3
+
+
+def test_a_file_that_holds_no_results_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "schedmate.json").write_text('{"runs": [1]}')
+    with pytest.raises(ValueError, match="holds no results"):
+        Records(tmp_path / "schedmate.json")
+
+
+def test_without_its_data_it_is_skipped_or_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("benchmarks.schedmate.scheduling.__main__.missing", lambda: "no jobs")
+    assert main(["--skip", "--out", str(tmp_path)]) == 0
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "no jobs" in capsys.readouterr().err
+
+
+# ---- intervals
+
+
+def test_a_ratio_of_pairs_is_known_better_than_its_parts() -> None:
+    """The second policy takes a tenth longer in each week, however different the weeks are."""
+    strata = ("a",) * 4 + ("b",) * 4
+    ours = [100.0, 1000.0, 300.0, 50.0, 20.0, 4000.0, 90.0, 700.0]
+    theirs, jobs = [1.1 * each for each in ours], [1.0] * 8
+    mean = intervals.interval(intervals.pooled_mean(ours, jobs), strata)
+    ratio = intervals.interval(intervals.pooled_ratio(theirs, ours, jobs), strata)
+    assert mean.high > 1.5 * mean.low
+    assert (ratio.low, ratio.high) == (pytest.approx(1.1), pytest.approx(1.1))
+    assert ratio.is_above_one
+    assert not Interval(1.1, 0.99, 1.2).is_above_one
+    assert Interval(1.1, 0.99, 1.2).holds_one
+
+
+def test_weeks_are_drawn_within_their_cluster_and_of_the_chosen_alone() -> None:
+    strata = ("a", "b", "a", "b", "b")
+    for drawn in intervals.resamples(strata, (0, 1, 2, 3, 4))[:50]:
+        assert [strata[place] for place in drawn].count("a") == 2
+    assert {*intervals.resamples(strata, (1, 3)).flat} == {1, 3}
+
+
+def test_all_jobs_count_alike_or_all_weeks_do() -> None:
+    ours, theirs, jobs, strata = [10.0, 100.0], [20.0, 100.0], [1.0, 9.0], ("a", "b")
+    found = [
+        intervals.interval(of, strata).value
+        for of in (intervals.pooled_ratio(ours, theirs, jobs), intervals.mean_ratio(ours, theirs))
+    ]
+    assert found == pytest.approx([910 / 920, 0.5**0.5])

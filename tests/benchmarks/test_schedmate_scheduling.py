@@ -1,0 +1,278 @@
+"""SchedMate's scheduling: what the policies do with a few jobs, that a second program agrees, and how errors are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+import pytest
+from scheduling_replay import in_order, least_attained
+
+from benchmarks.baselines.loading import policy
+from benchmarks.baselines.shortest_first import fifo, shortest_first
+from benchmarks.baselines.tiresias import tiresias
+from benchmarks.schedmate.scheduling import errors, settings, systems
+from benchmarks.schedmate.scheduling.simulate import call_of, completion_times_s, predictions
+from benchmarks.schedmate.scheduling.systems import Case
+from benchmarks.schedmate.scheduling.trace import Job, Window, missing, windows, windows_of
+from stoker.chance import Stream
+from stoker.manager.core.seams import Policies
+
+here = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def jobs_of(*rows: tuple[float, float, int]) -> tuple[Job, ...]:
+    return tuple(Job(*row) for row in rows)
+
+
+def starts(jobs: tuple[Job, ...], policies: Policies, *, gpus: int = 8) -> list[int]:
+    """When each began, to ten seconds; a job that was preempted seems to begin later than it did."""
+    took, _ = completion_times_s(jobs, policies, gpus=gpus)
+    return [round(job.at_s + took_s - job.duration_s, -1) for job, took_s in zip(jobs, took, strict=True)]
+
+
+def shortest(jobs: Sequence[Job], said: Sequence[float] | None = None, **how: bool) -> Policies:
+    told = {call_of(n): s for n, s in enumerate(said or [job.duration_s for job in jobs])}
+    return shortest_first(expected_s=lambda call: told[call.id], **how)
+
+
+# ---- first come first served, and the shortest first
+
+LINE = jobs_of((0, 100, 6), (10, 1000, 4), (20, 50, 2), (30, 500, 8), (40, 20, 1))
+
+
+def test_under_fifo_none_passes_the_head_of_the_line() -> None:
+    assert starts(LINE, fifo()) == [0, 100, 100, 1100, 1600]
+
+
+def test_passing_lets_those_begin_that_fit() -> None:
+    assert starts(LINE, fifo(skip=True)) == [0, 100, 20, 1100, 70]
+
+
+def test_the_shortest_goes_first_and_is_not_passed_either() -> None:
+    """From 70 s on the job of 500 s on all GPUs is first in line: the one of 1,000 s waits, which would fit at 90 s."""
+    assert starts(LINE, shortest(LINE)) == [0, 600, 20, 100, 70]
+
+
+def test_a_job_that_would_fit_waits_behind_a_shorter_one_that_does_not() -> None:
+    jobs = jobs_of((0, 100, 6), (10, 200, 8), (20, 300, 2))
+    assert starts(jobs, shortest(jobs)) == [0, 100, 300]
+    assert starts(jobs, shortest(jobs, skip=True)) == [0, 320, 20]
+
+
+def test_a_constant_prediction_is_first_come_first_served() -> None:
+    """Each relative error of the smallest duration is under 100 %, and nothing is known."""
+    smallest = [min(job.duration_s for job in LINE)] * len(LINE)
+    assert errors.share_under_100([job.duration_s for job in LINE], smallest) == 1.0
+    assert starts(LINE, shortest(LINE, smallest)) == starts(LINE, fifo())
+
+
+def test_a_factor_that_all_predictions_share_changes_nothing() -> None:
+    tenfold = [10 * job.duration_s for job in LINE]
+    assert starts(LINE, shortest(LINE, tenfold)) == starts(LINE, shortest(LINE))
+
+
+def test_without_predictions_the_shortest_is_what_calls_of_a_function_took() -> None:
+    """As a user has it by its path: here all jobs are of one function, so they go in the order in which they come."""
+    named, other = (
+        policy(f"benchmarks/baselines/shortest_first.py:{name}").make() for name in ("shortest_first", "fifo")
+    )
+    assert starts(LINE, named) == starts(LINE, other) == starts(LINE, fifo())
+
+
+# ---- Tiresias
+
+FREE = (0.0, 0.0)
+
+
+def test_tiresias_preempts_a_job_that_has_passed_the_threshold_and_no_other() -> None:
+    """8 GPUs, 800 GPU-seconds: the first falls after 100 s, and gives its GPUs to the second, which comes at 150 s and
+    ends at 200 s. One that comes at 50 s waits for the fall."""
+    later = jobs_of((0, 1000, 8), (150, 50, 8))
+    assert starts(later, tiresias(thresholds_gpu_s=[800.0], restart_s=FREE)) == [50, 150]
+    sooner = jobs_of((0, 1000, 8), (50, 50, 8))
+    assert starts(sooner, tiresias(thresholds_gpu_s=[800.0], restart_s=FREE)) == [50, 100]
+    assert starts(sooner, tiresias(thresholds_gpu_s=[8e6], restart_s=FREE)) == [0, 1000]
+
+
+def test_a_job_that_was_preempted_takes_longer_by_its_restart_and_by_more_on_many_gpus() -> None:
+    for gpus, restart_s in ((8, 40), (16, 60)):
+        jobs = jobs_of((0, 1000, gpus), (150, 50, gpus))
+        found = starts(jobs, tiresias(thresholds_gpu_s=[100.0 * gpus]), gpus=gpus)
+        assert found == [50 + restart_s, 150]
+
+
+def test_tiresias_counts_gpus() -> None:
+    """The first falls after 100 s on 4 GPUs, the second only after 400 s on one. The third begins at 100 s, falls at
+    200 s, and goes on when the second has ended."""
+    jobs = jobs_of((0, 300, 4), (0, 300, 1), (10, 300, 4))
+    assert starts(jobs, tiresias(thresholds_gpu_s=[400.0], restart_s=FREE)) == [100, 0, 200]
+
+
+def test_tiresias_passes_over_a_job_that_wants_more_than_is_left() -> None:
+    """While the third runs, from 200 s to 300 s on one GPU, neither of the wide ones can go on."""
+    jobs = jobs_of((0, 300, 8), (10, 120, 8), (20, 100, 1))
+    assert starts(jobs, tiresias(thresholds_gpu_s=[800.0], restart_s=FREE)) == [200, 400, 200]
+
+
+def test_tiresias_tells_how_often_it_preempted() -> None:
+    jobs = jobs_of((0, 1000, 8), (150, 50, 8), (300, 50, 8))
+    _, preempted = completion_times_s(jobs, tiresias(thresholds_gpu_s=[800.0]), gpus=8)
+    assert preempted == 2
+
+
+# ---- a second opinion
+
+
+def crowd(seed: int, count: int) -> tuple[Job, ...]:
+    """Jobs that meet in a queue, as short and as long as those of the trace."""
+    chance = Random(seed)
+    rows, at_s = [], 0.0
+    for _ in range(count):
+        at_s += round(chance.expovariate(1 / 900))
+        rows.append(
+            (at_s, round(min(2e5, chance.lognormvariate(7, 1.7))) + 1.0, chance.choice([1] * 12 + [2, 4, 8, 12]))
+        )
+    return jobs_of(*rows)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_second_program_agrees_with_the_core(seed: int) -> None:
+    """Starts in the core come up to a tenth of a second late, and decisions may differ where two jobs tie by that."""
+    jobs, gpus = crowd(seed, 300), 16
+    durations = [job.duration_s for job in jobs]
+    said = errors.lognormal(1.0)(durations, Stream(seed, "test"))
+    fair = [0.0] * len(jobs)
+    pairs = [
+        (fifo(), in_order(jobs, gpus=gpus, keys=fair)),
+        (fifo(skip=True), in_order(jobs, gpus=gpus, keys=fair, skip=True)),
+        (shortest(jobs), in_order(jobs, gpus=gpus, keys=durations)),
+        (shortest(jobs, said), in_order(jobs, gpus=gpus, keys=said)),
+    ]
+    for policies, expected in pairs:
+        found, _ = completion_times_s(jobs, policies, gpus=gpus)
+        assert fmean(found) == pytest.approx(fmean(expected), rel=0.01)
+    assert fmean(pairs[0][1]) > 1.1 * fmean(pairs[2][1]), "the jobs do not wait: nothing was compared"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_second_program_agrees_with_the_core_on_tiresias(seed: int) -> None:
+    jobs, gpus = crowd(seed, 300), 16
+    for thresholds, restart_s in (([18_000.0], (40.0, 60.0)), ([3_250.0, 7_200.0], FREE)):
+        expected, times = least_attained(jobs, gpus=gpus, thresholds=thresholds, restart_s=restart_s)
+        found, preempted = completion_times_s(
+            jobs, tiresias(thresholds_gpu_s=thresholds, restart_s=restart_s), gpus=gpus
+        )
+        assert fmean(found) == pytest.approx(fmean(expected), rel=0.02)
+        assert preempted == pytest.approx(times, rel=0.1)
+        assert times > 20, "nothing was preempted: nothing was compared"
+
+
+# ---- errors
+
+MANY = [float(each) for each in range(1, 20_001)]
+
+
+@pytest.mark.parametrize("share", [settings.PAPER_SHARE, settings.LUCID_SHARE])
+def test_injected_errors_have_the_share_that_is_wished(share: float) -> None:
+    said = errors.with_share_under_100(share)(MANY, Stream(1, "errors"))
+    assert errors.share_under_100(MANY, said) == pytest.approx(share, abs=0.01)
+
+
+def test_errors_of_a_regression_cancel_in_the_mean() -> None:
+    said = errors.with_share_under_100(settings.PAPER_SHARE)(MANY, Stream(2, "errors"))
+    assert fmean(true / each for true, each in zip(MANY, said, strict=True)) == pytest.approx(1.0, abs=0.02)
+
+
+def test_our_errors_are_those_that_their_page_tells() -> None:
+    page = (Path(errors.__file__).parents[1] / "estimates.md").read_text()
+    for row, method in ((r"B\. the 108 others[^|]*", "estimates"), (r"B, plain average[^|]*", "average")):
+        ((under, within),) = re.findall(rf"\| {row}\| ([\d.]+) % \| ([\d.]+) %", page)
+        ratios = errors.our_log_ratios()[method]
+        assert len(ratios) == 108
+        assert 100 * fmean(ratio < math.log(2) for ratio in ratios) == pytest.approx(float(under), abs=0.05)
+        assert 100 * fmean(abs(ratio) <= math.log(2) for ratio in ratios) == pytest.approx(float(within), abs=0.05)
+
+
+def test_our_errors_are_drawn_from_those_that_were_measured() -> None:
+    said = errors.ours()(MANY, Stream(3, "errors"))
+    assert errors.share_under_100(MANY, said) == pytest.approx(0.954, abs=0.01)
+    assert {round(math.log(each / true), 4) for true, each in zip(MANY, said, strict=True)} == {
+        *errors.our_log_ratios()["estimates"]
+    }
+    some = errors.ours(unknown_share=0.3)(MANY, Stream(3, "errors"))
+    changed = [each for each, known in zip(some, said, strict=True) if each != known]
+    assert len(changed) == pytest.approx(0.3 * len(MANY), rel=0.05)
+    assert {*changed} == {10_000.5}, "the median"
+
+
+def test_shuffled_predictions_are_the_durations_of_others() -> None:
+    said = errors.shuffled(MANY, Stream(4, "errors"))
+    assert sorted(said) == MANY
+    assert sum(each == true for true, each in zip(MANY, said, strict=True)) < 10
+
+
+# ---- windows
+
+
+def rows_of(count: int, *, every_s: int, gpus: int = 4) -> list[dict[str, str]]:
+    rows = []
+    for number in range(count):
+        day, second = divmod(number * every_s, 86_400)
+        clock = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}"
+        rows.append({
+            "timestamp": f"2017-10-{1 + day:02} {clock}", "duration": "3600.0", "num_gpus": str(gpus), "cluster": "a"
+        })  # fmt: skip
+    return rows
+
+
+def test_a_window_is_a_week_from_the_first_job_on() -> None:
+    first, second = windows_of(rows_of(300, every_s=3600, gpus=8))
+    assert [(each.name, len(each.jobs)) for each in (first, second)] == [("a/0", 168), ("a/1", 132)]
+    assert second.jobs[0] == Job(0.0, 3600.0, 8)
+    assert first.gpus_at_work == pytest.approx(8.0)
+
+
+def test_weeks_with_few_jobs_or_idle_ones_take_no_part() -> None:
+    assert not [*windows_of(rows_of(settings.LEAST_JOBS - 1, every_s=3600, gpus=8))]
+    assert not [*windows_of(rows_of(168, every_s=3600, gpus=3))]
+
+
+def test_a_cluster_has_whole_pilots_and_room_for_its_largest_job() -> None:
+    window = Window("a", 0, jobs_of(*((float(n), settings.WINDOW_S, 1) for n in range(20))))
+    assert window.gpus_at_work == pytest.approx(20.0, rel=1e-3)
+    assert (window.gpus_at(0.9), window.gpus_at(0.5)) == (24, 40)
+    wide = Window("a", 0, (*window.jobs, Job(30.0, 10.0, 65)))
+    assert wide.gpus_at(0.8) == 72
+
+
+@here
+def test_windows_come_out_of_the_trace_the_same_twice() -> None:
+    first = windows()
+    windows.cache_clear()
+    assert windows() == first
+    assert len(first) == 58
+    assert all(one.name < other.name or one.week < other.week for one, other in pairwise(first))
+
+
+@here
+def test_a_second_program_agrees_on_a_window_of_the_trace() -> None:
+    window = min(windows(), key=lambda each: len(each.jobs))
+    gpus, said = window.gpus_at(settings.MAIN_LOAD), predictions(window, Case(systems.OURS, settings.MAIN_LOAD))
+    found, _ = completion_times_s(window.jobs, systems.policies_of(systems.OURS, said), gpus=gpus)
+    expected = in_order(window.jobs, gpus=gpus, keys=[*said.values()])
+    assert fmean(found) == pytest.approx(fmean(expected), rel=0.01)
+
+
+def test_a_draw_of_an_error_is_the_same_at_each_load_and_another_one_each_time() -> None:
+    window = Window("a", 0, LINE)
+    one = predictions(window, Case(systems.OURS, 0.6, 0))
+    assert predictions(window, Case(systems.OURS, 0.8, 0)) == one
+    assert predictions(window, Case(systems.OURS_SKIP, 0.8, 0)) == one
+    assert predictions(window, Case(systems.OURS, 0.6, 1)) != one
+    assert predictions(window, Case(systems.FIFO, 0.6)) == {}
