@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from stoker.manager.advice.logs.rules import FaultRule, matching_rules
 from stoker.manager.advice.logs.signs import Gravity
-from stoker.manager.advice.logs.tracebacks import TracebackLines
+from stoker.manager.advice.logs.tracebacks import OpenTracebacks, TracebackLines
 
 QUIET_LINES = 60
 BEFORE_LINES = 40
@@ -55,7 +55,7 @@ class Episode:
         self.overcome_after = 0
         """The last line that told of another try or way."""
         self.gravity = Gravity.PLAIN
-        self._open: list[TracebackLines] = []
+        self._open = OpenTracebacks()
         self._most_window = len(self.window) + _WINDOW_LINES
 
     def keep(self, number: int, line: bytes) -> bool:
@@ -79,7 +79,7 @@ class Episode:
         """A traceback begins here."""
         if len(self._open) < _OPEN_TRACEBACKS:
             traceback = TracebackLines(number, line)
-            self._open.append(traceback)
+            self._open.add(traceback)
             if len(self.tracebacks) < _MOST_TRACEBACKS:
                 self.tracebacks.append(traceback)
         self.gravity = Gravity.FATAL
@@ -87,17 +87,18 @@ class Episode:
     @property
     def reads_tracebacks(self) -> bool:
         """True while a traceback has not ended."""
-        return bool(self._open)
+        return len(self._open) > 0
 
     def in_traceback(self, number: int, line: str) -> bool:
         """Give a line to the tracebacks that have not ended. Returns True if it is of one."""
-        for traceback in self._open:
+        for traceback in self._open.candidates(line):
             said = len(traceback.exceptions)
             if traceback.add(number, line):
                 if len(traceback.exceptions) > said:
                     self._raised(traceback)
                 return True
-        self._open = [traceback for traceback in self._open if not traceback.done]
+            if traceback.done:
+                self._open.remove(traceback)
         return False
 
     def _raised(self, traceback: TracebackLines) -> None:
@@ -128,9 +129,9 @@ class Episode:
                 best = sign
         return best
 
-    def broken(self) -> BadLine | None:
-        """The first bad line that tells of hardware or a node that failed, and was not overcome."""
-        return next((sign for sign in self.signs.values() if _names_hardware(sign) and not sign.overcome), None)
+    def broken(self, rules: tuple[FaultRule, ...]) -> BadLine | None:
+        """The first bad line that tells of hardware or a node that failed, and was not overcome. `rules`: those that do."""
+        return next((each for each in self.signs.values() if not each.overcome and matching_rules(each.text, rules)), None)
 
     def ordered(self) -> Iterator[BadLine]:
         """The bad lines by number."""
@@ -154,5 +155,6 @@ def _begins(sign: BadLine) -> int:
     return sign.traceback.number if sign.traceback is not None else sign.number
 
 
-def _names_hardware(sign: BadLine) -> bool:
-    return any(rule.component in _BREAKS_BY_ITSELF and not rule.secondary for rule in sign.rules)
+def hardware_rules(rules: tuple[FaultRule, ...]) -> tuple[FaultRule, ...]:
+    """The rows of what may break without an end to the program at once."""
+    return tuple(rule for rule in rules if rule.component in _BREAKS_BY_ITSELF and not rule.secondary)

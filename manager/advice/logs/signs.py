@@ -11,6 +11,8 @@ import enum
 import re
 from collections.abc import Iterable
 
+from stoker.manager.advice.logs.caseless import caseless
+
 
 class Gravity(enum.IntEnum):
     """How bad a line looks."""
@@ -99,9 +101,9 @@ _STEMS = (
 
 TRACEBACK = "Traceback (most recent call last)"
 
-_HARMLESS = re.compile(
+_HARMLESS = caseless(
     r"""
-      [\w/.-]*(?:error|err|fail(?:ed|ures?)?|timeout|lost|abort(?:ed)?|invalid|exception)s?[\w/.-]*['"]?\s*[=:]\s*
+      (?:error|err|fail(?:ed|ures?)?|timeout|lost|abort(?:ed)?|invalid|exception)s?[\w/.-]*['"]?\s*[=:]\s*
           (?:[-+]?[\d.]+(?:e[-+]?\d+)?(?:\s?(?:%|s|ms|seconds))?|none|null|false|true|''|"")(?![\w:.])
     | \b(?:0|no|zero|without(?:\ any)?)\s+(?:\w+\s+)?(?:errors?|failures?|failed|exceptions?|timeouts?)\b
     | \berrors?\ (?:by|per)\ \w+
@@ -110,9 +112,9 @@ _HARMLESS = re.compile(
     | \bon[_-](?:error|failure)\b | \berror[_-]?(?:bars?|handler|correct\w*)\b | \bfail[-_]?(?:fast|over|safe)\b
     | (?:set|raise|use|disable|enable|ignore)[\w_-]*(?:_|-)errors?\b
     """,
-    re.IGNORECASE | re.VERBOSE,
+    re.VERBOSE,
 )
-_FATAL = re.compile(
+_FATAL = caseless(
     r"""
       Traceback\ \(most\ recent\ call\ last\) | \b(?:FATAL|CRITICAL|PANIC|EMERG)\b | \bfatal(?:\ \w+)?\ error | \bfatal:
     | \bSegmentation\ fault | core\ dumped | \bBus\ error | ^(?:\S+:\s|\S+\[\d+\]:\s)?(?:Killed|Aborted|Terminated)\b
@@ -120,9 +122,9 @@ _FATAL = re.compile(
     | \bCANCELLED\b | \bNODE_FAIL\b | \b(?:kernel|hardware|machine\ check)\b.*\berror\b | \*\*\*.*\*\*\*
     | ^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::\s|$)
     """,
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE,
 )
-_ERROR = re.compile(
+_ERROR = caseless(
     r"""
       error | \berr\b | \berrno | exception | \bfail(?:ed|ure|s|ing)?\b | \bcritical\b | \babort | \bpanic
     | \bcan(?:not|'t)\b | \bcould\ not\b | \bunable\ to\b | \bdenied\b | \brefused\b | \bunreachable\b
@@ -134,11 +136,11 @@ _ERROR = re.compile(
     | \bdown\b | \bexpired?\b | \bmismatch | \bincompatible\b | \bundefined\b | \bmissing\b | \bunsupported\b
     | \bNVRM: | \bdisconnect | \breboot | \bfull\b | \bdegraded\b | \bunexpected | \brejected\b
     """,
-    re.IGNORECASE | re.VERBOSE,
+    re.VERBOSE,
 )
-_WARNING = re.compile(r"\bwarn(?:ing)?s?\b|\w+Warning\b|\bdeprecat", re.IGNORECASE)
+_WARNING = caseless(r"\bwarn(?:ing)?s?\b|\w+Warning\b|\bdeprecat")
 _CALM_LEVEL = re.compile(r"\b(?:DEBUG|INFO|NOTICE|TRACE)\b")
-_OVERCOME = re.compile(
+_OVERCOME = caseless(
     r"""
       \b(?:will\ (?:retry|try\ again)|retry(?:ing)?|retries\ left|retried|attempt\ \#?\d+|trying\
       again|recovered|succeeded)\b
@@ -146,12 +148,11 @@ _OVERCOME = re.compile(
     | \breconnect(?:ed|ing)\b
     | \bcorrected\b | \bnon-?fatal\b | \bbacking\ off\b | \bnot\ critical\b | \bharmless\b
     """,
-    re.IGNORECASE | re.VERBOSE,
+    re.VERBOSE,
 )
-_GIVEN_UP = re.compile(
+_GIVEN_UP = caseless(
     r"retries\ exceeded|max(?:imum)?\ (?:number\ of\ )?retries|giv(?:ing|en)\ up|no\ more\ retries"
     r"|after\ \d+\ (?:attempts|retries)|retries\ exhausted|retry (?:count|limit) exceeded",
-    re.IGNORECASE,
 )  # fmt: skip
 
 
@@ -183,18 +184,23 @@ def hasty_gravity(line: bytes) -> Gravity:
 
 def gravity(line: str) -> Gravity:
     """How bad a line looks."""
-    if not _ERROR.search(line) and not _FATAL.search(line):
-        return Gravity.NOTICE if _WARNING.search(line) else Gravity.PLAIN
-    line = _HARMLESS.sub(" ", line)
-    if overcome(line):
+    lower = line.lower()
+    if not _ERROR.search(lower) and not _FATAL.search(lower):
+        return Gravity.NOTICE if _WARNING.search(lower) else Gravity.PLAIN
+    lower = _HARMLESS.sub(" ", lower)
+    if _is_overcome(lower):
         return Gravity.NOTICE
-    if _FATAL.search(line):
+    if _FATAL.search(lower):
         return Gravity.FATAL
-    if not _ERROR.search(line):
-        return Gravity.NOTICE if _WARNING.search(line) else Gravity.PLAIN
-    return Gravity.NOTICE if _WARNING.search(line) or _CALM_LEVEL.search(line) else Gravity.ERROR
+    if not _ERROR.search(lower):
+        return Gravity.NOTICE if _WARNING.search(lower) else Gravity.PLAIN
+    return Gravity.NOTICE if _WARNING.search(lower) or _CALM_LEVEL.search(line) else Gravity.ERROR
 
 
 def overcome(line: str) -> bool:
     """True if the line tells that the program goes on in spite of a failure: another try, another way."""
-    return _OVERCOME.search(line) is not None and _GIVEN_UP.search(line) is None
+    return _is_overcome(line.lower())
+
+
+def _is_overcome(lower: str) -> bool:
+    return _OVERCOME.search(lower) is not None and _GIVEN_UP.search(lower) is None
