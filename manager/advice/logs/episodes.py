@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from stoker.manager.advice.logs.rules import FaultRule, matching_rules
 from stoker.manager.advice.logs.signs import Gravity
+from stoker.manager.advice.logs.templates import masked_line
 from stoker.manager.advice.logs.tracebacks import OpenTracebacks, TracebackLines
 
 QUIET_LINES = 60
@@ -103,9 +104,12 @@ class Episode:
 
     def _raised(self, traceback: TracebackLines) -> None:
         number, text = traceback.exceptions[-1]
-        key = hash(text)
+        key = hash(("raised", masked_line(text.encode("utf-8", "replace"))))
         found = self.signs.get(key)
-        if (found is None and len(self.signs) < _MOST_SIGNS) or (found is not None and found.overcome):
+        if found is not None and not found.overcome:
+            found.count += 1
+            found.last = number
+        elif found is not None or len(self.signs) < _MOST_SIGNS:
             self.signs[key] = BadLine(number, text, Gravity.FATAL, traceback)
 
     def overcame(self, number: int) -> None:
@@ -121,7 +125,7 @@ class Episode:
             sign.rules = matching_rules(sign.text, rules)
 
     def first(self) -> BadLine:
-        """The bad line with which the failure begins: the first of the gravest that is no consequence of another."""
+        """The bad line with which the failure begins: the first that is no consequence of another."""
         best = min(self.signs.values(), key=lambda sign: (_rank(sign), _begins(sign)))
         for sign in sorted(self.signs.values(), key=_begins, reverse=True):
             gap = _begins(best) - _begins(sign)
@@ -133,22 +137,27 @@ class Episode:
         """The first bad line that tells of hardware or a node that failed, and was not overcome. `rules`: those that do."""
         return next((each for each in self.signs.values() if not each.overcome and matching_rules(each.text, rules)), None)
 
+    def traceback_near(self, number: int, before: int) -> TracebackLines | None:
+        """The first traceback from so many lines before a line on, which nothing overcame."""
+        overcome = [sign.traceback for sign in self.signs.values() if sign.overcome]
+        return next((each for each in self.tracebacks if each.number >= number - before and each not in overcome), None)
+
     def ordered(self) -> Iterator[BadLine]:
         """The bad lines by number."""
         yield from sorted(self.signs.values(), key=lambda sign: sign.number)
 
 
 _SECONDARY = 2
+_SEVERAL = 3
 
 
 def _rank(sign: BadLine) -> int:
-    """0: a failure by itself. 1: an error of unknown weight. 2: what follows from another failure."""
-    primary = [rule for rule in sign.rules if not rule.secondary]
+    """0: a failure by itself. 2: what follows from another failure: the rules say so, or several ranks say it, for the
+    cause is one's alone. 3: what was overcome."""
     if sign.overcome:
         return _SECONDARY + 1
-    if sign.rules and not primary:
-        return _SECONDARY
-    return 0 if primary or sign.gravity is Gravity.FATAL else 1
+    follows = all(rule.secondary for rule in sign.rules) if sign.rules else sign.count >= _SEVERAL
+    return _SECONDARY if follows else 0
 
 
 def _begins(sign: BadLine) -> int:

@@ -170,8 +170,7 @@ class _Scan:
         number = first.number if traceback is None else traceback.number
         text = first.text if traceback is None else traceback.lines[0][1]
         if traceback is None:
-            later = [each for each in episode.tracebacks if each.number >= number - BEFORE_LINES]
-            traceback = next(iter(later), None)
+            traceback = episode.traceback_near(number, BEFORE_LINES)
         near = range(number - BEFORE_LINES, number + AFTER_LINES + 1)
         window = [LogLine(at, masked(shown(line))) for at, line in episode.window if at in near]
         return Located(

@@ -96,6 +96,9 @@ _STEMS = (
     b"not available",
     b"not ready",
     b"not valid",
+    b"not enough",
+    b"giving up",
+    b"improper",
 )
 """Each pattern below has one of these, in lower case: a look for them is ten times as fast as one at the patterns."""
 
@@ -126,11 +129,11 @@ _FATAL = caseless(
 )
 _ERROR = caseless(
     r"""
-      error | \berr\b | \berrno | exception | \bfail(?:ed|ure|s|ing)?\b | \bcritical\b | \babort | \bpanic
+      error | \berr\b | \berrno | exception | \bfail(?:ed|ure|s|ing)?\b | \bcritical\b | abort | \bpanic
     | \bcan(?:not|'t)\b | \bcould\ not\b | \bunable\ to\b | \bdenied\b | \brefused\b | \bunreachable\b
     | \btimed?[\s-]?out\b
     | \bkill(?:ed|ing)\b | \bcorrupt | \blost\b | \binvalid\b | \bnot\ (?:found|responding|available|ready|valid)\b
-    | \bno\ such\b
+    | \bno\ such\b | \bnot\ enough\b | \bgiving\ up\b | \bimproper
     | \bunhandled\b | \bsegfault | \bterminat(?:ed|ing)\b | \breset\ by\b | \bbroken\b | \bexceed(?:ed|s)\b
     | \bstale\b | \block-?up\b | \bstall(?:ed)?\b | \bdead\b | \bcrash | \bevict | \bpreempt | \bheld\b | \bshutdown\b
     | \bdown\b | \bexpired?\b | \bmismatch | \bincompatible\b | \bundefined\b | \bmissing\b | \bunsupported\b
@@ -143,7 +146,7 @@ _CALM_LEVEL = re.compile(r"\b(?:DEBUG|INFO|NOTICE|TRACE)\b")
 _OVERCOME = caseless(
     r"""
       \b(?:will\ (?:retry|try\ again)|retry(?:ing)?|retries\ left|retried|attempt\ \#?\d+|trying\
-      again|recovered|succeeded)\b
+      again|recovered|resolved|resuming|succeeded)\b
     | \bfall(?:ing|s)?\ ?back\b | \bignor(?:ed|ing)\b | \bskipp(?:ed|ing)\b | \bcontinu(?:e|ing)\b
     | \breconnect(?:ed|ing)\b
     | \bcorrected\b | \bnon-?fatal\b | \bbacking\ off\b | \bnot\ critical\b | \bharmless\b

@@ -21,6 +21,9 @@ _LEVEL = re.compile(r"ERROR|CRITICAL|WARN|INFO|Exception Group")
 _CLOCK = re.compile(r"\d")
 
 
+RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
+
+
 class TracebackLines:
     """One traceback while it is read. `number`: its first line. `done`: no further line belongs to it."""
 
