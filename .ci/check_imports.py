@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SLOW_LIBRARIES = frozenset({
-    "IPython", "asyncio", "decimal", "drain3", "huggingface_hub", "matplotlib", "pyarrow", "pynvml", "tokenizers",
+    "IPython", "asyncio", "decimal", "huggingface_hub", "matplotlib", "pyarrow", "pynvml", "tokenizers",
     "torch", "transformers",
 })  # fmt: skip
 """Libraries that only some processes have, or load."""

@@ -1,20 +1,30 @@
-"""`python -m benchmarks.schedmate failures | train | record`: SchedMate's failure handler, on a labelled corpus.
+"""`python -m benchmarks.schedmate failures | train | validate | record | record-clusters`: SchedMate's failure handler, on a labelled
+corpus.
 
-`failures` evaluates what ships and writes a record; `train` makes the scorer that ships; `record` runs the programs
-anew.
+`failures` evaluates what ships and writes a record; `train` makes the scorer that ships; `validate` holds types out of
+the training part in turn, by which settings are chosen; `record` runs the programs anew; `record-clusters` the jobs on a real Slurm and Open MPI (half an hour, root; `--mpi-python` has mpi4py).
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 
-from benchmarks.schedmate.failures import evaluation, recording, training
+from benchmarks.schedmate.failures import clusters, evaluation, recording, training
 
 
 def main() -> None:
     ask = argparse.ArgumentParser(prog="python -m benchmarks.schedmate", description=__doc__)
-    ask.add_argument("what", choices=["failures", "train", "record"])
-    {"failures": evaluation.evaluate, "train": training.train, "record": recording.record}[ask.parse_args().what]()
+    ask.add_argument("what", choices=["failures", "train", "validate", "record", "record-clusters"])
+    ask.add_argument("--mpi-python", default=sys.executable, help="a Python that has mpi4py (for record-clusters)")
+    asked = ask.parse_args()
+    {
+        "failures": evaluation.evaluate,
+        "train": training.train,
+        "validate": training.validate,
+        "record": recording.record,
+        "record-clusters": lambda: clusters.record(asked.mpi_python),
+    }[asked.what]()
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def test_exit_codes_and_where_errors_go() -> None:
 def test_the_command_line_starts_without_heavy_imports() -> None:
     script = (
         "import sys; from stoker.manager.cli import main; loaded = {name for name in sys.modules if sys.modules[name]};"
-        "print(*sorted({'torch', 'transformers', 'parsl', 'pyarrow', 'sqlalchemy', 'drain3'} & loaded))"
+        "print(*sorted({'torch', 'transformers', 'parsl', 'pyarrow', 'sqlalchemy'} & loaded))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout == "\n", done.stderr

@@ -2,18 +2,21 @@
 
 A log is a job's header, a run up to its failure with harmless lines strewn in, the failure, and what follows it: for one
 process the batch system's last words, for several ranks their cascade, which buries the failure under hundreds of lines,
-and which may begin before the failing rank's own words are flushed.
+and which may begin before the failing rank's own words are flushed. What a real cluster printed (`clusters`) has its own
+cascade and last words: it gets a header and harmless lines, and nothing behind its failure.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
 import msgspec
 
 from benchmarks.schedmate.failures.catalogue import TEST, TYPES
+from benchmarks.schedmate.failures.clusters import MPI, SLURM
 from benchmarks.schedmate.failures.injections import FRAMEWORK, INFRASTRUCTURE
 from benchmarks.schedmate.failures.noise import HARMLESS, HEADERS, ending, lost_another
 from benchmarks.schedmate.failures.recording import Run, recorded
@@ -22,6 +25,12 @@ LOGS_OF_A_TYPE = {INFRASTRUCTURE: 8, FRAMEWORK: 12, "user": 16}
 """So that about three in ten failures are the infrastructure's (a quarter in the paper)."""
 _SEVERAL_RANKS = 0.75
 _EARLY_CASCADE = 0.25
+CONSEQUENCES = re.compile(
+    r"srun: error: \S+: tasks? [\d,-]+: (?:Exited with exit code|Terminated|Killed)|srun: (?:got SIGCONT|forcing job termination"
+    r"|Job step aborted|Force Terminated|launch/slurm: _step_signal)|mpirun: Forwarding signal|Primary job  terminated normally"
+    r"|a non-zero exit code\. Per user-direction|mpirun detected that|-{20,}$|\s*$"
+)
+"""What launchers write of each end, as `noise.ending` does of those that are injected: it is no failure's own line."""
 _MARKS = ("[rank{rank}]: ", "{rank}: ", "", "[default{rank}]:")
 
 
@@ -71,6 +80,11 @@ def corpus(*, test: bool, seed: str = "") -> Iterator[FailedJob]:
 
 
 def _composed(run: Run, chance: random.Random) -> tuple[list[str], int, tuple[str, ...]]:
+    if run.program in (SLURM, MPI):
+        before = [*chance.choice(HEADERS), *_strewn(run.lines[: run.truth], chance)]
+        own = [line for line in run.lines[run.truth :] if not CONSEQUENCES.match(line)]
+        fill = _filled(chance)
+        return [*map(fill, before), *run.lines[run.truth :]], len(before), tuple(own or run.lines[run.truth :])
     ranks = 1
     if run.program != "plain" and chance.random() < _SEVERAL_RANKS:
         ranks = chance.choice((8, 32, 64, 128))

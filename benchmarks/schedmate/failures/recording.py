@@ -29,6 +29,7 @@ from stoker.whole_files import write_whole
 
 MARK = "\x1e--fault--"
 RECORDED = Path(__file__).with_name("recorded.msgpack.xz")
+RECORDED_ON_CLUSTERS = Path(__file__).with_name("recorded_on_clusters.msgpack.xz")
 PACKAGES = "/opt/conda/lib/python3.11/site-packages/"
 USERS = ("ada", "grace", "linus", "barbara")
 _HERE = re.compile(r"/[\w./-]+/lib/python3\.\d+/(?=\S+\.py)")
@@ -63,8 +64,9 @@ def record() -> None:
 
 
 def recorded() -> list[Run]:
-    """All runs that were recorded."""
-    return msgspec.msgpack.decode(lzma.decompress(RECORDED.read_bytes()), type=list[Run])
+    """All runs that were recorded: of programs with injected failures, and of jobs on real clusters (`clusters`)."""
+    files = (RECORDED, RECORDED_ON_CLUSTERS)
+    return [run for file in files for run in msgspec.msgpack.decode(lzma.decompress(file.read_bytes()), type=list[Run])]
 
 
 def hash_of(text: str) -> int:

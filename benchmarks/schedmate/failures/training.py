@@ -1,4 +1,4 @@
-"""Train the scorer on the training part of the corpus: logistic regression over TF-IDF, with NumPy.
+"""Train the scorer on the training part of the corpus: logistic regression over facts of failures, with NumPy.
 
 `validate` holds out fault types of the training part in turn, with the table's rows that know their texts: settings are
 chosen by that alone, never by the test part.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from math import log
 from pathlib import Path
 
 import msgspec
@@ -21,15 +20,16 @@ from stoker.manager.advice.logs.fault import FaultKind, Located
 from stoker.manager.advice.logs.features import features
 from stoker.manager.advice.logs.locator import locate
 from stoker.manager.advice.logs.rules import ROWS, FaultRule, matching_rules
-from stoker.manager.advice.logs.scorer import KindScorer, tf_idf
+from stoker.manager.advice.logs.scorer import KindScorer, scaled
 from stoker.manager.advice.logs.templates import LineTemplates
 from stoker.whole_files import write_whole
 
 SCORER = Path(__file__).resolve().parents[3] / "manager" / "advice" / "logs" / "scorer.json"
 FOLDS = 6
+PARTITIONS = 3
 LEAST_TYPES = 2
-"""A word counts if so many fault types have it: a word of one type alone says nothing of the next."""
-RIDGE = 3e-4
+"""A fact counts if so many fault types have it: a fact of one type alone says nothing of the next."""
+RIDGE = 1e-3
 _ROUNDS = 600
 _RATE = 4.0
 _KINDS = list(FaultKind)
@@ -57,23 +57,20 @@ def trained(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridg
     """A scorer of these failures; each fault type weighs the same."""
     counts = [features(located) for _, located in examples]
     types: dict[str, set[str]] = {}
-    documents: dict[str, int] = {}
     for (job, _), found in zip(examples, counts, strict=True):
-        for word in found:
-            types.setdefault(word, set()).add(job.fault)
-            documents[word] = documents.get(word, 0) + 1
-    words = sorted(word for word, having in types.items() if len(having) >= LEAST_TYPES)
-    idf = {word: round(1.0 + log((1 + len(examples)) / (1 + documents[word])), 3) for word in words}
-    place = {word: at for at, word in enumerate(words)}
-    inputs = np.zeros((len(examples), len(words)))
+        for fact in found:
+            types.setdefault(fact, set()).add(job.fault)
+    facts = sorted(fact for fact, having in types.items() if len(having) >= LEAST_TYPES)
+    place = {fact: at for at, fact in enumerate(facts)}
+    inputs = np.zeros((len(examples), len(facts)))
     for row, found in enumerate(counts):
-        for word, value in tf_idf(found, idf).items():
-            inputs[row, place[word]] = value
+        for fact, value in scaled({fact: count for fact, count in found.items() if fact in place}).items():
+            inputs[row, place[fact]] = value
     wanted = np.array([[kind.value == job.kind for kind in _KINDS] for job, _ in examples], float)
     each = {job.fault: sum(other.fault == job.fault for other, _ in examples) for job, _ in examples}
     share = np.array([1.0 / each[job.fault] for job, _ in examples])
     share /= share.sum()
-    weights, bias = np.zeros((len(words), len(_KINDS))), np.zeros(len(_KINDS))
+    weights, bias = np.zeros((len(facts), len(_KINDS))), np.zeros(len(_KINDS))
     speed_w, speed_b = np.zeros_like(weights), np.zeros_like(bias)
     for _ in range(_ROUNDS):
         scores = inputs @ weights + bias
@@ -85,12 +82,9 @@ def trained(examples: Sequence[tuple[FailedJob, Located]], *, made_of: str, ridg
         weights -= _RATE * speed_w
         bias -= _RATE * speed_b
     learned = {
-        kind: {
-            word: round(float(weights[place[word], at]), 3) for word in words if abs(weights[place[word], at]) >= 5e-4
-        }
-        for at, kind in enumerate(_KINDS)
+        kind: {fact: round(float(weights[place[fact], at]), 3) for fact in facts} for at, kind in enumerate(_KINDS)
     }
-    return KindScorer(made_of, idf, learned, {kind: round(float(bias[at]), 3) for at, kind in enumerate(_KINDS)})
+    return KindScorer(made_of, learned, {kind: round(float(bias[at]), 3) for at, kind in enumerate(_KINDS)})
 
 
 def located_examples(
@@ -103,22 +97,27 @@ def located_examples(
             yield job, located
 
 
-def validate(*, ridge: float = RIDGE) -> Scores:
-    """How well types are judged that are held out of the training part, with the rows that know them."""
+def validate(*, ridge: float = RIDGE) -> list[Scores]:
+    """How well types are judged that are held out of the training part, without the rows that know them; several times,
+    with other types together."""
     known, jobs = templates_of_good_runs(), list(corpus(test=False))
-    names = sorted({job.fault for job in jobs})
-    random.Random(FOLDS).shuffle(names)
     examples = list(located_examples(jobs, known))
-    verdicts = []
-    for fold in range(FOLDS):
-        out = frozenset(names[fold::FOLDS])
-        held = [job for job in jobs if job.fault in out]
-        rules = without_knowledge_of(held)
-        scorer = trained([each for each in examples if each[0].fault not in out], made_of="a fold", ridge=ridge)
-        for job in held:
-            located = locate(job.lines, known[job.program], rules=rules)
-            verdicts.append((job, located, classify(located, rules=rules, scorer=scorer) if located else None))
-    return scores_of(verdicts)
+    found = []
+    for partition in range(PARTITIONS):
+        names = sorted({job.fault for job in jobs})
+        random.Random(FOLDS + partition).shuffle(names)
+        verdicts = []
+        for fold in range(FOLDS):
+            out = frozenset(names[fold::FOLDS])
+            held = [job for job in jobs if job.fault in out]
+            rules = without_knowledge_of(held)
+            scorer = trained([each for each in examples if each[0].fault not in out], made_of="a fold", ridge=ridge)
+            for job in held:
+                located = locate(job.lines, known[job.program], rules=rules)
+                verdicts.append((job, located, classify(located, rules=rules, scorer=scorer) if located else None))
+        found.append(scores_of(verdicts))
+        print("held out of the training part:", found[-1], flush=True)
+    return found
 
 
 def train() -> None:

@@ -2,8 +2,8 @@
 
 Two judges, in this order. The table of rules (`rules`) knows texts that libraries, kernels and batch systems print: its
 surest row that holds decides, the first lines count most, and what is only a consequence of another failure counts
-last. Where no row holds, a scorer learned from a labelled corpus weighs the words. A plain exception of Python that the
-user's code raised is the user's unless a row says otherwise: a retry elsewhere would only fail again.
+last. Where no row holds, a scorer learned from a labelled corpus weighs what the failure speaks of. A plain exception
+of Python that the user's code raised is the user's unless a row says otherwise: a retry elsewhere would only fail again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from stoker.manager.advice.logs.fault import Fault, FaultKind, Located, LogLine
 from stoker.manager.advice.logs.features import exception_of, features, frames_of
 from stoker.manager.advice.logs.rules import ROWS, FaultRule, matching_rules
 from stoker.manager.advice.logs.scorer import KindScorer, shipped_scorer
+from stoker.manager.advice.logs.tracebacks import RANK_MARK
 
 INFRASTRUCTURE_LEAST = 0.5
 """Without a row of the table a failure is the infrastructure's if the scorer is at least so sure of it."""
@@ -75,7 +76,7 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
     if by_rule is not None:
         sure, rule, line = by_rule
         return Fault(rule.kind, rule.component, round(sure, 3), rule.means, _proof(located, line))
-    chances = dict((scorer or shipped_scorer()).chances(features(located)))
+    chances = dict((scorer or shipped_scorer()).chances(features(located, rules)))
     if _is_plain(located):
         rest = (1 - _PLAIN_CHANCE) / max(1e-9, 1 - chances[FaultKind.USER])
         chances = {kind: chance * rest for kind, chance in chances.items()} | {
@@ -133,7 +134,7 @@ def _evidence(located: Located) -> Iterator[LogLine]:
 
 def _bare(text: str) -> str:
     """A line of a traceback without a rank's mark."""
-    return text.rpartition("]: ")[2] if text.startswith("[") else text
+    return RANK_MARK.sub("", text)
 
 
 def _last_exception(located: Located) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from stoker.manager.advice.logs.rules import FaultRule, matching_rules
 from stoker.manager.advice.logs.signs import Gravity
-from stoker.manager.advice.logs.tracebacks import TracebackLines
+from stoker.manager.advice.logs.templates import masked_line
+from stoker.manager.advice.logs.tracebacks import OpenTracebacks, TracebackLines
 
 QUIET_LINES = 60
 BEFORE_LINES = 40
@@ -55,7 +56,7 @@ class Episode:
         self.overcome_after = 0
         """The last line that told of another try or way."""
         self.gravity = Gravity.PLAIN
-        self._open: list[TracebackLines] = []
+        self._open = OpenTracebacks()
         self._most_window = len(self.window) + _WINDOW_LINES
 
     def keep(self, number: int, line: bytes) -> bool:
@@ -79,7 +80,7 @@ class Episode:
         """A traceback begins here."""
         if len(self._open) < _OPEN_TRACEBACKS:
             traceback = TracebackLines(number, line)
-            self._open.append(traceback)
+            self._open.add(traceback)
             if len(self.tracebacks) < _MOST_TRACEBACKS:
                 self.tracebacks.append(traceback)
         self.gravity = Gravity.FATAL
@@ -87,24 +88,28 @@ class Episode:
     @property
     def reads_tracebacks(self) -> bool:
         """True while a traceback has not ended."""
-        return bool(self._open)
+        return len(self._open) > 0
 
     def in_traceback(self, number: int, line: str) -> bool:
         """Give a line to the tracebacks that have not ended. Returns True if it is of one."""
-        for traceback in self._open:
+        for traceback in self._open.candidates(line):
             said = len(traceback.exceptions)
             if traceback.add(number, line):
                 if len(traceback.exceptions) > said:
                     self._raised(traceback)
                 return True
-        self._open = [traceback for traceback in self._open if not traceback.done]
+            if traceback.done:
+                self._open.remove(traceback)
         return False
 
     def _raised(self, traceback: TracebackLines) -> None:
         number, text = traceback.exceptions[-1]
-        key = hash(text)
+        key = hash(("raised", masked_line(text.encode("utf-8", "replace"))))
         found = self.signs.get(key)
-        if (found is None and len(self.signs) < _MOST_SIGNS) or (found is not None and found.overcome):
+        if found is not None and not found.overcome:
+            found.count += 1
+            found.last = number
+        elif found is not None or len(self.signs) < _MOST_SIGNS:
             self.signs[key] = BadLine(number, text, Gravity.FATAL, traceback)
 
     def overcame(self, number: int) -> None:
@@ -120,7 +125,7 @@ class Episode:
             sign.rules = matching_rules(sign.text, rules)
 
     def first(self) -> BadLine:
-        """The bad line with which the failure begins: the first of the gravest that is no consequence of another."""
+        """The bad line with which the failure begins: the first that is no consequence of another."""
         best = min(self.signs.values(), key=lambda sign: (_rank(sign), _begins(sign)))
         for sign in sorted(self.signs.values(), key=_begins, reverse=True):
             gap = _begins(best) - _begins(sign)
@@ -128,9 +133,14 @@ class Episode:
                 best = sign
         return best
 
-    def broken(self) -> BadLine | None:
-        """The first bad line that tells of hardware or a node that failed, and was not overcome."""
-        return next((sign for sign in self.signs.values() if _names_hardware(sign) and not sign.overcome), None)
+    def broken(self, rules: tuple[FaultRule, ...]) -> BadLine | None:
+        """The first bad line that tells of hardware or a node that failed, and was not overcome. `rules`: those that do."""
+        return next((each for each in self.signs.values() if not each.overcome and matching_rules(each.text, rules)), None)
+
+    def traceback_near(self, number: int, before: int) -> TracebackLines | None:
+        """The first traceback from so many lines before a line on, which nothing overcame."""
+        overcome = [sign.traceback for sign in self.signs.values() if sign.overcome]
+        return next((each for each in self.tracebacks if each.number >= number - before and each not in overcome), None)
 
     def ordered(self) -> Iterator[BadLine]:
         """The bad lines by number."""
@@ -138,21 +148,22 @@ class Episode:
 
 
 _SECONDARY = 2
+_SEVERAL = 3
 
 
 def _rank(sign: BadLine) -> int:
-    """0: a failure by itself. 1: an error of unknown weight. 2: what follows from another failure."""
-    primary = [rule for rule in sign.rules if not rule.secondary]
+    """0: a failure by itself. 2: what follows from another failure: the rules say so, or several ranks say it, for the
+    cause is one's alone. 3: what was overcome."""
     if sign.overcome:
         return _SECONDARY + 1
-    if sign.rules and not primary:
-        return _SECONDARY
-    return 0 if primary or sign.gravity is Gravity.FATAL else 1
+    follows = all(rule.secondary for rule in sign.rules) if sign.rules else sign.count >= _SEVERAL
+    return _SECONDARY if follows else 0
 
 
 def _begins(sign: BadLine) -> int:
     return sign.traceback.number if sign.traceback is not None else sign.number
 
 
-def _names_hardware(sign: BadLine) -> bool:
-    return any(rule.component in _BREAKS_BY_ITSELF and not rule.secondary for rule in sign.rules)
+def hardware_rules(rules: tuple[FaultRule, ...]) -> tuple[FaultRule, ...]:
+    """The rows of what may break without an end to the program at once."""
+    return tuple(rule for rule in rules if rule.component in _BREAKS_BY_ITSELF and not rule.secondary)

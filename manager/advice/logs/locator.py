@@ -20,7 +20,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from stoker.manager.advice.logs.episodes import BEFORE_LINES, QUIET_LINES, BadLine, Episode
+from stoker.manager.advice.logs.episodes import BEFORE_LINES, QUIET_LINES, BadLine, Episode, hardware_rules
 from stoker.manager.advice.logs.fault import Located, LogLine
 from stoker.manager.advice.logs.reading import LineReader, LogSource, clipped, shown
 from stoker.manager.advice.logs.rules import ROWS, FaultRule
@@ -149,28 +149,28 @@ class _Scan:
         return True
 
     def result(self, rules: tuple[FaultRule, ...]) -> Located | None:
-        for episode in self._episodes:
-            episode.judge(rules)
-        candidates = [episode for episode in self._episodes if episode.signs]
+        candidates, hardware = [episode for episode in self._episodes if episode.signs], hardware_rules(rules)
         for episode in candidates:
-            broken = episode.broken()
+            broken = episode.broken(hardware)
             if broken is not None and (episode is self._open or episode.overcome_after < broken.number):
-                first = episode.first() if episode is self._open else broken
-                return self._located(episode, first)
+                return self._located(episode, None if episode is self._open else broken, rules)
         if self._open is not None and self._open.signs:
-            return self._located(self._open, self._open.first())
+            return self._located(self._open, None, rules)
         survived = [each for each in candidates if each.gravity is Gravity.FATAL and not each.overcome_after]
         if survived:
-            return self._located(survived[-1], survived[-1].first())
+            return self._located(survived[-1], None, rules)
         return self._located_novel()
 
-    def _located(self, episode: Episode, first: BadLine) -> Located:
+    def _located(self, episode: Episode, first: BadLine | None, rules: tuple[FaultRule, ...]) -> Located:
+        """The failure that is an episode; it begins with `first`, or with what the rules say."""
+        if first is None:
+            episode.judge(rules)
+            first = episode.first()
         traceback = first.traceback
         number = first.number if traceback is None else traceback.number
         text = first.text if traceback is None else traceback.lines[0][1]
         if traceback is None:
-            later = [each for each in episode.tracebacks if each.number >= number - BEFORE_LINES]
-            traceback = next(iter(later), None)
+            traceback = episode.traceback_near(number, BEFORE_LINES)
         near = range(number - BEFORE_LINES, number + AFTER_LINES + 1)
         window = [LogLine(at, masked(shown(line))) for at, line in episode.window if at in near]
         return Located(

@@ -17,6 +17,7 @@ from functools import cached_property
 
 import msgspec
 
+from stoker.manager.advice.logs.caseless import caseless
 from stoker.manager.advice.logs.fault import FaultKind
 
 _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
@@ -37,8 +38,8 @@ class FaultRule(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """The compiled `text`, whatever the case."""
-        return re.compile(self.text, re.IGNORECASE)
+        """The compiled `text`, for lines in lower case."""
+        return caseless(self.text)
 
     def holds_in(self, context: str) -> bool:
         """True if the lines around have what the row wants besides, and nothing of what it excludes."""
@@ -246,4 +247,5 @@ ROWS: tuple[FaultRule, ...] = (
 
 def matching_rules(line: str, rules: tuple[FaultRule, ...] = ROWS) -> list[FaultRule]:
     """The rows whose pattern a line has, in the order of the table."""
-    return [rule for rule in rules if rule.pattern.search(line)]
+    lower = line.lower()
+    return [rule for rule in rules if rule.pattern.search(lower)]

@@ -1,4 +1,4 @@
-"""The learned part of the classifier: logistic regression over TF-IDF of words, from `scorer.json`.
+"""The learned part of the classifier: logistic regression over facts of a failure, from `scorer.json`.
 
 `python -m benchmarks.schedmate train` makes the file, with NumPy, from the training part of the labelled corpus. Here
 it is only applied, in plain Python: a login node needs no NumPy.
@@ -17,19 +17,18 @@ from stoker.manager.advice.logs.fault import FaultKind
 
 
 class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`idf`: of each word that is known; `weights`: of each kind, by word; `bias`: of each kind; `made_of`: what it was
-    trained on, in words."""
+    """`weights`: of each kind, by fact; `bias`: of each kind; `made_of`: what it was trained on, in words."""
 
     made_of: str
-    idf: dict[str, float]
     weights: dict[FaultKind, dict[str, float]]
     bias: dict[FaultKind, float]
 
     def chances(self, found: Mapping[str, float]) -> dict[FaultKind, float]:
-        """How likely each kind is; they sum to one. A failure without any known word gets what is usual."""
-        values = tf_idf(found, self.idf)
+        """How likely each kind is; they sum to one. A failure without any known fact gets what is usual."""
+        known = {fact for weights in self.weights.values() for fact in weights}
+        values = scaled({fact: count for fact, count in found.items() if fact in known})
         scores = {
-            kind: self.bias[kind] + sum(value * self.weights[kind].get(word, 0.0) for word, value in values.items())
+            kind: self.bias[kind] + sum(value * self.weights[kind].get(fact, 0.0) for fact, value in values.items())
             for kind in self.bias
         }
         highest = max(scores.values())
@@ -38,11 +37,11 @@ class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {kind: part / total for kind, part in parts.items()}
 
 
-def tf_idf(found: Mapping[str, float], idf: Mapping[str, float]) -> dict[str, float]:
-    """The known words with their weights, of length one together."""
-    values = {word: (1.0 + log(1.0 + count)) * idf[word] for word, count in found.items() if word in idf}
+def scaled(found: Mapping[str, float]) -> dict[str, float]:
+    """The facts with their weights, of length one together; a fact that appears often counts little more."""
+    values = {fact: 1.0 + log(1.0 + count) for fact, count in found.items()}
     length = sqrt(sum(value * value for value in values.values()))
-    return {word: value / length for word, value in values.items()} if length else {}
+    return {fact: value / length for fact, value in values.items()} if length else {}
 
 
 @cache

@@ -11,6 +11,8 @@ import enum
 import re
 from collections.abc import Iterable
 
+from stoker.manager.advice.logs.caseless import caseless
+
 
 class Gravity(enum.IntEnum):
     """How bad a line looks."""
@@ -94,14 +96,17 @@ _STEMS = (
     b"not available",
     b"not ready",
     b"not valid",
+    b"not enough",
+    b"giving up",
+    b"improper",
 )
 """Each pattern below has one of these, in lower case: a look for them is ten times as fast as one at the patterns."""
 
 TRACEBACK = "Traceback (most recent call last)"
 
-_HARMLESS = re.compile(
+_HARMLESS = caseless(
     r"""
-      [\w/.-]*(?:error|err|fail(?:ed|ures?)?|timeout|lost|abort(?:ed)?|invalid|exception)s?[\w/.-]*['"]?\s*[=:]\s*
+      (?:error|err|fail(?:ed|ures?)?|timeout|lost|abort(?:ed)?|invalid|exception)s?[\w/.-]*['"]?\s*[=:]\s*
           (?:[-+]?[\d.]+(?:e[-+]?\d+)?(?:\s?(?:%|s|ms|seconds))?|none|null|false|true|''|"")(?![\w:.])
     | \b(?:0|no|zero|without(?:\ any)?)\s+(?:\w+\s+)?(?:errors?|failures?|failed|exceptions?|timeouts?)\b
     | \berrors?\ (?:by|per)\ \w+
@@ -110,9 +115,9 @@ _HARMLESS = re.compile(
     | \bon[_-](?:error|failure)\b | \berror[_-]?(?:bars?|handler|correct\w*)\b | \bfail[-_]?(?:fast|over|safe)\b
     | (?:set|raise|use|disable|enable|ignore)[\w_-]*(?:_|-)errors?\b
     """,
-    re.IGNORECASE | re.VERBOSE,
+    re.VERBOSE,
 )
-_FATAL = re.compile(
+_FATAL = caseless(
     r"""
       Traceback\ \(most\ recent\ call\ last\) | \b(?:FATAL|CRITICAL|PANIC|EMERG)\b | \bfatal(?:\ \w+)?\ error | \bfatal:
     | \bSegmentation\ fault | core\ dumped | \bBus\ error | ^(?:\S+:\s|\S+\[\d+\]:\s)?(?:Killed|Aborted|Terminated)\b
@@ -120,38 +125,37 @@ _FATAL = re.compile(
     | \bCANCELLED\b | \bNODE_FAIL\b | \b(?:kernel|hardware|machine\ check)\b.*\berror\b | \*\*\*.*\*\*\*
     | ^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::\s|$)
     """,
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE,
 )
-_ERROR = re.compile(
+_ERROR = caseless(
     r"""
-      error | \berr\b | \berrno | exception | \bfail(?:ed|ure|s|ing)?\b | \bcritical\b | \babort | \bpanic
+      error | \berr\b | \berrno | exception | \bfail(?:ed|ure|s|ing)?\b | \bcritical\b | abort | \bpanic
     | \bcan(?:not|'t)\b | \bcould\ not\b | \bunable\ to\b | \bdenied\b | \brefused\b | \bunreachable\b
     | \btimed?[\s-]?out\b
     | \bkill(?:ed|ing)\b | \bcorrupt | \blost\b | \binvalid\b | \bnot\ (?:found|responding|available|ready|valid)\b
-    | \bno\ such\b
+    | \bno\ such\b | \bnot\ enough\b | \bgiving\ up\b | \bimproper
     | \bunhandled\b | \bsegfault | \bterminat(?:ed|ing)\b | \breset\ by\b | \bbroken\b | \bexceed(?:ed|s)\b
     | \bstale\b | \block-?up\b | \bstall(?:ed)?\b | \bdead\b | \bcrash | \bevict | \bpreempt | \bheld\b | \bshutdown\b
     | \bdown\b | \bexpired?\b | \bmismatch | \bincompatible\b | \bundefined\b | \bmissing\b | \bunsupported\b
     | \bNVRM: | \bdisconnect | \breboot | \bfull\b | \bdegraded\b | \bunexpected | \brejected\b
     """,
-    re.IGNORECASE | re.VERBOSE,
+    re.VERBOSE,
 )
-_WARNING = re.compile(r"\bwarn(?:ing)?s?\b|\w+Warning\b|\bdeprecat", re.IGNORECASE)
+_WARNING = caseless(r"\bwarn(?:ing)?s?\b|\w+Warning\b|\bdeprecat")
 _CALM_LEVEL = re.compile(r"\b(?:DEBUG|INFO|NOTICE|TRACE)\b")
-_OVERCOME = re.compile(
+_OVERCOME = caseless(
     r"""
       \b(?:will\ (?:retry|try\ again)|retry(?:ing)?|retries\ left|retried|attempt\ \#?\d+|trying\
-      again|recovered|succeeded)\b
+      again|recovered|resolved|resuming|succeeded)\b
     | \bfall(?:ing|s)?\ ?back\b | \bignor(?:ed|ing)\b | \bskipp(?:ed|ing)\b | \bcontinu(?:e|ing)\b
     | \breconnect(?:ed|ing)\b
     | \bcorrected\b | \bnon-?fatal\b | \bbacking\ off\b | \bnot\ critical\b | \bharmless\b
     """,
-    re.IGNORECASE | re.VERBOSE,
+    re.VERBOSE,
 )
-_GIVEN_UP = re.compile(
+_GIVEN_UP = caseless(
     r"retries\ exceeded|max(?:imum)?\ (?:number\ of\ )?retries|giv(?:ing|en)\ up|no\ more\ retries"
     r"|after\ \d+\ (?:attempts|retries)|retries\ exhausted|retry (?:count|limit) exceeded",
-    re.IGNORECASE,
 )  # fmt: skip
 
 
@@ -183,18 +187,23 @@ def hasty_gravity(line: bytes) -> Gravity:
 
 def gravity(line: str) -> Gravity:
     """How bad a line looks."""
-    if not _ERROR.search(line) and not _FATAL.search(line):
-        return Gravity.NOTICE if _WARNING.search(line) else Gravity.PLAIN
-    line = _HARMLESS.sub(" ", line)
-    if overcome(line):
+    lower = line.lower()
+    if not _ERROR.search(lower) and not _FATAL.search(lower):
+        return Gravity.NOTICE if _WARNING.search(lower) else Gravity.PLAIN
+    lower = _HARMLESS.sub(" ", lower)
+    if _is_overcome(lower):
         return Gravity.NOTICE
-    if _FATAL.search(line):
+    if _FATAL.search(lower):
         return Gravity.FATAL
-    if not _ERROR.search(line):
-        return Gravity.NOTICE if _WARNING.search(line) else Gravity.PLAIN
-    return Gravity.NOTICE if _WARNING.search(line) or _CALM_LEVEL.search(line) else Gravity.ERROR
+    if not _ERROR.search(lower):
+        return Gravity.NOTICE if _WARNING.search(lower) else Gravity.PLAIN
+    return Gravity.NOTICE if _WARNING.search(lower) or _CALM_LEVEL.search(line) else Gravity.ERROR
 
 
 def overcome(line: str) -> bool:
     """True if the line tells that the program goes on in spite of a failure: another try, another way."""
-    return _OVERCOME.search(line) is not None and _GIVEN_UP.search(line) is None
+    return _is_overcome(line.lower())
+
+
+def _is_overcome(lower: str) -> bool:
+    return _OVERCOME.search(lower) is not None and _GIVEN_UP.search(lower) is None

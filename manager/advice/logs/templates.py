@@ -1,8 +1,8 @@
 """Templates of log lines: what a function prints when all is well.
 
-Drain (He et al., ICWS 2017; the package `drain3`) sorts lines into templates, in which what varies is `<*>`. A line
-that fits a template of good runs is no news in a bad one. Drain takes 50 to 100 microseconds a line, so a line is first
-masked: its digits go, and what is left is looked up by its hash. Only lines whose masked form is new reach Drain.
+Drain (`drain`) sorts lines into templates, in which what varies is left out. A line that fits a template of good runs is
+no news in a bad one. Drain takes some ten microseconds a line, so a line is first masked: its digits go, and what is
+left is looked up by its hash. Only lines whose masked form is new reach Drain.
 
 Templates are kept in a file. A damaged one is ignored, `damage` says so, and the templates begin anew.
 """
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.errors import ConfigError
+from stoker.manager.advice.logs.drain import Drain, words_of
 from stoker.manager.advice.logs.reading import LineReader, LogSource, shown
 from stoker.whole_files import write_whole
 
 MOST_TEMPLATES = 4000
 _MOST_HASHES = 50_000
-_MOST_TOKENS = 60
+_MOST_WORDS = 60
 """Drain looks at so many words of a line; a longer line counts as its beginning."""
 _SIMILAR = 0.5
 _DIGITS = b"0123456789"
@@ -40,18 +40,13 @@ class LineTemplates:
     """The templates of the lines of good runs. `damage`: why a file of templates was ignored; empty: it was not."""
 
     def __init__(self, *, most: int = MOST_TEMPLATES) -> None:
-        try:
-            from drain3.drain import Drain  # takes a quarter of a second, which who has no good runs saves
-        except ImportError as error:
-            raise ConfigError("templates of log lines need drain3: pip install 'stoker[advice]'") from error
-
         self.damage = ""
         self._most = most
-        self._drain = Drain(depth=4, sim_th=_SIMILAR, max_children=100, max_clusters=most)
+        self._drain = Drain(similar=_SIMILAR, most=most)
         self._hashes: dict[int, bool] = {}
 
     def __len__(self) -> int:
-        return len(self._drain.clusters)
+        return len(self._drain)
 
     @classmethod
     def load(cls, path: Path) -> LineTemplates:
@@ -67,12 +62,12 @@ class LineTemplates:
             found.damage = f"{path} holds no templates of log lines ({error}): they begin anew"
             return found
         for template in kept.templates[: found._most]:
-            found._drain.add_log_message(template)
+            found._drain.restore(template.split())
         return found
 
     def save(self, path: Path) -> None:
         """Write the templates, whole or not at all. Raises OSError."""
-        templates = sorted(cluster.get_template() for cluster in self._drain.clusters)
+        templates = sorted(self._drain)
         write_whole(path, msgspec.json.encode(_TemplateFile(_VERSION, templates)))
 
     def learn(self, source: LogSource) -> None:
@@ -83,7 +78,7 @@ class LineTemplates:
             if key not in seen:
                 if len(seen) < _MOST_HASHES:
                     seen.add(key)
-                self._drain.add_log_message(_words(line))
+                self._drain.add(words_of(shown(line), _MOST_WORDS))
         self._hashes.clear()
 
     def knows(self, line: bytes | str) -> bool:
@@ -94,16 +89,5 @@ class LineTemplates:
         if known is None:
             if len(self._hashes) >= _MOST_HASHES:
                 self._hashes.clear()
-            known = self._hashes[key] = self._drain.match(_words(line)) is not None
+            known = self._hashes[key] = self._drain.knows(words_of(shown(line), _MOST_WORDS))
         return known
-
-
-def template_of(line: str) -> str:
-    """The line with `<*>` for each word that has a digit: its template before any other line is known."""
-    return " ".join(
-        "<*>" if any(character.isdigit() for character in word) else word for word in line.split()[:_MOST_TOKENS]
-    )
-
-
-def _words(line: bytes) -> str:
-    return template_of(shown(line))

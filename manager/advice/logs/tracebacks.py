@@ -21,6 +21,9 @@ _LEVEL = re.compile(r"ERROR|CRITICAL|WARN|INFO|Exception Group")
 _CLOCK = re.compile(r"\d")
 
 
+RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
+
+
 class TracebackLines:
     """One traceback while it is read. `number`: its first line. `done`: no further line belongs to it."""
 
@@ -34,6 +37,8 @@ class TracebackLines:
         self._width = at
         self._marks_ranks = len(self._mark) < _LONGEST_MARK and not _LEVEL.search(self._mark)
         """True if what stands before the traceback marks each line, and is no clock or level of one message."""
+        self.mark = (at, self._mark.rstrip()) if self._mark and self._marks_ranks else None
+        """The width of the mark that each of its lines has, and the mark; None: its lines have none."""
         self._head: list[tuple[int, str]] = [(number, line)]
         self._tail: list[tuple[int, str]] = []
         self._in_frames = True
@@ -98,6 +103,48 @@ class TracebackLines:
             if len(self._tail) > _TAIL_LINES:
                 del self._tail[0]
         return True
+
+
+class OpenTracebacks:
+    """The tracebacks that have not ended. Those of marked ranks are looked up by the mark of a line: a hundred ranks
+    that fail at once would each be asked for each line."""
+
+    def __init__(self) -> None:
+        self._marked: dict[tuple[int, str], list[TracebackLines]] = {}
+        self._loose: list[TracebackLines] = []
+        self._widths: tuple[int, ...] = ()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, traceback: TracebackLines) -> None:
+        """One more has begun."""
+        place = self._loose if traceback.mark is None else self._marked.setdefault(traceback.mark, [])
+        place.append(traceback)
+        self._changed(1)
+
+    def remove(self, traceback: TracebackLines) -> None:
+        """One has ended."""
+        if traceback.mark is None:
+            self._loose.remove(traceback)
+        else:
+            place = self._marked[traceback.mark]
+            place.remove(traceback)
+            if not place:
+                del self._marked[traceback.mark]
+        self._changed(-1)
+
+    def candidates(self, line: str) -> list[TracebackLines]:
+        """Those to which a line may belong: first those whose mark it has."""
+        found: list[TracebackLines] = []
+        for width in self._widths:
+            found += self._marked.get((width, _unmarked(line[:width].rstrip())), ())
+        return found + self._loose
+
+    def _changed(self, by: int) -> None:
+        self._count += by
+        self._widths = tuple({width for width, _ in self._marked})
 
 
 def _unmarked(mark: str) -> str:
