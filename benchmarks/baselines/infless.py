@@ -253,7 +253,7 @@ class Infless(InRounds):
         return [*plan, *orders]
 
     def _count(self, view: View, call: Call, lasts: dict[int, float], stock: _Stock, *, most: int) -> int:
-        """The fewest instances with which the job ends in time; 0 if that are more than `most`, or no number is enough."""
+        """The fewest instances with which the job ends in time; 0 if these are over `most`, or no number is enough."""
         due = call.group.options.objective.deadline_at
         for count, seconds in lasts.items():
             if count > most:

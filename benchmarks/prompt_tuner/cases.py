@@ -32,6 +32,10 @@ class System(msgspec.Struct, frozen=True):
         return ", ".join([self.policy, *settings, f"bank {self.bank.value}"])
 
 
+NOBODY = System(OURS, (("learn", False),))
+"""Ours as the paper has it: jobs are planned with all that they may do."""
+
+
 class Extent(msgspec.Struct, frozen=True):
     """How much is done of everything: under which seeds (`large_seeds`: on the large cluster, where runs take long),
     and on a cluster so many times smaller with as many fewer jobs."""

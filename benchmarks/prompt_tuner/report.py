@@ -19,8 +19,9 @@ from benchmarks.prompt_tuner.cases import (
     System,
     at,
 )
-from benchmarks.prompt_tuner.parameters import MODELS, WHY, Parameters
+from benchmarks.prompt_tuner.parameters import MODELS, Parameters
 from benchmarks.prompt_tuner.summary import Evaluation, show
+from benchmarks.prompt_tuner.why import WHY
 from stoker.manager.study.statistics import estimate
 
 _BASELINES = (INFLESS, ELASTIC_FLOW)

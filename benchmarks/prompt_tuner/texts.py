@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.prompt_tuner.cases import SEEDS, TUNING_SEEDS, WHOLE_EXTENT
-from benchmarks.prompt_tuner.parameters import MODELS_WHY, Parameters
+from benchmarks.prompt_tuner.parameters import Parameters
+from benchmarks.prompt_tuner.why import MODELS_WHY
 
 HEAD = f"""# PromptTuner §6, in the simulator
 

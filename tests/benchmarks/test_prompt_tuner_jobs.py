@@ -21,8 +21,9 @@ from benchmarks.prompt_tuner.jobs import (
     slo_s,
     uses_bank,
 )
-from benchmarks.prompt_tuner.parameters import MODELS, WHY, Parameters
+from benchmarks.prompt_tuner.parameters import MODELS, Parameters
 from benchmarks.prompt_tuner.result import result_of
+from benchmarks.prompt_tuner.why import WHY
 from stoker.chance import Stream
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened

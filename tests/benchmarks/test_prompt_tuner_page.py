@@ -24,10 +24,11 @@ from benchmarks.prompt_tuner.cases import (
 )
 from benchmarks.prompt_tuner.everything import cases_of
 from benchmarks.prompt_tuner.jobs import Bank
-from benchmarks.prompt_tuner.parameters import WHY, Parameters
+from benchmarks.prompt_tuner.parameters import Parameters
 from benchmarks.prompt_tuner.result import Result
 from benchmarks.prompt_tuner.runs import Runs
 from benchmarks.prompt_tuner.summary import Evaluation, Search
+from benchmarks.prompt_tuner.why import WHY
 
 SYSTEMS = {OURS: System(OURS), INFLESS: System(INFLESS), ELASTIC_FLOW: System(ELASTIC_FLOW)}
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduction"

@@ -426,7 +426,7 @@ def test_ordinary_contexts_may_have_idle_replicas_at_once(lab: Make) -> None:
 
 
 def test_without_the_warm_allocator_a_late_job_holds_what_it_took_until_it_has_all(lab: Make) -> None:
-    """Four replicas, two of them busy until 20 s: `wide` needs more than two, takes two, and is late before the others come."""
+    """Two of four replicas are busy until 20 s: `wide` needs more, takes two, and is late before others come."""
     began: dict[bool, float] = {}
     for together in (True, False):
         t = warm(lab(together=together), 4)

@@ -128,8 +128,8 @@ def meet_twice(spec: dict[str, Any]) -> Any:
 
 
 def choose(spec: dict[str, Any]) -> Any:
-    """The initial prompt that this rank gets, for the tiny job without one, from the bank in the spec's folder; how many
-    prompts this rank has scored; and what the bank says of the lookup."""
+    """The initial prompt that this rank gets, for the tiny job without one, from the bank in the spec's folder; how
+    many prompts this rank has scored; and what the bank says of the lookup."""
     from tuning import tiny
 
     from stoker.tuning import exchange, initial
