@@ -6,10 +6,10 @@
   stretched to fill it.
 - *How much they are.* A duration (lognormal, cut at both ends) and replicas are drawn independently; their product
   over the seconds of an iteration bounds the iterations.
-- *Which prompt they start from.* The induced one needs all that the bound allows; the bank's fewer. Its lookup takes the
-  time of 50 scores and one for each candidate of a cluster, before the first iteration; the GPUs of a job share them, as
-  they do in a session. Of fewer candidates the best is worse: iterations among prompts are lognormal, and the best of n
-  lies at the (1/n)-quantile.
+- *Which prompt they start from.* The induced one needs all that the bound allows; the bank's fewer. Its lookup takes
+  the time of 50 scores and one for each candidate of a cluster, before the first iteration; the GPUs of a job share
+  them, as they do in a session. Of fewer candidates the best is worse: iterations among prompts are lognormal, and the
+  best of n lies at the (1/n)-quantile.
 
 What is drawn depends on the seed, the model and the job's number alone (`stoker.chance`): the same jobs for each S,
 policy and setting.
