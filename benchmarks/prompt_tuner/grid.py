@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.prompt_tuner.parameters import Parameters
+from stoker.chance import Stream
 
 PATH = Path(__file__).parent / "grid.toml"
 
@@ -59,6 +60,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file."""
 
     fixed_on: str
+    draws: int
     values: Values
     width: Mapping[str, tuple[tuple[int, float], ...]]
     anchors: Anchors
@@ -100,6 +102,13 @@ def read_grid(path: Path = PATH) -> Grid:
 def every_choice(grid: Grid) -> list[Choice]:
     """All combinations."""
     return [Choice(places) for places in product(*(range(len(v)) for v in msgspec.structs.astuple(grid.values)))]
+
+
+def drawn(grid: Grid) -> list[Choice]:
+    """Those that are tried, in the order of `every_choice`: the same ones always."""
+    every, chance = every_choice(grid), Stream(0, "PromptTuner's grid")
+    some = set(sorted(range(len(every)), key=chance.uniform)[: grid.draws])
+    return [choice for number, choice in enumerate(every) if number in some]
 
 
 def central(choices: Sequence[Choice], grid: Grid) -> Choice:
