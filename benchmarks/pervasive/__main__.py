@@ -94,8 +94,7 @@ def _reproduce(asked: argparse.Namespace) -> int:
     predict_one = predict.a_look if asked.quick else predict.everything
     every = [each.parameters for each in kept.fits]
     predicted = [tuple(row) for row in _each("Figures 8 and 9", predict_one, every, jobs=asked.jobs)]
-    some = every[: len(every) if not asked.quick else 0]
-    shared = list(_each("neighbours", neighbours.simulate, some, jobs=asked.jobs))
+    shared = list(_each("neighbours", neighbours.simulate, every, jobs=asked.jobs))
     found = report.Found(
         facts=clock.facts(),
         starts=kept.starts,

@@ -119,7 +119,11 @@ def everything(parameters: Parameters) -> list[Prediction]:
 
 def a_look(parameters: Parameters) -> list[Prediction]:
     """Some variants of each, for whoever cannot wait."""
-    return [*islice(figure_8(parameters), 4), *islice(figure_9(parameters), 5)]
+    return [
+        one
+        for batch in BATCHES
+        for one in (*islice(figure_8(parameters, batch=batch), 4), *islice(figure_9(parameters, batch=batch), 6))
+    ]
 
 
 def _vanishing(

@@ -159,8 +159,8 @@ def _static(found: Found) -> str:
         "## Figures 6 and 7: fitted",
         "",
         paragraph(f"""{paper.INFERENCES:,} inferences on ten A10 and ten TITAN X (Pascal). *Simulated* is the most
-        central parameter set; what all sets give is from the closed form that they were searched with, which is within
-        {at_most(_apart(found))} of the simulator here."""),
+            central parameter set; what all sets give is from the closed form that they were searched with, which is
+            within {at_most(_apart(found))} of the simulator here."""),
         "",
         "| figure | context | inferences a call | paper, s | simulated, s | error | all sets, s |",
         "|---|---|---|---|---|---|---|",
@@ -311,9 +311,10 @@ def _neighbours(found: Found) -> str:
         "## Loads that depend on their neighbours, simulated",
         "",
         paragraph(f"""Workers of one node share its disk; when neighbours are preempted, the loads of those that stay
-        get faster. Simulated is the most that this can do: the workers of a node load at the same time, a load with all
-        its neighbours takes what was fitted, and its reading gets faster with each that goes. Figure 8, partial, in
-        calls of {BATCH}; sets whose Figure 6 is off by more than {FAIR:.0%} on such nodes are left out."""),
+            get faster. Simulated is the most that this can do: the workers of a node load at the same time, a load
+            with all its neighbours takes what was fitted, and its reading gets faster with each that goes. Figure
+            8, partial, in calls of {BATCH}; sets whose Figure 6 is off by more than {FAIR:.0%} on such nodes are
+            left out."""),
         "",
         *head(
             "GPUs a node", "of a load, reading", "GPUs go", "first at, s", "sets", "done, one GPU a node", "done here",
@@ -352,9 +353,9 @@ def _proportion(found: Found) -> str:
         "## Completed inferences against the integral of capacity (Figure 9)",
         "",
         paragraph(f"""Each GPU counts with the inferences a second that its kind does. Given is how far completed
-        inferences ever are from a line through the origin and the end, as a part of all {paper.INFERENCES:,}: the
-        median over sets and variants, in calls of {BATCH}, and the most. Within {BAR:.0%} is our bar for what may be
-        called proportional; the paper names none."""),
+            inferences ever are from a line through the origin and the end, as a part of all {paper.INFERENCES:,}:
+            the median over sets and variants, in calls of {BATCH}, and the most. Within {BAR:.0%} is our bar for
+            what may be called proportional; the paper names none."""),
         "",
         "| what is integrated and counted | 9a | 9b |",
         "|---|---|---|",
@@ -370,10 +371,10 @@ def _proportion(found: Found) -> str:
     lines += [
         "",
         paragraph(f"""The first rule is the paper's figure: GPUs that load count, and do nothing yet. The second leaves
-        loads out, and the tail, in which GPUs have nothing to do. What it still shows is calls that run: with
-        {paper.FIGURE_9B_GPUS} GPUs {paper.FIGURE_9B_GPUS * BATCH:,} inferences are under way, half of them done on the
-        mean, and nobody has been told. The third counts these as they are done; what is left is slower first
-        inferences, where a set has them, and time in which a GPU that holds the context waits for a call."""),
+            loads out, and the tail, in which GPUs have nothing to do. What it still shows is calls that run: with
+            {paper.FIGURE_9B_GPUS} GPUs {paper.FIGURE_9B_GPUS * BATCH:,} inferences are under way, half of them done
+            on the mean, and nobody has been told. The third counts these as they are done; what is left is slower
+            first inferences, where a set has them, and time in which a GPU that holds the context waits."""),
         "",
     ]
     return "\n".join(lines)

@@ -57,12 +57,12 @@ def section(fits: Sequence[Fit], predictions: Sequence[Sequence[Prediction]]) ->
         "## What Figure 8's partial run asks for",
         "",
         paragraph(f"""{said:,.0f} inferences by the end are many. A10s are there for {stays_s[0]:,.0f} s on the mean,
-        TITANs for {stays_s[1]:,.0f} s, and both together do {paper.INFERENCES:,} in {static_run.seconds:,.0f} s; so
-        TITANs must do {least:.0%} to {most:.0%} of the work while all are there, in calls of {BATCH} (the range: when
-        GPUs begin, and whether the first goes at {paper.PREEMPTED_FROM_S:.0f} s or a minute later; half a call is lost
-        with each GPU). The sets that explain Figures 6 and 7 give TITANs {min(have):.0%} to {max(have):.0%}: with a
-        load for every call the older GPU is ahead only where it loads much faster than the newer one, and the other
-        sizes of calls limit by how much."""),
+            TITANs for {stays_s[1]:,.0f} s, and both together do {paper.INFERENCES:,} in {static_run.seconds:,.0f}
+            s; so TITANs must do {least:.0%} to {most:.0%} of the work while all are there, in calls of {BATCH} (the
+            range: when GPUs begin, and whether the first goes at {paper.PREEMPTED_FROM_S:.0f} s or a minute later;
+            half a call is lost with each GPU). The sets that explain Figures 6 and 7 give TITANs {min(have):.0%} to
+            {max(have):.0%}: with a load for every call the older GPU is ahead only where it loads much faster than
+            the newer one, and the other sizes of calls limit by how much."""),
         "",
         "| TITANs' share, partial | sets | A10 load over TITAN load | partial, done | full, done |",
         "|---|---|---|---|---|",

@@ -13,8 +13,9 @@ import msgspec
 
 from benchmarks.prompt_tuner.cases import ELASTIC_FLOW, NOBODY, Case, Group, System, at
 from benchmarks.prompt_tuner.grid import Choice, Grid
+from benchmarks.prompt_tuner.parameters import Parameters
 from benchmarks.prompt_tuner.result import Result
-from benchmarks.prompt_tuner.runs import Found, Runs
+from benchmarks.prompt_tuner.runs import Runs
 
 RESIZES = System(ELASTIC_FLOW, (("slot_s", 1.0),))
 _STEP = 0.05
@@ -87,12 +88,8 @@ def _measured(
     return [Anchored(choice, seeds, tuple(some)) for choice, some in values.items()]
 
 
-def _cases(wanted: _Wanted, parameters: object, seeds: Sequence[int]) -> list[Case]:
-    return [
-        case
-        for group, system in wanted
-        for case in msgspec.structs.replace(group, parameters=parameters).cases(system, seeds=seeds)
-    ]
+def _cases(wanted: _Wanted, parameters: Parameters, seeds: Sequence[int]) -> list[Case]:
+    return [case for group, system in wanted for case in group.cases(system, parameters, seeds=seeds)]
 
 
 def _values(
@@ -106,6 +103,3 @@ def _values(
         return tuple(round(100.0 * result.utilisation, 3) for result in results)
     theirs, ours = results[: len(seeds)], results[len(seeds) :]
     return tuple(round(one.all_s / other.held_s, 4) for one, other in zip(theirs, ours, strict=True))
-
-
-__all__ = ["RESIZES", "Anchored", "Found", "Searched", "search"]
