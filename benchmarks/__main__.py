@@ -40,6 +40,7 @@ from benchmarks import (
     taskvine,
     transfers,
     tune_start,
+    tuning_times,
     turns,
     vanishing,
     zygote,
@@ -79,6 +80,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     prompt_bank.NAME: (prompt_bank.TITLE, prompt_bank.measure),
     prompt_quality.NAME: (prompt_quality.TITLE, prompt_quality.measure),
     tune_start.NAME: (tune_start.TITLE, tune_start.measure),
+    tuning_times.NAME: (tuning_times.TITLE, tuning_times.measure),
 }
 
 
