@@ -44,6 +44,10 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
         "--runs", type=Path, default=Path("runs/reproduce-tuner"), help="where runs are kept [%(default)s]"
     )
     ask.add_argument("--seeds", type=number(most=1000), default=0, help="of the most central set, so many [all]")
+    ask.add_argument("--stages", type=number(most=9), default=0, help="of the search, so many: an early page [all]")
+    ask.add_argument(
+        "--sets", type=number(most=1000), default=0, help="of those that count, so many [as the grid says]"
+    )
     ask.add_argument("--page-only", action="store_true", help="write the page anew from the record that is there")
     ask.add_argument(
         "--quick", action="store_true", help="two seeds and a quarter of cluster and jobs, for a look; wants --out"
@@ -67,9 +71,10 @@ def _reproduce(asked: argparse.Namespace) -> int:
         if asked.quick:
             extent, found = LOOK, Searched((), grid.anchors.within, (every_choice(grid)[0],))
         else:
-            extent, found = whole(grid, seeds=asked.seeds), None
+            extent, found = whole(grid, seeds=asked.seeds, stages=asked.stages, sets=asked.sets), None
+        limits = {"seeds": asked.seeds, "stages": asked.stages, "sets": asked.sets}
         command = " ".join(
-            ["python -m benchmarks.prompt_tuner", *(f"--seeds {asked.seeds}" for _ in range(bool(asked.seeds)))]
+            ["python -m benchmarks.prompt_tuner", *(f"--{name} {limit}" for name, limit in limits.items() if limit)]
         )
         keep(path, evaluate(runs, grid, extent=extent, tell=_tell, command=command, found=found))
     record = read(path)

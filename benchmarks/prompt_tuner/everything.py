@@ -39,19 +39,22 @@ Wanted = tuple[Group, System]
 
 class Extent(msgspec.Struct, frozen=True):
     """How much is done: under which seeds the central set is run, the others, and 96 GPUs; on a cluster so many times
-    smaller with as many fewer jobs."""
+    smaller with as many fewer jobs. `stages`, `sets`: of the search, and of the sets that count, so many (0: all)."""
 
     seeds: tuple[int, ...]
     few: tuple[int, ...]
     large: tuple[int, ...]
     tuning: tuple[int, ...] = TUNING_SEEDS
     smaller: int = 1
+    stages: int = 0
+    sets: int = 0
 
 
-def whole(grid: Grid, *, seeds: int = 0) -> Extent:
-    """All that the grid asks for; of the central set's seeds only so many (0: all)."""
+def whole(grid: Grid, *, seeds: int = 0, stages: int = 0, sets: int = 0) -> Extent:
+    """All that the grid asks for; with a number only so many of the central set's seeds, of the search's stages, and of
+    the sets."""
     every = grid.report.seeds[: seeds or None]
-    return Extent(every, every[: grid.report.few], every[:3])
+    return Extent(every, every[: grid.report.few], every[:3], stages=stages, sets=sets)
 
 
 def evaluate(
@@ -60,8 +63,8 @@ def evaluate(
 ) -> Record:  # fmt: skip
     """Everything. `found`: sets that were searched already. Raises SimulationError."""
     clock = Clock(command)
-    searched = found or search(grid, grids.drawn(grid), runs, tell=tell)
-    sets = grids.farthest_apart(searched.admitted, grid, most=grid.report.most)
+    searched = found or search(grid, grids.drawn(grid), runs, tell=tell, most=extent.stages)
+    sets = grids.farthest_apart(searched.admitted, grid, most=extent.sets or grid.report.most)
     usual = sets[0].parameters(grid)
     tried = runs.each(tuning.cases(usual, seeds=extent.tuning, smaller=extent.smaller), tell=tell("settings"))
     searches = tuning.searched(tried, usual, seeds=extent.tuning, smaller=extent.smaller)

@@ -59,9 +59,13 @@ def _made(page: _Page) -> str:
     others = f"the other {sets - 1} sets seeds {_range(record.few)}" if sets > 1 else "no other set was run"
     return _lines(
         paragraph(f"""Made by {record.facts.line()}. Every number of this page is computed from [{RECORD}]({RECORD}),
-            which has every run; `make reproduce` goes on where it was stopped. The search has seeds
-            {_range(page.grid.stages[-1].seeds)}, the most central set seeds {_range(record.seeds)}, {others}.""")
+            which has every run; `make reproduce` goes on where it was stopped. The search had seeds
+            {_range(_searched_seeds(page))}, the most central set seeds {_range(record.seeds)}, {others}.""")
     )
+
+
+def _searched_seeds(page: _Page) -> tuple[int, ...]:
+    return page.grid.stages[max(0, len(page.record.searched.stages) - 1)].seeds
 
 
 # ---- in short
@@ -195,11 +199,13 @@ def _searched(page: _Page) -> str:
     told = [
         f"{len(found)} combinations under {'seed' if len(stage.seeds) == 1 else 'seeds'} {_range(stage.seeds)}"
         f" (looked at further within {stage.within:.0%})"
-        for stage, found in zip(grid.stages, searched.stages, strict=True)
+        for stage, found in zip(grid.stages, searched.stages, strict=False)
     ]
-    return paragraph(f"""Fixed on {grid.fixed_on}. Measured were {"; ".join(told)}. {len(searched.admitted)} count: they
-        are within {searched.within:.0%} of every anchor under the seeds of the last stage (wanted was
-        {grid.anchors.within:.0%}). Run were {len(page.sets)}, the most central first.""")
+    left = len(grid.stages) - len(searched.stages)
+    early = f" **The search is not over:** {left} of its {len(grid.stages)} stages are missing." if left else ""
+    return paragraph(f"""Fixed on {grid.fixed_on}. Measured were {"; ".join(told)}. {len(searched.admitted)} count:
+        they are within {searched.within:.0%} of every anchor under the seeds of the last stage (wanted was
+        {grid.anchors.within:.0%}). Run were {len(page.sets)}, the most central first.{early}""")
 
 
 def _anchored(found: Anchored | None) -> list[str]:

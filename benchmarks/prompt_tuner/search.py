@@ -56,11 +56,11 @@ class Searched(msgspec.Struct, frozen=True):
     admitted: tuple[Choice, ...]
 
 
-def search(grid: Grid, choices: Sequence[Choice], runs: Runs, *, tell: Tell) -> Searched:
-    """Stage by stage. Raises SimulationError."""
+def search(grid: Grid, choices: Sequence[Choice], runs: Runs, *, tell: Tell, most: int = 0) -> Searched:
+    """Stage by stage; `most`: so many stages, for a page before the search is over (0: all). Raises SimulationError."""
     stages: list[tuple[Anchored, ...]] = []
     left = list(choices)
-    for number, stage in enumerate(grid.stages, 1):
+    for number, stage in enumerate(grid.stages[: most or None], 1):
         found = tuple(_measured(grid, left, stage.seeds, stage.within, runs, tell=tell, number=number))
         stages.append(found)
         left = [each.choice for each in found if each.worst(grid) <= stage.within]
