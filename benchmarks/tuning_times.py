@@ -28,54 +28,62 @@ _ITERATIONS = ("data", "compute", "communication", "evaluation")
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     """Jobs in fresh sessions, and their simulations."""
-    if reason := missing(*MODEL, "peft"):
+    if reason := why_not():
         return Table(name=NAME, title=TITLE, skipped=reason)
+    return table_of(sides(say, repeats=1 if quick else 3))
+
+
+def why_not() -> str:
+    """Why nothing can be tuned here; empty when it can."""
+    return missing(*MODEL, "peft")
+
+
+def sides(say: Callable[[str], None], *, repeats: int) -> list[dict[str, Any]]:
+    """What the jobs of so many sessions spent."""
     found = []
-    for repeat in range(1 if quick else 3):
+    for repeat in range(repeats):
         found.append(run_side("benchmarks.tuning_times_side", timeout_s=3600))
         one, two = (found[-1][name]["spent_s"] for name in ("one", "two"))
         say(f"{repeat + 1}: lookup {one['bank']:.1f} s alone, {two['bank']:.1f} s on two")
-    return table_of(found)
+    return found
 
 
 def table_of(found: list[dict[str, Any]]) -> Table:
     """What the sides found, judged."""
-    one, two = ([side[name]["spent_s"] for side in found] for name in ("one", "two"))
-    lookups = [spent["bank"] for spent in one], [spent["bank"] for spent in two]
-    halves = [spent["bank"] / 2 for spent in one]
-    lines = [
-        Line(
-            what="the lookup on two devices, s",
-            cells={
-                "live": lookups[1],
-                "forecast": halves,
-                "error, %": [100 * abs(there / here - 1) for here, there in zip(lookups[1], halves, strict=True)],
-            },
-            bar=Bar(at_most=20.0),
-            digits=1,
-            last_digits=1,
-        ),
-        Line(
-            what="the whole job on two devices, s",
-            cells={
-                "live": [sum(spent.values()) for spent in two],
-                "simulated": (forecast := [simulated_s(side) for side in found]),
-                "error, %": [
-                    100 * abs(there / sum(live.values()) - 1) for live, there in zip(two, forecast, strict=True)
-                ],
-            },
-            digits=1,
-            last_digits=1,
-        ),
+    notes = [f"{found[0]['iterations']} iterations; {found[0]['machine']}"]
+    return Table(name=NAME, title=TITLE, lines=[*forecast_lines(found), *share_lines(found)], notes=notes)
+
+
+def forecast_lines(found: list[dict[str, Any]]) -> list[Line]:
+    """Two devices, live and forecast from one."""
+    one, two = _spent(found, "one"), _spent(found, "two")
+    lookups, jobs = [spent["bank"] for spent in two], [sum(spent.values()) for spent in two]
+    halves, simulated = [spent["bank"] / 2 for spent in one], [simulated_s(side) for side in found]
+    return [
+        _forecast("tuning: the lookup on two devices, s", lookups, halves, bar=Bar(at_most=20.0)),
+        _forecast("tuning: the whole job on two devices, s", jobs, simulated),
     ]
-    for what, sides in (("one device", one), ("two devices", two)):
-        name = "one" if sides is one else "two"
+
+
+def _forecast(what: str, live: list[float], there: list[float], *, bar: Bar | None = None) -> Line:
+    errors = [100 * abs(other / here - 1) for here, other in zip(live, there, strict=True)]
+    cells = {"live": live, "simulated": there, "error, %": errors}
+    return Line(what=what, cells=cells, bar=bar, digits=1, last_digits=1)
+
+
+def share_lines(found: list[dict[str, Any]]) -> list[Line]:
+    """Communication and fixed costs, in percent."""
+    lines = []
+    for what, name in (("one device", "one"), ("two devices", "two")):
         cells = {"%": [100 * side[name]["communication"] for side in found]}
         lines.append(Line(what=f"communication, of the time of iterations, {what}", cells=cells, last_digits=2))
-        cells = {"%": [100 * fixed_s(spent) / sum(spent.values()) for spent in sides]}
+        cells = {"%": [100 * fixed_s(spent) / sum(spent.values()) for spent in _spent(found, name)]}
         lines.append(Line(what=f"fixed costs, of the job, {what}", cells=cells, last_digits=1))
-    notes = [f"{found[0]['iterations']} iterations; {found[0]['machine']}"]
-    return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
+    return lines
+
+
+def _spent(found: list[dict[str, Any]], name: str) -> list[dict[str, float]]:
+    return [side[name]["spent_s"] for side in found]
 
 
 def fixed_s(spent: dict[str, float]) -> float:
