@@ -57,9 +57,10 @@ gpu-kit: ## wheels for `make gpu` on a machine without a network, into .gpu-kit 
 fuzz: $(STAMP) ## ten million damaged inputs for every reader of frames and files (ten minutes); make fuzz ARGS="--count 100000"
 	$(BIN)/python -m benchmarks.fuzz $(ARGS)
 
-reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (some minutes)
+reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (hours; what is done is kept)
 	$(BIN)/python -m benchmarks.pervasive $(ARGS)
 	$(BIN)/python -m benchmarks.prompt_tuner $(TUNER_ARGS)
+	$(BIN)/python -m benchmarks.quotes
 	$(BIN)/python -m benchmarks.slinfer --table all --skip
 	$(BIN)/python -m benchmarks.arlo --table all --skip
 	$(BIN)/python -m benchmarks.schedmate.scheduling --skip

@@ -7,9 +7,7 @@ measured. A benchmark that cannot run here is skipped with its reason.
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
-import subprocess
 import sys
 import time
 import traceback
@@ -30,6 +28,7 @@ from benchmarks import (
     model_switch,
     noop,
     openai_batch,
+    page,
     preemption,
     prompt_bank,
     prompt_quality,
@@ -41,11 +40,12 @@ from benchmarks import (
     taskvine,
     transfers,
     tune_start,
+    tuning_times,
     turns,
     vanishing,
     zygote,
 )
-from benchmarks.paired import ROOT, machine
+from benchmarks.facts import Clock, Facts
 from benchmarks.slinfer import decisions
 from benchmarks.table import Table, passes, show
 
@@ -80,7 +80,20 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     prompt_bank.NAME: (prompt_bank.TITLE, prompt_bank.measure),
     prompt_quality.NAME: (prompt_quality.TITLE, prompt_quality.measure),
     tune_start.NAME: (tune_start.TITLE, tune_start.measure),
+    tuning_times.NAME: (tuning_times.TITLE, tuning_times.measure),
 }
+
+
+PAGE = "page.html"
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A record: what was measured, and where."""
+
+    facts: Facts
+    quick: bool
+    failed: tuple[str, ...]
+    tables: tuple[Table, ...]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -93,15 +106,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="which to run [all]")
     parser.add_argument("--list", action="store_true", help="say which there are")
     parser.add_argument("--quick", action="store_true", help="a minute's check that they run; bars are not judged")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="every number, into this file")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="every number, into this file [beside the page]")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="where the page goes [%(default)s]")
     asked = parser.parse_args(arguments)
     if asked.list:
         print(listed)
         return 0
     if unknown := [name for name in asked.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    facts = [machine(), f"commit {commit()}", f"load before {_load()}", f"{datetime.date.today()}"]
-    print(" · ".join(facts), flush=True)
+    clock = Clock(" ".join(["python -m benchmarks", *asked.names, *(["--quick"] if asked.quick else [])]))
+    print(clock.facts().line().replace("`", ""), flush=True)
     tables, failed = [], []
     for name in asked.names or BENCHMARKS:
         begun = time.perf_counter()
@@ -116,10 +130,16 @@ def main(arguments: list[str] | None = None) -> int:
         print(
             "\n".join(["", *show(table, quick=asked.quick), f"{table.seconds:.0f} s, load after {_load()}"]), flush=True
         )
-    if asked.json:
-        whole = {"facts": facts, "quick": asked.quick, "failed": failed, "tables": tables}
-        asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
-    return conclude(tables, failed, quick=asked.quick)
+    facts = clock.facts()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    record = Measured(facts, asked.quick, tuple(failed), tuple(tables))
+    (asked.json or asked.out / "record.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    )
+    (asked.out / PAGE).write_text(page.write(tables, failed, facts, quick=asked.quick))
+    status = conclude(tables, failed, quick=asked.quick)
+    print(f"the bars as a picture, what is met and what is missed: {asked.out / PAGE}")
+    return status
 
 
 def conclude(tables: list[Table], failed: list[str], *, quick: bool) -> int:
@@ -138,21 +158,6 @@ def conclude(tables: list[Table], failed: list[str], *, quick: bool) -> int:
         return 2
     print("quick: they run; no bar was judged" if quick else "every bar that was measured is met")
     return 0
-
-
-def commit() -> str:
-    """The commit that is measured, with a mark when files were changed since."""
-    try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return said.stdout.strip()
 
 
 def _say(line: str) -> None:

@@ -24,10 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paired import MODEL, missing, ratios, run_side
+from benchmarks.paired import MODEL, missing, ratios, run_side, take_turns
 from benchmarks.table import Bar, Line, Table
 
 NAME, TITLE = "awareness", "fact verification at the three levels of awareness"
@@ -58,10 +59,13 @@ def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
     full: list[float] = []
     bound: list[float] = []
     own: list[float] = []
-    for _ in range(pairs):
-        seconds, attempt = runner.run("full", limit)
+    for pair in range(pairs):
+        sides: dict[str, Callable[[], Any]] = {
+            "full": lambda: runner.run("full", limit), "alone": lambda: runner.alone(limit)
+        }  # fmt: skip
+        found = take_turns(pair, sides)
+        (seconds, attempt), alone_s = found["full"], found["alone"]
         load_s = attempt["load_device_s"] / attempt["loads"]
-        alone_s = runner.alone(limit)
         runner.say(f"load {load_s:.1f} s, inferences alone {alone_s:.1f} s")
         full.append(seconds)
         bound.append(load_s + alone_s)
@@ -83,8 +87,11 @@ def levels(runner: Runner, *, limit: int, pairs: int, snapshot: bool, at_least: 
     which = "with a snapshot" if snapshot else "GGUF as shipped"
     seconds: dict[str, list[float]] = {"none": [], "full": [], "disk": []}
     for pair in range(pairs):
-        for level in ("none", "full", "disk") if snapshot and not pair else ("none", "full"):
-            taken, _ = runner.run(f"{level}, {which}", limit, "--awareness", level, *more)
+        sides = {
+            level: partial(runner.run, f"{level}, {which}", limit, "--awareness", level, *more)
+            for level in (("none", "full", "disk") if snapshot and not pair else ("none", "full"))
+        }
+        for level, (taken, _) in take_turns(pair, sides).items():
             seconds[level].append(taken)
     size = f"{which}, {PROMPTS * limit} inferences, {calls_of(limit)} calls, s"
     bar = Bar(at_least=at_least, repeats=1)

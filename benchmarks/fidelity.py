@@ -7,6 +7,8 @@ the last end, against the live one.
 
 A second line has no bar: each run forecast from the world of the run before. A machine that drifts is in it, which no
 simulator can know of.
+
+Tuning jobs come last, where peft is installed: a gang of two, forecast from a job on one device (`tuning_times`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks import tuning_times
 from benchmarks.paired import MODEL, missing
 from benchmarks.table import Bar, Line, Table
 from stoker.manager.live.chosen import policies_of
@@ -60,6 +63,8 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     if len(worlds) > 1:
         forecast = [_makespan(before) for before, _ in pairwise(worlds)]
         lines.append(_line(f"the world of the run before, {size}", live[1:], forecast))
+    if not tuning_times.why_not():
+        lines += tuning_times.forecast_lines(tuning_times.sides(say, repeats=1 if quick else 3))
     return Table(name=NAME, title=TITLE, lines=lines, notes=["each run's journal replayed with the same decisions"])
 
 

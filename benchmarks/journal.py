@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from benchmarks.paired import ratios, run_side
+from benchmarks.paired import ratios, run_side, take_turns
 from benchmarks.table import Bar, Line, Table
 
 BACK, BACK_TITLE = "journal", "a manager comes back after a day of idle pilots, and after millions of calls"
@@ -37,8 +38,12 @@ def group_sync(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pairs, calls = (1, "2000") if quick else (5, "50000")
     rates: dict[str, list[float]] = {"synced in groups": [], "not synced": []}
     for pair in range(pairs):
-        for side, sync in (("synced in groups", "true"), ("not synced", "false")):
-            rates[side].append(run_side(_SIDE, "map", "--sync", sync, "--calls", calls)["calls_per_s"])
+        sides = {
+            side: partial(run_side, _SIDE, "map", "--sync", sync, "--calls", calls)
+            for side, sync in (("synced in groups", "true"), ("not synced", "false"))
+        }
+        for side, one in take_turns(pair, sides).items():
+            rates[side].append(one["calls_per_s"])
         say(f"pair {pair + 1} of {pairs}: " + ", ".join(f"{some[-1]:,.0f}/s {side}" for side, some in rates.items()))
     cells = {**rates, "synced / not": ratios(*rates.values())}
     return Table(name=SYNC, title=SYNC_TITLE, lines=[Line(what="calls/s", cells=cells, bar=Bar(at_least=0.7))])

@@ -1,5 +1,9 @@
 """No-op calls on a hot context: Stoker against Parsl's HighThroughputExecutor, 2 slots each, in turn, fresh processes.
 
+Stoker makes Python's garbage collector look less often while a session is loaded, which HTEX does not: so the same is
+measured where both sides have that, and where neither has. HTEX fetches no task ahead of need unless it is told to:
+one line has it fetch a thousand.
+
 Both have `initialize_logging=False`, except where the line says otherwise: the records that Parsl's own log writes
 about each task cap any executor.
 """
@@ -8,26 +12,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.paired import ratios, run_side
+from benchmarks.paired import ratios, run_side, take_turns
 from benchmarks.table import Bar, Line, Table
 
 NAME, TITLE = "noop", "no-op calls on a hot context against Parsl's HighThroughputExecutor (HTEX)"
 SIDE = "benchmarks.noop_side"
+AHEAD = 1000
+"""Tasks that HTEX fetches ahead of need, in a line of its own (0 otherwise, its default)."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     """All sides once per repeat."""
     pairs, calls = (1, 300) if quick else (5, 10_000)
-    found: dict[str, list[float]] = {name: [] for name in ("app", "htex", "map", "seq", "htex_seq", "log", "htex_log")}
+    sides: dict[str, Callable[[], float]] = {
+        "app": lambda: _rate("stoker", "app", calls),
+        "seq": lambda: _p50_ms("stoker", calls),
+        "app_both": lambda: _rate("stoker", "app", calls, "--collector", "calm"),
+        "app_neither": lambda: _rate("stoker", "app", calls, "--collector", "usual"),
+        "log": lambda: _rate("stoker", "app", calls, "--log"),
+        "map": lambda: _rate("stoker", "map", 10 * calls),
+        "htex": lambda: _rate("htex", "app", calls),
+        "htex_seq": lambda: _p50_ms("htex", calls),
+        "htex_both": lambda: _rate("htex", "app", calls, "--collector", "calm"),
+        "htex_neither": lambda: _rate("htex", "app", calls, "--collector", "usual"),
+        "htex_ahead": lambda: _rate("htex", "app", calls, "--collector", "calm", "--prefetch", str(AHEAD)),
+        "htex_log": lambda: _rate("htex", "app", calls, "--log"),
+    }
+    found: dict[str, list[float]] = {name: [] for name in sides}
     for pair in range(pairs):
-        found["app"].append(_rate("stoker", "app", calls))
-        found["htex"].append(_rate("htex", "app", calls))
-        found["map"].append(_rate("stoker", "map", 10 * calls))
-        for name, executor in (("seq", "stoker"), ("htex_seq", "htex")):
-            one = run_side(SIDE, "--executor", executor, "--how", "sequential", "--calls", str(calls))
-            found[name].append(one["p50_ms"])
-        found["log"].append(_rate("stoker", "app", calls, "--log"))
-        found["htex_log"].append(_rate("htex", "app", calls, "--log"))
+        for name, number in take_turns(pair, sides).items():
+            found[name].append(number)
         latest = ", ".join(f"{name} {numbers[-1]:,.2f}" for name, numbers in found.items())
         say(f"pair {pair + 1} of {pairs}: {latest}")
     lines = []
@@ -35,6 +49,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         ("python_app, calls/s", "app", "htex", 0, Bar(at_least=4)),
         ("stoker.map with batch_size=1, calls/s, against HTEX's python_app", "map", "htex", 0, Bar(at_least=25)),
         ("python_app, one after another, p50 in ms", "seq", "htex_seq", 2, Bar(at_most=0.6)),
+        ("python_app, calls/s, the collector calm on both sides", "app_both", "htex_both", 0, None),
+        ("python_app, calls/s, the collector as usual on both sides", "app_neither", "htex_neither", 0, None),
+        (f"the same, calm, and HTEX fetches {AHEAD:,} ahead", "app_both", "htex_ahead", 0, None),
         ("python_app with Parsl's default logging, calls/s", "log", "htex_log", 0, None),
     ):
         cells = {
@@ -49,3 +66,8 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 def _rate(executor: str, how: str, calls: int, *more: str) -> float:
     found = run_side(SIDE, "--executor", executor, "--how", how, "--calls", str(calls), *more)
     return float(found["calls_per_s"])
+
+
+def _p50_ms(executor: str, calls: int) -> float:
+    found = run_side(SIDE, "--executor", executor, "--how", "sequential", "--calls", str(calls))
+    return float(found["p50_ms"])

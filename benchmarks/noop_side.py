@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import statistics
@@ -18,6 +19,8 @@ from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.providers import LocalProvider
 
+from stoker.manager.executor.garbage import THRESHOLDS
+
 
 def nothing(x: int) -> int:
     return x
@@ -29,6 +32,11 @@ def main() -> None:
     parser.add_argument("--how", choices=["app", "sequential", "map"], required=True)
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--log", action="store_true", help="Parsl's default logging")
+    parser.add_argument("--prefetch", type=int, default=0, help="tasks that HTEX fetches ahead of need")
+    parser.add_argument(
+        "--collector", choices=["own", "calm", "usual"], default="own",
+        help="how often Python's garbage collector looks: as the executor has it; as Stoker's has it; as Python has it",
+    )  # fmt: skip
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="noop-")
     try:
@@ -44,12 +52,18 @@ def measure(options: argparse.Namespace, folder: str) -> dict[str, Any]:
         executor: Any = StokerExecutor(label="noop")
     else:
         executor = HighThroughputExecutor(
-            label="noop", max_workers_per_node=2, provider=LocalProvider(init_blocks=1, max_blocks=1)
+            label="noop",
+            max_workers_per_node=2,
+            prefetch_capacity=options.prefetch,
+            provider=LocalProvider(init_blocks=1, max_blocks=1),
         )
     config = Config(
         executors=[executor], run_dir=folder, initialize_logging=options.log, usage_tracking=0, strategy="none"
     )
+    usual = gc.get_threshold()
     with parsl.load(config):
+        if options.collector != "own":
+            gc.set_threshold(*(THRESHOLDS if options.collector == "calm" else usual))
         app = parsl.python_app(nothing)
         warm = [app(i) for i in range(200)]
         assert [future.result() for future in warm] == list(range(200))

@@ -1,4 +1,4 @@
-"""Two sides measured in turn (A B A B ...), each in a fresh process, so that a machine that drifts does so for both.
+"""Two sides measured in turn (A B B A ...), each in a fresh process: a machine that drifts does so for both.
 
 A side is a command whose last line of output is a JSON object of numbers.
 """
@@ -13,10 +13,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 """Where `benchmarks` is a package: sides run elsewhere."""
 
@@ -63,6 +64,13 @@ def run_side(
         )
     found: dict[str, Any] = json.loads(lines[-1])
     return found
+
+
+def take_turns(pair: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    """What each side gives, in the order in which they are named. Pairs of an odd number begin with the last side."""
+    order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
+    found = {name: sides[name]() for name in order}
+    return {name: found[name] for name in sides}
 
 
 def spread(numbers: Sequence[float], *, digits: int = 0) -> str:

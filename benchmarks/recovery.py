@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from benchmarks.paired import ratios, run_side
+from benchmarks.paired import ratios, run_side, take_turns
 from benchmarks.table import Bar, Line, Table
 
 MANY, MANY_TITLE = "many_pilots", "one live manager with 2,000 connected pilots against one pilot"
@@ -17,8 +18,12 @@ def many_pilots(say: Callable[[str], None], *, quick: bool = False) -> Table:
     pilots, calls, repeats = (50, 5000, 1) if quick else (2000, 200_000, 3)
     one, many = [], []
     for repeat in range(repeats):
-        one.append(run_side("benchmarks.recovery_side", "rate", "--pilots", "1", "--calls", str(calls)))
-        many.append(run_side("benchmarks.recovery_side", "rate", "--pilots", str(pilots), "--calls", str(calls)))
+        sides = {
+            number: partial(run_side, "benchmarks.recovery_side", "rate", "--pilots", number, "--calls", str(calls))
+            for number in ("1", str(pilots))
+        }
+        for some, side in zip((one, many), take_turns(repeat, sides).values(), strict=True):
+            some.append(side)
         say(f"pair {repeat + 1} of {repeats}: {one[-1]['calls_per_s']:,.0f}/s, {many[-1]['calls_per_s']:,.0f}/s")
     rates = {
         f"{pilots:,} pilots": [side["calls_per_s"] for side in many],

@@ -8,8 +8,9 @@ worker of two cores whose library has two slots. It needs `ndcctools`, which con
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from benchmarks.paired import ratios, run_side
+from benchmarks.paired import ratios, run_side, take_turns
 from benchmarks.table import Bar, Line, Table
 from benchmarks.taskvine_side import why_not
 
@@ -27,17 +28,22 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     )
     sequential = 20 if quick else 300
     found: dict[str, list[float]] = {name: [] for name in ("app", "seq", "direct", "direct_seq", "fork", "fork_seq")}
-    for repeat in range(repeats):
-        found["app"].append(
-            run_side(OURS, "--executor", "stoker", "--how", "app", "--calls", str(calls))["calls_per_s"]
-        )
+
+    def ours() -> dict[str, float]:
+        rate = run_side(OURS, "--executor", "stoker", "--how", "app", "--calls", str(calls))["calls_per_s"]
         one = run_side(OURS, "--executor", "stoker", "--how", "sequential", "--calls", str(calls))
-        found["seq"].append(one["p50_ms"])
-        for mode, count in theirs_calls.items():
-            size = ("--calls", str(count), "--sequential", str(sequential))
-            one = run_side(THEIRS, "--mode", mode, *SHAPES[mode], *size)
-            found[mode].append(one["calls_per_s"])
-            found[f"{mode}_seq"].append(one["p50_ms"])
+        return {"app": rate, "seq": one["p50_ms"]}
+
+    def theirs(mode: str) -> dict[str, float]:
+        size = ("--calls", str(theirs_calls[mode]), "--sequential", str(sequential))
+        one = run_side(THEIRS, "--mode", mode, *SHAPES[mode], *size)
+        return {mode: one["calls_per_s"], f"{mode}_seq": one["p50_ms"]}
+
+    for repeat in range(repeats):
+        sides = {"ours": ours, "direct": partial(theirs, "direct"), "fork": partial(theirs, "fork")}
+        for side in take_turns(repeat, sides).values():
+            for name, number in side.items():
+                found[name].append(number)
         latest = ", ".join(f"{name} {numbers[-1]:,.2f}" for name, numbers in found.items())
         say(f"pair {repeat + 1} of {repeats}: {latest}")
     lines = [

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.network import why_not
-from benchmarks.paired import ratios, run_side
+from benchmarks.paired import ratios, run_side, take_turns
 from benchmarks.table import Bar, Line, Table
 
 NAME, TITLE = "transfers", "an object to pilots on separate hosts"
@@ -30,9 +30,10 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         return found
 
     alone, together = [], []
-    for _ in range(repeats):
-        alone.append(to(1))
-        together.append(to(pilots))
+    for repeat in range(repeats):
+        found = take_turns(repeat, {"one": lambda: to(1), "all": lambda: to(pilots)})
+        alone.append(found["one"])
+        together.append(found["all"])
     seconds = [found["seconds"] for found in together], [found["seconds"] for found in alone]
     lines = [
         Line(

@@ -5,15 +5,15 @@ left: 62,900 inferences with pervasive contexts, 46,000 with partial ones (Figur
 pilots on this machine sleep: a call takes 5 s, a load 0.8 of that, the ratio that the paper's Figure 6 implies; one
 pilot is killed every 8 s from the 40th second on. With awareness disk each call starts a process and loads again, as
 the paper's partial contexts do. Sleeping pilots do not compete for this machine's cores; starting a process for each
-call does cost it something, which is why calls are not shorter.
+call does cost it something, which is why calls are not shorter, and why the two sides do not run at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from benchmarks.paired import ratios, run_side
+from benchmarks.paired import ratios, run_side, take_turns
 from benchmarks.table import Bar, Line, Table
 
 NAME, TITLE = "vanishing", "calls done when 20 pilots have been killed one by one, awareness full against disk"
@@ -25,12 +25,9 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     done: dict[str, list[float]] = {"full": [], "disk": []}
     repeats = 1 if quick else 3
     for repeat in range(repeats):
-        with ThreadPoolExecutor() as both:  # pilots that sleep leave each other alone, so a pair takes the time of one
-            sides = {
-                name: both.submit(run_side, "benchmarks.vanishing_side", "--awareness", name, *small) for name in done
-            }
-        for name, numbers in done.items():
-            numbers.append(float(sides[name].result()["calls"]))
+        sides = {name: partial(run_side, "benchmarks.vanishing_side", "--awareness", name, *small) for name in done}
+        for name, found in take_turns(repeat, sides).items():
+            done[name].append(float(found["calls"]))
         say(f"pair {repeat + 1} of {repeats}: " + ", ".join(f"{name} {some[-1]:.0f}" for name, some in done.items()))
     cells = {f"{name}, calls": numbers for name, numbers in done.items()}
     line = Line(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import stoker
-from benchmarks.paired import missing, ratios
+from benchmarks.paired import missing, ratios, take_turns
 from benchmarks.table import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
@@ -147,8 +147,12 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
                 starter.request(fresh=True)
                 starter.request(fresh=False)
             for repeat in range(repeats):
-                fresh.append(starter.request(fresh=True))
-                forked.append(starter.request(fresh=False))
+                found = take_turns(
+                    repeat,
+                    {"fresh": lambda: starter.request(fresh=True), "forked": lambda: starter.request(fresh=False)},
+                )
+                fresh.append(found["fresh"])
+                forked.append(found["forked"])
                 say(f"pair {repeat + 1} of {repeats}: fresh {fresh[-1]:.2f} s, zygote {forked[-1]:.4f} s")
         finally:
             starter.zygotes.close()

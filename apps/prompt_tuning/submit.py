@@ -135,7 +135,7 @@ def _features(order: Order) -> Features:
     prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_A_TOKEN or _PROMPT_TOKENS
     tokens = round(job.training.batch * (letters / _LETTERS_A_TOKEN + prompt))
     kind = _kind(order)
-    return Features(items=job.until.iterations, input_length=max(1, tokens), fixed_s=_lookup_s(order), kind=kind)
+    return Features(items=job.until.iterations, input_length=max(1, tokens), kind=kind, shared_s=_lookup_s(order))
 
 
 def _kind(order: Order) -> str:
@@ -152,7 +152,8 @@ def _bank_of(order: Order) -> BankPlace | None:
 
 
 def _lookup_s(order: Order) -> float:
-    """What the lookup in the bank will take, by what earlier ones took; 0 where there will be none, or nobody knows."""
+    """What the lookup in the bank would take one device, by what earlier ones took; a gang shares it. 0 where there is
+    none, or nobody knows."""
     bank = _bank_of(order)
     if bank is None:
         return 0.0

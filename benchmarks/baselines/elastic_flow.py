@@ -149,9 +149,8 @@ class ElasticFlow(InRounds):
         runs = call.holder is not None and call.id not in self._evicted
         has = _size(call) if runs else 0
         fixed = runs and not self._can_change(call)
-        once_s = starts_in_s(call, size=1, fresh=fresh)
-        run_s = [  # who goes on as it is has met already
-            (size, left * seconds + (starts_in_s(call, size=size, fresh=False) if size != has else 0.0))
+        run_s = [  # of a job that goes on as it is, what is left of its start is in `lag_s`
+            (size, left * seconds + (0.0 if runs and size == has else starts_in_s(call, size=size, fresh=fresh)))
             for size, seconds in known.items()
         ]
         steps = by_two(run_s, smallest=smallest, unit=unit)
@@ -163,8 +162,8 @@ class ElasticFlow(InRounds):
             places = self._places.get(call.id, []) if call.id not in self._evicted else []
             has = len(places)
             started = [x.started_at for place in places if (x := library_at(view, context, place)) is not None]
-            lag_s = max(0.0, max(started, default=0.0) + load_s(context) - view.now) + once_s
-        return Job(call.id, due, steps, has * unit, load_s(context) + once_s, lag_s, fixed)
+            lag_s = max(0.0, max(started, default=0.0) + load_s(context) - view.now)
+        return Job(call.id, due, steps, has * unit, load_s(context), lag_s, fixed)
 
     # ---- steps towards it
 

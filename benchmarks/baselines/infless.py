@@ -17,8 +17,10 @@ replica here: one library with its devices to itself.
    from another model. Models share one thing, the count of free devices: who comes first has them.
 3. When neither idle instances nor free devices are enough, the job waits, and is looked at again whenever something
    changed, with the time that is left then. Jobs of a model are looked at in order of arrival (or of deadlines:
-   `order`); one that does not fit lets others pass. No job keeps some devices while it waits for more that are not
-   there: with two such jobs neither would ever run.
+   `order`); one that does not fit lets others pass. There are two readings of what it does meanwhile. All at once (the
+   default): it keeps nothing, so that no two jobs can wait for each other. With `hold`, as §3.2 tells of instances that
+   wait for the slowest of a job's: it takes what there is, holds it, and takes more in its turn until it has what it
+   wants. When it cannot be in time any more it begins on what it holds: else two such jobs would wait for ever.
 4. A job that cannot be in time however many it gets runs on one instance (or the fewest that it can run on).
 5. *Traffic*: with R arrivals a second (over `window_s`) that take T instance-seconds each, a model wants R x T
    instances. What lacks is launched, where devices are free (INFless: when R exceeds what the instances there can
@@ -29,8 +31,8 @@ replica here: one library with its devices to itself.
    again just before the next request, is a low quantile of the same times: less than a launch takes with jobs every
    few seconds, so it is none.
 
-What each setting is worth has to be searched before anything is compared: `order`, `window_s` (0: nothing is launched
-for traffic), `keep_alive_s`, `gamma`, `margin`, `learn`.
+What each setting is worth has to be searched before anything is compared: `order`, `hold`, `window_s` (0: nothing is
+launched for traffic), `keep_alive_s`, `gamma`, `margin`, `learn`.
 """
 
 from __future__ import annotations
@@ -96,11 +98,12 @@ class Infless(InRounds):
         self, residency: ByOrder, *, order: Order | str = Order.ARRIVAL, window_s: float = 60.0,
         keep_alive_s: float | None = None, gamma: float = 0.5, tail: float = 0.99, long_s: float = 3600.0,
         short_s: float = 300.0, least_s: float = 10.0, most_s: float = 60.0, margin: float = 0.1,
-        learn: bool = False, period_s: float = 0.05,
+        learn: bool = False, hold: bool = False, period_s: float = 0.05,
     ) -> None:  # fmt: skip
         super().__init__(period_s=period_s)
         self.residency = residency
         self.order = Order(order)
+        self.hold = hold
         self.window_s, self.keep_alive_s = window_s, keep_alive_s
         self.gamma, self.tail = gamma, tail
         self.long_s, self.short_s = long_s, short_s
@@ -109,6 +112,8 @@ class Infless(InRounds):
         self.learn = learn
         self._crews: dict[int, list[Place]] = {}
         """Jobs that wait for instances of theirs to be launched, and where all of these are."""
+        self._wanted: dict[int, int] = {}
+        """With `hold`: of such jobs, how many instances they wait for in all."""
         self._traffic: dict[str, Traffic] = {}
         self._seen: set[int] = set()
         self._taken: set[Device] = set()
@@ -154,6 +159,7 @@ class Infless(InRounds):
             context = here.get(id)
             if context is None or any(library_at(view, context, place) is None for place in places):
                 del self._crews[id]
+        self._wanted = {id: count for id, count in self._wanted.items() if id in self._crews}
 
     def _kept(self) -> set[Place]:
         """Where instances are that wait with a job for the rest of its crew."""
@@ -175,6 +181,7 @@ class Infless(InRounds):
             jobs.sort(key=lambda call: call.group.options.objective.deadline_at or math.inf)
         for call in jobs:
             if call.id in self._crews:
+                plan += self._complete(view, call, stock)
                 plan += self._start(view, call)
             elif stock.count:
                 plan += self._staff(view, call, stock)
@@ -186,47 +193,70 @@ class Infless(InRounds):
         crew = [x for place in places if (x := library_at(view, call.group.context, place)) is not None and is_free(x)]
         if len(crew) < len(places):
             return []
+        if len(places) < self._wanted.get(call.id, 0):
+            return []
         del self._crews[call.id]
         self._taken.update(device for library in crew for device in library.devices)
         return [send(call, crew)]
+
+    def _complete(self, view: View, call: Call, stock: _Stock) -> list[Action]:
+        """A job that holds too few instances takes what there is; one that is late by now wants no more."""
+        places, wanted = self._crews[call.id], self._wanted.get(call.id, 0)
+        if len(places) >= wanted:
+            return []
+        due, lasts = call.group.options.objective.deadline_at, self._lasts_s(view, call)
+        if due and view.now + lasts[wanted] > due and len(places) >= min(lasts):
+            del self._wanted[call.id]
+            return []
+        members, orders = self._take(call.group.context, stock, wanted - len(places))
+        places += [place_of(devices) for devices in members]
+        return orders
+
+    def _take(self, context: Context, stock: _Stock, count: int) -> tuple[list[tuple[Device, ...]], list[Action]]:
+        """So many instances, fewer if there are no more: where they are, and the orders for those that are launched."""
+        crew = [stock.idle.pop(0) for _ in range(min(count, len(stock.idle)))]
+        crew += [stock.coming.pop(0) for _ in range(min(count - len(crew), len(stock.coming)))]
+        fresh = [stock.free.pop(0) for _ in range(min(count - len(crew), len(stock.free)))]
+        members = [*(library.devices for library in crew), *fresh]
+        self._taken.update(device for devices in members for device in devices)
+        return members, [load(context, devices) for devices in fresh]
 
     def _staff(self, view: View, call: Call, stock: _Stock) -> list[Action]:
         """Choose instances for a job, and launch those that are not there."""
         context, objective = call.group.context, call.group.options.objective
         lasts = self._lasts_s(view, call)
-        count = self._count(view, call, lasts, stock)
+        count = self._count(view, call, lasts, stock, most=max(lasts) if self.hold else stock.count)
         in_time = count > 0
         if not in_time:
             hopeful = bool(objective.deadline_at) and view.now + min(lasts.values()) <= objective.deadline_at
-            if hopeful and max(lasts) > stock.count:
-                return []  # more instances would help, and there are none now
+            if hopeful and max(lasts) > stock.count and not self.hold:
+                return []  # more instances might help, and there are none now
             if objective.deadline_at and objective.drop_late:
                 return [Drop(call.id, "it would be late on as many devices as it may have")]
             count = min(lasts)
             if count > stock.count:
                 return []
-        crew = [stock.idle.pop(0) for _ in range(min(count, len(stock.idle)))]
-        crew += [stock.coming.pop(0) for _ in range(min(count - len(crew), len(stock.coming)))]
-        fresh = [stock.free.pop(0) for _ in range(count - len(crew))]
-        members = [*(library.devices for library in crew), *fresh]
-        self._taken.update(device for devices in members for device in devices)
+        idle = stock.idle[:count]
+        members, orders = self._take(context, stock, count)
         if lasts[count] > 0:
             self._traffic_of(context).takes(count * lasts[count])
-        at_once = not fresh and all(is_free(library) for library in crew)
+        at_once = len(idle) == count
         plan: list[Action] = []
         if objective.deadline_at:
             ends_at = view.now + lasts[count] + (0.0 if at_once else load_s(context))
             plan.append(Forecast(call.id, ends_at, in_time))
         if at_once:
-            return [*plan, send(call, crew)]
+            return [*plan, send(call, idle)]
         self._crews[call.id] = [place_of(devices) for devices in members]
-        return [*plan, *(load(context, devices) for devices in fresh)]
+        if len(members) < count:
+            self._wanted[call.id] = count
+        return [*plan, *orders]
 
-    def _count(self, view: View, call: Call, lasts: dict[int, float], stock: _Stock) -> int:
-        """The fewest instances with which the job ends in time; 0 if the stock has fewer, or no number is enough."""
+    def _count(self, view: View, call: Call, lasts: dict[int, float], stock: _Stock, *, most: int) -> int:
+        """The fewest instances with which the job ends in time; 0 if these are over `most`, or no number is enough."""
         due = call.group.options.objective.deadline_at
         for count, seconds in lasts.items():
-            if count > stock.count:
+            if count > most:
                 break
             launch_s = load_s(call.group.context) if count > len(stock.idle) else 0.0
             if not due or view.now + launch_s + seconds <= due:

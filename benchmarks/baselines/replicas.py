@@ -148,8 +148,8 @@ def load_s(context: Context) -> float:
 def starts_in_s(call: Call, *, size: int, fresh: bool = True) -> float:
     """What passes on hot replicas before the first item: the ranks meet; what it does once, if it has not (`fresh`)."""
     features = call.spec.features
-    fixed_s = features.fixed_s if features is not None and fresh else 0.0
-    return fixed_s + (call.group.context.paces.meet_s if size > 1 else 0.0)
+    before_s = features.before_items_s(size) if features is not None and fresh else 0.0
+    return before_s + (call.group.context.paces.meet_s if size > 1 else 0.0)
 
 
 def item_times_s(call: Call) -> dict[int, float] | None:

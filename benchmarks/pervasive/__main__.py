@@ -14,12 +14,13 @@ from typing import TypeVar
 import msgspec
 
 from benchmarks.asking import number
-from benchmarks.pervasive import drawing, fit, paper, predict, report, scenario_files
+from benchmarks.facts import Clock
+from benchmarks.pervasive import drawing, fit, neighbours, paper, predict, report, scenario_files
 from benchmarks.pervasive.fit import Fit
 from benchmarks.pervasive.parameters import Parameters
 from stoker.errors import StokerError
 
-PAGE, PARAMETERS = "context-paper.md", "context-paper-parameters.json"
+PAGE, PARAMETERS, RECORD = "context-paper.md", "context-paper-parameters.json", "context-paper.json"
 _STARTS_PER_FIT, _QUICK_STARTS = 5, 4
 _FEWEST = paper.RUNS[0].batch
 """A short run leaves out calls of fewer inferences: there are 150,000 of them."""
@@ -80,6 +81,7 @@ def _kept(ask: argparse.ArgumentParser, path: Path) -> Kept:
 
 def _reproduce(asked: argparse.Namespace) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
+    clock = Clock("python -m benchmarks.pervasive" + (" --keep-fits" if asked.keep_fits else ""))
     kept: Kept = asked.kept or _search(asked)
     if not kept.fits:
         sys.stderr.write(f"none of {kept.starts} searches found a set with all errors under {fit.CLOSE:.0%}\n")
@@ -92,19 +94,35 @@ def _reproduce(asked: argparse.Namespace) -> int:
     predict_one = predict.a_look if asked.quick else predict.everything
     every = [each.parameters for each in kept.fits]
     predicted = [tuple(row) for row in _each("Figures 8 and 9", predict_one, every, jobs=asked.jobs)]
+    shared = list(_each("neighbours", neighbours.simulate, every, jobs=asked.jobs))
     found = report.Found(
+        facts=clock.facts(),
         starts=kept.starts,
         fits=kept.fits,
         simulated=tuple(zip(runs, simulated, strict=True)),
         predictions=tuple(predicted),
+        shared=tuple(shared),
     )
     drawing.draw(asked.out, found.fits, found.simulated, found.predictions)
-    (asked.out / PAGE).write_text(report.write(found))
+    keep(asked.out / RECORD, found)
+    (asked.out / PAGE).write_text(report.write(read(asked.out / RECORD)))
     if not asked.quick:
         for name, content in scenario_files.texts(first).items():
             (scenario_files.FOLDER / name).write_text(content)
     sys.stdout.write(f"{asked.out / PAGE}\n")
     return 0
+
+
+def keep(path: Path, found: report.Found) -> None:
+    """Write the record that the page is made from: a line for each part."""
+    parts = msgspec.to_builtins(found.without_looks())
+    lines = [f'"{name}": {msgspec.json.encode(part).decode()}' for name, part in parts.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def read(path: Path) -> report.Found:
+    """A record that was kept."""
+    return msgspec.json.decode(path.read_bytes(), type=report.Found)
 
 
 def _search(asked: argparse.Namespace) -> Kept:

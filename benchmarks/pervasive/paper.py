@@ -1,6 +1,6 @@
 """What the context paper says of its runs (Pervasive Context Management §4), as numbers.
 
-150,000 inferences, 20 GPUs of two kinds (§4.1). Times are read from the text, which rounds them to 100 s.
+150,000 inferences, 20 GPUs of two kinds (§4.1).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import msgspec
 from stoker.contexts.recipe import Awareness
 
 INFERENCES = 150_000
+ROUNDED_S = 100.0
+"""Times are read from a text that rounds them to so much."""
 A10, TITAN = "NVIDIA A10", "NVIDIA TITAN X (Pascal)"
 EACH = 10
 """GPUs of each kind (§4.1)."""

@@ -1,9 +1,8 @@
 """What Figure 8 depends on: which kind of GPU does the work.
 
-Everything else of it is fixed. Preemption takes A10s at 900 to 1,440 s and TITANs at 1,500 to 2,040 s, so an A10 is
-there for 1,170 s on the mean and a TITAN for 1,770 s; how much all of them do together is known from Figure 6. So what
-is done by the end is a straight line in the share that TITANs have of the work, and the share that a number asks for
-can be read off it.
+Everything else of it is fixed. When A10s and TITANs are taken away is said, so it is known how long each is there on
+the mean; how much all of them do together is known from Figure 6. So what is done by the end is a
+straight line in the share that TITANs have of the work, and the share that a number asks for can be read off it.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from benchmarks.pervasive import paper, quick
 from benchmarks.pervasive.fit import Fit
 from benchmarks.pervasive.parameters import Parameters
 from benchmarks.pervasive.predict import BATCH, Prediction
+from benchmarks.words import paragraph
 from stoker.contexts.recipe import Awareness
 
 _BANDS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
@@ -39,17 +39,6 @@ def wanted(done: float, awareness: Awareness, *, begins_s: float, late_s: float 
     return (each_s - a10_s) / (paper.PREEMPTED_EVERY_S * paper.EACH)
 
 
-def if_loads_were(parameters: Parameters, part: float) -> float:
-    """How many more inferences would be done in Figure 8's partial run if loads took this part of their time for GPUs
-    of a kind from when the first of that kind goes on: neighbours that are gone leave them the node's disk."""
-    more = 0.0
-    for kind, load_s in ((paper.A10, parameters.load_a10_s), (paper.TITAN, parameters.load_titan_s)):
-        task_s = quick.worker(parameters, kind, Awareness.DISK, BATCH)[1]
-        left_s = paper.PREEMPTED_EVERY_S * (paper.EACH - 1) / 2
-        more += paper.EACH * left_s * BATCH * (1.0 / (task_s - (1.0 - part) * load_s) - 1.0 / task_s)
-    return more
-
-
 def section(fits: Sequence[Fit], predictions: Sequence[Sequence[Prediction]]) -> str:
     """The part of the page about it."""
     said = paper.FIGURE_8[Awareness.DISK]
@@ -61,15 +50,19 @@ def section(fits: Sequence[Fit], predictions: Sequence[Sequence[Prediction]]) ->
         (of_titans(each.parameters, Awareness.DISK), each.parameters, row)
         for each, row in zip(fits, predictions, strict=True)
     ]
+    half_s = paper.PREEMPTED_EVERY_S * (paper.EACH - 1) / 2
+    stays_s = [paper.PREEMPTED_FROM_S + half_s + turn * paper.PREEMPTED_EVERY_S * paper.EACH for turn in (0, 1)]
+    [static_run] = [run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.DISK, BATCH)]
     lines = [
         "## What Figure 8's partial run asks for",
         "",
-        f"{said:,.0f} inferences by the end are many. A10s are there for 1,170 s on the mean, TITANs for 1,770 s, and",
-        f"both together do 150,000 in 5,300 s; so TITANs must do {least:.0%} to {most:.0%} of the work while all are",
-        "there (the range: when GPUs begin, and whether the first goes at 900 s or a minute later; half a call is lost",
-        f"with each GPU). The sets that explain Figures 6 and 7 give TITANs {min(have):.0%} to {max(have):.0%}: with a",
-        "load for every hundred inferences the older GPU is ahead only where it loads much faster than the newer one,",
-        "and calls of 1 and of 1,000 limit by how much.",
+        paragraph(f"""{said:,.0f} inferences by the end are many. A10s are there for {stays_s[0]:,.0f} s on the mean,
+            TITANs for {stays_s[1]:,.0f} s, and both together do {paper.INFERENCES:,} in {static_run.seconds:,.0f}
+            s; so TITANs must do {least:.0%} to {most:.0%} of the work while all are there, in calls of {BATCH} (the
+            range: when GPUs begin, and whether the first goes at {paper.PREEMPTED_FROM_S:.0f} s or a minute later;
+            half a call is lost with each GPU). The sets that explain Figures 6 and 7 give TITANs {min(have):.0%} to
+            {max(have):.0%}: with a load for every call the older GPU is ahead only where it loads much faster than
+            the newer one, and the other sizes of calls limit by how much."""),
         "",
         "| TITANs' share, partial | sets | A10 load over TITAN load | partial, done | full, done |",
         "|---|---|---|---|---|",
@@ -81,25 +74,11 @@ def section(fits: Sequence[Fit], predictions: Sequence[Sequence[Prediction]]) ->
             done = [_done([row for _, row in inside], awareness) for awareness in (Awareness.DISK, Awareness.FULL)]
             shown = f"{len(inside)} | {min(loads):.2g} to {max(loads):.2g} | {' | '.join(done)}"
             lines.append(f"| {low:.0%} to {high:.0%} | {shown} |")
-    half, none = ([if_loads_were(each.parameters, part) for each in fits] for part in (0.5, 0.0))
-    most_done = max(
-        one.value + more
-        for more, row in zip(half, predictions, strict=True)
-        for one in row
-        if one.is_of("8", Awareness.DISK)
-    )
-    lines += [
-        "",
-        "Or loads got faster when neighbours were gone. Simulated loads of a kind all take the same time; but workers",
-        "of a node share its disk. If loads of GPUs that stay took half as long once the first of their kind had gone,",
-        f"{_range(half)} more would be done, {most_done:,.0f} with the set that gives most; if they took no time,",
-        f"{_range(none)} more.",
-    ]
     return "\n".join([*lines, ""])
 
 
 def _done(rows: Sequence[Sequence[Prediction]], awareness: Awareness) -> str:
-    values = [one.value for row in rows for one in row if one.is_of("8", awareness)]
+    values = [one.value for row in rows for one in row if one.is_of("8", awareness) and one.batch == BATCH]
     return _range(values)
 
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from benchmarks.pervasive import paper
 from benchmarks.pervasive.parameters import Parameters
 from stoker.contexts.recipe import Awareness
+from stoker.manager.core.seams import Policies
 from stoker.manager.protocol.blocks import Rule
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.flows import SharedLink
+from stoker.manager.sim.pilot import SimPilot
+from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import SweepCalls
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
 from stoker.site import Duration, Size
@@ -23,20 +31,33 @@ _GPU_BYTES = Size(12_000_000_000)
 _DIGITS = 4
 
 
-def world(parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = paper.SINGLE) -> World:
+class Sharing(msgspec.Struct, frozen=True):
+    """Workers of one GPU each share the disk of their node. `gpus`: of a node; `reads`: the part of a load, with all
+    neighbours there and loading too, that reads the disk. `spread`: GPUs are taken from all nodes in turn; else one
+    node is emptied after the other."""
+
+    gpus: int
+    reads: float
+    spread: bool = True
+
+
+def world(
+    parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = paper.SINGLE, sharing: Sharing | None = None
+) -> World:
     """A cluster with these pools of GPUs. `peaks`: by which rates kinds that were not fitted are slower or faster."""
-    p = parameters
+    p, reads = parameters, 0.0 if sharing is None else sharing.reads
     context = ContextModel(
         files=(
             Files("model", Size(paper.MODEL_BYTES)),
             Files("environment", Size(paper.ENVIRONMENT_BYTES)),
         ),
         device_memory_bytes=Size(paper.LOADED_BYTES),
-        load_s={kind: Duration(p.load_titan_s if kind in paper.OLD else p.load_a10_s) for kind in pools},
+        load_s={kind: Duration((1.0 - reads) * load_s(p, kind)) for kind in pools},
         call_s={"": Duration(p.call_s)},
         item_s={kind: Duration(item_s(p, kind, peaks=peaks)) for kind in pools},
         warm_items=int(p.warm_items),
         warm_item_s=Duration(p.warm_item_s),
+        page_cache=sharing is None,  # a worker has 10 GB of memory (§4.1), less than the files
     )
     sources = tuple(
         SourceModel(
@@ -62,6 +83,36 @@ def world(parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = 
 def sweep(batch: int) -> SweepCalls:
     """All inferences, in calls of so many."""
     return SweepCalls(context="llm", inputs=paper.INFERENCES, items=batch)
+
+
+def load_s(parameters: Parameters, kind: str) -> float:
+    """Seconds of a load on a node that has its disk to itself."""
+    return parameters.load_titan_s if kind in paper.OLD else parameters.load_a10_s
+
+
+class SharedDisks(Simulation):
+    """A simulation in which the workers of a node read its disk together. The newest worker is taken first."""
+
+    def __init__(
+        self, world: World, calls: Iterable[Arrival], policies: Policies, *, parameters: Parameters, sharing: Sharing
+    ) -> None:
+        super().__init__(world, calls, policies)
+        self._parameters = parameters
+        self._sharing = sharing
+        self._disks: dict[tuple[str, int], SharedLink] = {}
+        self._made: Counter[str] = Counter()
+
+    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
+        """A worker, on the next place of a node."""
+        pilot = super().new_pilot(source, block=block, ends_at=ends_at)
+        gpus, kind = self._sharing.gpus, source.kind
+        number = self._made[kind]
+        self._made[kind] += 1
+        node = number % (source.max_blocks // gpus) if self._sharing.spread else number // gpus
+        alone_s = self._sharing.reads * load_s(self._parameters, kind) / gpus
+        rate = (paper.MODEL_BYTES + paper.ENVIRONMENT_BYTES) / alone_s
+        pilot.machine.disk = self._disks.setdefault((kind, node), SharedLink(f"disk {node} of {kind}", rate))
+        return pilot
 
 
 def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = paper.SINGLE) -> float:

@@ -10,13 +10,17 @@ from pathlib import Path
 
 from benchmarks.asking import number
 from benchmarks.prompt_tuner import drawing, report
-from benchmarks.prompt_tuner.cases import LOOK, WHOLE_EXTENT
-from benchmarks.prompt_tuner.everything import evaluate
+from benchmarks.prompt_tuner.everything import Extent, evaluate, whole
+from benchmarks.prompt_tuner.grid import every_choice, read_grid
+from benchmarks.prompt_tuner.record import keep, read
 from benchmarks.prompt_tuner.runs import Runs
+from benchmarks.prompt_tuner.search import Searched
 from stoker.errors import StokerError
 from stoker.whole_files import draft_of
 
 PAGE = "prompttuner.md"
+LOOK = Extent((1, 2), (1, 2), (1, 2), tuning=(1000,), smaller=4)
+"""For a look: one set that nobody searched for, two seeds, and a quarter of cluster and jobs."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,8 +43,14 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     ask.add_argument(
         "--runs", type=Path, default=Path("runs/reproduce-tuner"), help="where runs are kept [%(default)s]"
     )
+    ask.add_argument("--seeds", type=number(most=1000), default=0, help="of the most central set, so many [all]")
+    ask.add_argument("--stages", type=number(most=9), default=0, help="of the search, so many: an early page [all]")
     ask.add_argument(
-        "--quick", action="store_true", help="one seed and a quarter of cluster and jobs, for a look; wants --out"
+        "--sets", type=number(most=1000), default=0, help="of those that count, so many [as the grid says]"
+    )
+    ask.add_argument("--page-only", action="store_true", help="write the page anew from the record that is there")
+    ask.add_argument(
+        "--quick", action="store_true", help="two seeds and a quarter of cluster and jobs, for a look; wants --out"
     )
     asked = ask.parse_args(arguments)
     if asked.quick and asked.out is None:
@@ -55,11 +65,22 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
 
 def _reproduce(asked: argparse.Namespace) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
-    runs = Runs(asked.runs, jobs=asked.jobs)
-    found = evaluate(runs, tell=_tell, extent=LOOK if asked.quick else WHOLE_EXTENT)
-    drawing.draw(asked.out, found)
+    path, grid = asked.out / report.RECORD, read_grid()
+    if not asked.page_only:
+        runs = Runs(asked.runs, jobs=asked.jobs)
+        if asked.quick:
+            extent, found = LOOK, Searched((), grid.anchors.within, (every_choice(grid)[0],))
+        else:
+            extent, found = whole(grid, seeds=asked.seeds, stages=asked.stages, sets=asked.sets), None
+        limits = {"seeds": asked.seeds, "stages": asked.stages, "sets": asked.sets}
+        command = " ".join(
+            ["python -m benchmarks.prompt_tuner", *(f"--{name} {limit}" for name, limit in limits.items() if limit)]
+        )
+        keep(path, evaluate(runs, grid, extent=extent, tell=_tell, command=command, found=found))
+    record = read(path)
+    drawing.draw(asked.out, record)
     with draft_of(asked.out / PAGE) as draft:
-        draft.write_text(report.write(found))
+        draft.write_text(report.write(record))
     sys.stdout.write(f"{asked.out / PAGE}\n")
     return 0
 

@@ -1,72 +1,119 @@
-"""What was asked of the reproduction, and whether it holds: each bar with what came of it."""
+"""What was asked of the reproduction, and whether it holds: each bar with each set, by its interval over seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from statistics import fmean
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from benchmarks.prompt_tuner import ablations, paper
-from benchmarks.prompt_tuner.cases import ELASTIC_FLOW, HEAVY, INFLESS, MAIN, OURS, Group, System, at
-from benchmarks.prompt_tuner.summary import Evaluation, show
+from benchmarks.prompt_tuner import paper, readings
+from benchmarks.prompt_tuner.cases import HEAVY, HIGH, MAIN, MEDIUM, NOBODY, System
+from benchmarks.prompt_tuner.readings import Chosen, Condition, Reading
+from benchmarks.prompt_tuner.summary import Evaluation, Spread
+from stoker.manager.study.statistics import MeanEstimate, estimate
 
-_FEWER_POINTS = {INFLESS: 10.0, ELASTIC_FLOW: 30.0}
-_TIMES_THE_COST = {INFLESS: 1.2, ELASTIC_FLOW: 1.8}
-_ROUND_S = 0.002
+FEWER_POINTS = {Reading.HOLD: 10.0, Reading.AT_ONCE: 10.0, Reading.RESIZES: 30.0, Reading.FIXED: 30.0}
+TIMES_THE_COST = {Reading.HOLD: 1.2, Reading.AT_ONCE: 1.2, Reading.RESIZES: 1.8, Reading.FIXED: 1.8}
+ROUND_S = 0.002
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One of them. `wanted` and `came` are text; `holds` goes by the mean. `learned`: the same against baselines that
-    learn; None where that makes no difference."""
+    """One of them: at least (or, where it is `below`, less than) so much of something, under each set."""
 
     what: str
-    wanted: str
-    came: str
-    holds: bool
-    learned: tuple[str, bool] | None = None
+    wanted: float
+    found: tuple[MeanEstimate, ...]
+    digits: int = 1
+    below: bool = False
+
+    def holds(self, one: MeanEstimate) -> bool:
+        """By the interval: all of it is where it is wanted."""
+        return one.high < self.wanted if self.below else one.low >= self.wanted
+
+    def holds_by_mean(self, one: MeanEstimate) -> bool:
+        """By the mean alone."""
+        return one.mean < self.wanted if self.below else one.mean >= self.wanted
+
+    @property
+    def verdict(self) -> str:
+        """Of the central set."""
+        one = self.found[0]
+        return "yes" if self.holds(one) else "by the mean" if self.holds_by_mean(one) else "**no**"
+
+    @property
+    def spread(self) -> Spread:
+        """Over all sets."""
+        return Spread(self.found[0], tuple(one.mean for one in self.found))
+
+    @property
+    def sets(self) -> int:
+        """In how many it holds."""
+        return sum(map(self.holds, self.found))
 
 
-def bars(of: Evaluation) -> Iterator[Bar]:
-    """All of them."""
-    ours = of.systems[OURS]
-    loaded = [at(load, 1.0) for load in ("medium", "high")]
-    for policy, points in _FEWER_POINTS.items():
-        for group in loaded:
-            fewer, learned = (of.more_violations(group, them[policy], ours) for them in (of.systems, of.learned))
-            what, too = f"violations under `{policy}`'s, {group.name}", (show(learned), learned.mean >= points)
-            yield Bar(what, f"by {points:.0f} points", show(fewer), fewer.mean >= points, too)
-    for policy, times in _TIMES_THE_COST.items():
-        for group in loaded:
-            dearer, learned = (of.times_the_cost(group, them[policy], ours) for them in (of.systems, of.learned))
-            what, too = f"`{policy}`'s cost, {group.name}", (show(learned, digits=2), learned.mean >= times)
-            yield Bar(what, f"{times:g} times ours", show(dearer, digits=2), dearer.mean >= times, too)
-    worse, worse_too = _worse(of, of.systems), _worse(of, of.learned)
-    what = "cases with more violations than a baseline, beyond the interval"
-    yield Bar(what, "none", worse or "none", not worse, (worse_too or "none", not worse_too))
-    for what, group, system in _ablations():
-        more = of.more_violations(group, system, ours)
-        yield Bar(f"violations {what}", "rise", f"{show(more, sign=True)} points", more.mean > 0.0)
-    large = of.results(HEAVY[-1], ours)
-    mean_s = fmean(result.round_s for result in large)
-    came = f"{1e3 * mean_s:.2f} ms, at most {1e3 * max(result.round_most_s for result in large):.0f} ms"
-    yield Bar(f"a round at {paper.LARGE_GPUS} GPUs", f"under {1e3 * _ROUND_S:.0f} ms", came, mean_s < _ROUND_S)
+def against_baselines(sets: Sequence[Evaluation], chosen: Chosen, condition: Condition) -> Iterator[Bar]:
+    """Violations and cost against each reading of each baseline, at medium and high load."""
+    for reading in Reading:
+        ours, theirs = readings.ours(condition), readings.baseline(chosen, reading, condition)
+        for group in (MEDIUM, HIGH):
+            fewer = tuple(each.more_violations(group, theirs, ours) for each in sets)
+            yield Bar(f"points under {reading.value}, {group.load}", FEWER_POINTS[reading], fewer)
+        for group in (MEDIUM, HIGH):
+            times = tuple(each.times_the_cost(group, theirs, ours) for each in sets)
+            yield Bar(f"times the cost: {reading.value}, {group.load}", TIMES_THE_COST[reading], times, 2)
 
 
-def _worse(of: Evaluation, baselines: Mapping[str, System]) -> str:
-    """Where ours has more violations than a baseline, and its interval does not reach none."""
-    ours = of.systems[OURS]
-    return ", ".join(
-        f"{group.name} ({policy})"
-        for group in MAIN
-        for policy in (INFLESS, ELASTIC_FLOW)
-        if of.more_violations(group, ours, baselines[policy]).low > 0.0
-    )
+class Part(msgspec.Struct, frozen=True):
+    """What ours is without a part: the paper's points more and times the cost, as far as it has them."""
+
+    what: str
+    system: System
+    points: str
+    times: str
+    dearer: bool = True
+    """Whether the paper has it dearer; else cheaper."""
 
 
-def _ablations() -> Iterator[tuple[str, Group, System]]:
-    for name, system in ablations.TABLE_8.items():
+def parts() -> list[Part]:
+    """The ablations, with the signs that the paper has."""
+    whole, found = paper.TABLE_8["whole"], []
+    for name, system in readings.TABLE_8.items():
         if name != "whole":
-            yield ablations.SHOWN[name], at("medium", 1.0), system
-    for what, system in (("the bank", ablations.NO_PROMPTS), ("reusing runtimes", ablations.NO_RUNTIMES)):
-        yield f"without {what}", at("medium", 1.0), system
+            said = paper.TABLE_8[name]
+            points, ratio = f"{said.violations - whole.violations:+.1f}", said.cost / whole.cost
+            found.append(Part(readings.SHOWN[name], system, points, f"{ratio:.2f}", ratio > 1.0))
+    low, high = paper.BANK_SAVED
+    times = f"{1 / (1 - low / 100):.2f} to {1 / (1 - high / 100):.2f}"
+    points = "{:+.0f} to {:+.0f}".format(*paper.BANK_FEWER_POINTS)
+    found.append(Part("without the bank", readings.NO_PROMPTS, points, times))
+    found.append(Part("without reusing runtimes", readings.NO_RUNTIMES, "more", "more, less than the bank's"))
+    return found
+
+
+def ablations(sets: Sequence[Evaluation]) -> Iterator[tuple[Part, Bar, Bar]]:
+    """Both signs of each: violations rise; cost rises or falls, as the paper has it."""
+    for part in parts():
+        more = tuple(each.more_violations(MEDIUM, part.system, NOBODY) for each in sets)
+        times = tuple(each.times_the_cost(MEDIUM, part.system, NOBODY) for each in sets)
+        yield part, Bar(part.what, 1e-9, more), Bar(part.what, 1.0, times, 2, below=not part.dearer)
+
+
+def worse_than(of: Evaluation, chosen: Chosen) -> list[str]:
+    """Where ours has more violations than a baseline, and its interval does not reach none."""
+    return [
+        f"{group.name} ({reading.value})"
+        for group in MAIN
+        for reading in (Reading.HOLD, Reading.RESIZES)
+        if of.more_violations(group, NOBODY, chosen[reading]).low > 0.0
+    ]
+
+
+def rounds(of: Evaluation) -> tuple[MeanEstimate, float]:
+    """Milliseconds of a round at 96 GPUs that had something to look at, and the most."""
+    large = of.results(HEAVY[-1], NOBODY)
+    return estimate([1e3 * run.round_s for run in large]), 1e3 * max(run.round_most_s for run in large)
+
+
+def held(bars: Sequence[Bar]) -> int:
+    """How many hold with the central set."""
+    return sum(bar.holds(bar.found[0]) for bar in bars)

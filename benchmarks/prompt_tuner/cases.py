@@ -11,8 +11,6 @@ from benchmarks.prompt_tuner.jobs import Bank
 from benchmarks.prompt_tuner.parameters import Parameters
 
 OURS, INFLESS, ELASTIC_FLOW = "prompt-tuner", "infless", "elastic-flow"
-SYSTEMS = (OURS, INFLESS, ELASTIC_FLOW)
-SEEDS = tuple(range(1, 11))
 TUNING_SEEDS = (1000, 1001)
 """Baselines' settings are chosen on these, which no result is from."""
 
@@ -31,18 +29,15 @@ class System(msgspec.Struct, frozen=True):
         settings = [f"{name} = {value}" for name, value in self.settings]
         return ", ".join([self.policy, *settings, f"bank {self.bank.value}"])
 
-
-class Extent(msgspec.Struct, frozen=True):
-    """How much is done of everything: under which seeds (`large_seeds`: on the large cluster, where runs take long),
-    and on a cluster so many times smaller with as many fewer jobs."""
-
-    seeds: tuple[int, ...] = SEEDS
-    tuning_seeds: tuple[int, ...] = TUNING_SEEDS
-    large_seeds: tuple[int, ...] = SEEDS[:3]
-    smaller: int = 1
+    def having(self, **settings: bool | float | str) -> System:
+        """The same with other settings."""
+        return System(self.policy, tuple({**dict(self.settings), **settings}.items()), self.bank)
 
 
-WHOLE_EXTENT, LOOK = Extent(), Extent(SEEDS[:1], TUNING_SEEDS[:1], SEEDS[:1], smaller=4)
+NOBODY = System(OURS, (("learn", False),))
+"""Ours as the paper has it: jobs are planned with all that they may do."""
+STATIC = frozenset({ELASTIC_FLOW})
+"""Policies that hold a cluster of a fixed size."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -57,20 +52,25 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A case in which several systems are compared; pages print its `name`. `times` multiplies the load's jobs."""
+    """A case in which several systems are compared; pages print its `name`. `times` multiplies the load's jobs;
+    `changed`: parameters that are not those of the set."""
 
     name: str
     load: str = "medium"
     emergence: float = 1.0
     gpus: int = paper.GPUS
     times: int = 1
-    parameters: Parameters = Parameters()
+    changed: tuple[tuple[str, float | bool], ...] = ()
 
-    def cases(self, system: System, *, seeds: Iterable[int], smaller: int = 1) -> Iterator[Case]:
-        """A system's runs, one a seed."""
+    def cases(
+        self, system: System, parameters: Parameters, *, seeds: Iterable[int], smaller: int = 1
+    ) -> Iterator[Case]:
+        """A system's runs on a set's parameters, one a seed; on a cluster so many times smaller, with as many fewer
+        jobs."""
         counts = tuple((model, count * self.times // smaller) for model, count in paper.LOADS[self.load].items())
+        own = msgspec.structs.replace(parameters, **dict(self.changed))
         for seed in seeds:
-            yield Case(counts, self.emergence, system, seed, self.gpus // smaller, self.parameters)
+            yield Case(counts, self.emergence, system, seed, self.gpus // smaller, own)
 
 
 MAIN = tuple(
@@ -89,20 +89,12 @@ def at(load: str, emergence: float) -> Group:
     return next(group for group in MAIN if (group.load, group.emergence) == (load, emergence))
 
 
-MEDIUM = at("medium", 1.0)
+MEDIUM, HIGH = at("medium", 1.0), at("high", 1.0)
+BOUND = Group("bounds of twice the iterations that are needed", changed=(("bound", 2.0),))
+APART = Group("each model with a trace and a peak of its own", changed=(("mixed", False),))
+"""Medium load, S = 1.0, what the grid does not vary."""
 
 
-def _varied(name: str, **changed: float | bool) -> Group:
-    return Group(name, parameters=msgspec.structs.replace(Parameters(), **changed))
-
-
-_USUAL = Parameters()
-SENSITIVITY = (
-    _varied("durations 1.5 times as long", duration_median_s=_USUAL.duration_median_s * 1.5),
-    _varied("SLOs with half a cold start", overhead=0.5),
-    _varied("cold starts half as long", prepare_s=_USUAL.prepare_s / 2),
-    _varied("cold starts twice as long", prepare_s=_USUAL.prepare_s * 2),
-    _varied("bounds of twice the iterations that are needed", bound=2.0),
-    _varied("each model with a trace and a peak of its own", mixed=False),
-)
-"""Medium load, S = 1.0, one unknown changed at a time."""
+def of_bank(size: int) -> Group:
+    """Medium load, S = 1.0, with a bank of so many candidates."""
+    return MEDIUM if size == Parameters().bank_size else Group(f"bank of {size}", changed=(("bank_size", size),))

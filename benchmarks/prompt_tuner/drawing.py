@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.prompt_tuner import ablations, paper
-from benchmarks.prompt_tuner.cases import MEDIUM, SYSTEMS, Group, System, at
-from benchmarks.prompt_tuner.summary import Evaluation
+from benchmarks.prompt_tuner import paper, readings
+from benchmarks.prompt_tuner.cases import MEDIUM, NOBODY, Group, System, at, of_bank
+from benchmarks.prompt_tuner.readings import Reading
+from benchmarks.prompt_tuner.record import Record
+from benchmarks.prompt_tuner.summary import Evaluation, evaluations
 from stoker.manager.study.plots import COLORS, style
 from stoker.manager.study.statistics import estimate
 from stoker.whole_files import draft_of
@@ -20,12 +22,13 @@ _DOTS_PER_INCH = 110
 _Place = tuple[str, Group]
 
 
-def draw(folder: Path, of: Evaluation) -> list[Path]:
+def draw(folder: Path, record: Record) -> list[Path]:
     """Write Figures 7 and 8 into a folder that is there. Raises StokerError where matplotlib is not installed."""
     paths = [folder / f"prompttuner-figure-{number}.png" for number in (7, 8)]
+    of = evaluations(record)[0]
     with style() as figure_of:
         figures = [figure_of(figsize=(7.6, 4.8), layout="constrained") for _ in paths]
-        _figure_7(figures[0].subplots(2, 2, sharey="row"), of)
+        _figure_7(figures[0].subplots(2, 2, sharey="row"), of, record)
         _figure_8(figures[1].subplots(2, 3, sharey="row"), of)
         for path, figure in zip(paths, figures, strict=True):
             with draft_of(path) as draft:
@@ -33,26 +36,27 @@ def draw(folder: Path, of: Evaluation) -> list[Path]:
     return paths
 
 
-def _figure_7(axes: Sequence[Sequence[Axes]], of: Evaluation) -> None:
+def _figure_7(axes: Sequence[Sequence[Axes]], of: Evaluation, record: Record) -> None:
     loads: list[_Place] = [(load, at(load, 1.0)) for load in paper.MAIN_LOADS]
     levels: list[_Place] = [(f"S = {emergence:g}", at("medium", emergence)) for emergence in paper.EMERGENCES]
-    systems = {policy: of.systems[policy] for policy in SYSTEMS}
+    both = (Reading.HOLD, Reading.RESIZES)
+    systems = {"ours": NOBODY, **{reading.value: record.chosen[reading] for reading in both}}
     for column, places in enumerate((loads, levels)):
         _pair((axes[0][column], axes[1][column]), of, places, systems)
-    axes[0][0].set_title("by load, S = 1.0")
+    axes[0][0].set_title("by load, S = 1; nobody learns")
     axes[0][1].set_title("by S, medium load")
-    axes[0][0].legend(fontsize=7.5)
+    axes[0][0].legend(fontsize=6.5)
 
 
 def _figure_8(axes: Sequence[Sequence[Axes]], of: Evaluation) -> None:
     levels: list[_Place] = [(f"{emergence:g}", at("medium", emergence)) for emergence in paper.EMERGENCES]
-    _pair((axes[0][0], axes[1][0]), of, levels, dict(ablations.FIGURE_8_AB))
+    _pair((axes[0][0], axes[1][0]), of, levels, dict(readings.FIGURE_8_AB))
     axes[0][0].set_title("reuse, by S")
     axes[0][0].legend(fontsize=6.5)
-    windows = {f"{window_s:g}": ablations.of_window(window_s) for window_s in paper.WINDOWS_S}
+    windows = {f"{seconds:g}": readings.of_window(seconds, usual_s=paper.WINDOW_S) for seconds in paper.WINDOWS_S}
     _line((axes[0][1], axes[1][1]), of, [(name, MEDIUM, system) for name, system in windows.items()])
     axes[0][1].set_title("window, s")
-    banks = [(f"{size:,}", ablations.of_bank(size), ablations.WHOLE) for size in paper.BANK_SIZES]
+    banks = [(f"{size:,}", of_bank(size), NOBODY) for size in paper.BANK_SIZES]
     _line((axes[0][2], axes[1][2]), of, banks)
     axes[0][2].set_title("candidates in the bank")
 

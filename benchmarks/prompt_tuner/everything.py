@@ -1,61 +1,139 @@
-"""Everything that the page is made of: which runs, and in which order."""
+"""Everything that the page is made of: which runs, and in which order.
+
+The search comes first, then the settings of the baselines, then the most central set under all its seeds, and the
+others under fewer. What is done is kept (`runs`), so that all of it can be stopped and goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks.prompt_tuner import ablations, tuning
+import msgspec
+
+from benchmarks.facts import Clock
+from benchmarks.prompt_tuner import grid as grids
+from benchmarks.prompt_tuner import paper, readings, tuning
 from benchmarks.prompt_tuner.cases import (
-    ELASTIC_FLOW,
+    APART,
+    BOUND,
     HEAVY,
-    INFLESS,
+    HIGH,
     MAIN,
-    OURS,
-    SENSITIVITY,
-    Case,
-    Extent,
+    MEDIUM,
+    NOBODY,
+    TUNING_SEEDS,
     Group,
     System,
+    at,
+    of_bank,
 )
+from benchmarks.prompt_tuner.grid import Choice, Grid
+from benchmarks.prompt_tuner.parameters import Parameters
+from benchmarks.prompt_tuner.readings import Chosen, Condition, Reading
+from benchmarks.prompt_tuner.record import KeptRun, Record
 from benchmarks.prompt_tuner.runs import Runs
-from benchmarks.prompt_tuner.summary import Evaluation, Search
+from benchmarks.prompt_tuner.search import Searched, search
+
+Wanted = tuple[Group, System]
 
 
-def evaluate(runs: Runs, *, extent: Extent, tell: Callable[[str], Callable[[int, int], None]]) -> Evaluation:
-    """Everything. Baselines' settings come first, from seeds of their own. `tell` gives, for what is done, who hears
-    how much of it is. Raises SimulationError."""
-    tried = {policy: tuning.candidates(policy) for policy in (INFLESS, ELASTIC_FLOW)}
-    every = [system for systems in tried.values() for system in systems]
-    found = runs.each(tuning.cases(every, extent=extent), tell=tell("settings"))
-    searches = {
-        policy: [tuning.searched(system, found, extent=extent) for system in systems]
-        for policy, systems in tried.items()
-    }
-    as_told = {policy: _best(some, learn=False) for policy, some in searches.items()}
-    learned = {policy: _best(some, learn=True) for policy, some in searches.items()}
-    systems = {OURS: ablations.WHOLE} | as_told
-    found = runs.each(cases_of(systems, learned, extent), tell=tell("runs"))
-    return Evaluation(found, systems, learned, tuple(one for some in searches.values() for one in some), extent)
+class Extent(msgspec.Struct, frozen=True):
+    """How much is done: under which seeds the central set is run, the others, and 96 GPUs; on a cluster so many times
+    smaller with as many fewer jobs. `stages`, `sets`: of the search, and of the sets that count, so many (0: all)."""
+
+    seeds: tuple[int, ...]
+    few: tuple[int, ...]
+    large: tuple[int, ...]
+    tuning: tuple[int, ...] = TUNING_SEEDS
+    smaller: int = 1
+    stages: int = 0
+    sets: int = 0
 
 
-def _best(searches: Iterable[Search], *, learn: bool) -> System:
-    return tuning.best([search for search in searches if tuning.learns(search.system) is learn])
+def whole(grid: Grid, *, seeds: int = 0, stages: int = 0, sets: int = 0) -> Extent:
+    """All that the grid asks for; with a number only so many of the central set's seeds, of the search's stages, and of
+    the sets."""
+    every = grid.report.seeds[: seeds or None]
+    return Extent(every, every[: grid.report.few], every[:3], stages=stages, sets=sets)
 
 
-def cases_of(systems: dict[str, System], learned: dict[str, System], extent: Extent) -> list[Case]:
-    """The runs of the page, with each baseline in its best setting; also in the best of those that learn."""
+def evaluate(
+    runs: Runs, grid: Grid, *, extent: Extent, tell: Callable[[str], Callable[[int, int], None]], command: str,
+    found: Searched | None = None,
+) -> Record:  # fmt: skip
+    """Everything. `found`: sets that were searched already. Raises SimulationError."""
+    clock = Clock(command)
+    searched = found or search(grid, grids.drawn(grid), runs, tell=tell, most=extent.stages)
+    sets = grids.farthest_apart(searched.admitted, grid, most=extent.sets or grid.report.most)
+    usual = sets[0].parameters(grid)
+    tried = runs.each(tuning.cases(usual, seeds=extent.tuning, smaller=extent.smaller), tell=tell("settings"))
+    searches = tuning.searched(tried, usual, seeds=extent.tuning, smaller=extent.smaller)
+    chosen = tuning.best(searches)
+    kept: list[KeptRun] = []
+    for number, choice in enumerate(sets):
+        wanted = central(chosen) if not number else others(chosen)
+        what = f"set {number + 1} of {len(sets)}"
+        kept += _run(runs, choice, choice.parameters(grid), wanted, extent, first=not number, tell=tell(what))
+    return Record(clock.facts(), searched, tuple(sets), searches, chosen, extent.seeds, extent.few, tuple(kept))
 
-    def all_in(groups: Iterable[Group]) -> Iterator[tuple[Group, System]]:
-        return product(groups, systems.values())
 
-    wanted = [
-        *all_in(MAIN),
-        *product(MAIN, learned.values()),
-        *ablations.runs(),
-        *all_in((*HEAVY[:-1], *SENSITIVITY, HEAVY[-1])),
-    ]
-    each = [
-        group.cases(system, seeds=ablations.seeds_of(group, extent), smaller=extent.smaller) for group, system in wanted
-    ]
-    return [case for cases in each for case in cases]
+def _run(
+    runs: Runs, choice: Choice, parameters: Parameters, wanted: Sequence[Wanted], extent: Extent, *, first: bool,
+    tell: Callable[[int, int], None],
+) -> list[KeptRun]:  # fmt: skip
+    cases = {}
+    for group, system in dict.fromkeys(wanted):
+        seeds = extent.large if group == HEAVY[-1] else extent.seeds if first else extent.few
+        for case in group.cases(system, parameters, seeds=seeds, smaller=extent.smaller):
+            cases[case] = group
+    found = runs.each(cases, tell=tell)
+    return [KeptRun.of(choice, group, case.system, case.seed, found[case]) for case, group in cases.items()]
+
+
+def central(chosen: Chosen) -> list[Wanted]:
+    """The runs of the most central set."""
+    return [*others(chosen), *_loads(chosen), *_learning(chosen), *_orders(chosen), *_parts(), *_rest(chosen)]
+
+
+def others(chosen: Chosen) -> list[Wanted]:
+    """The bars, and the numbers that the text has of the medium and the high load: what every set is asked."""
+    systems = [NOBODY, *chosen.values()]
+    parts = [*readings.TABLE_8.values(), readings.NO_PROMPTS, readings.NO_RUNTIMES]
+    return [*((group, system) for group in (MEDIUM, HIGH) for system in systems), *((MEDIUM, one) for one in parts)]
+
+
+def _loads(chosen: Chosen) -> Iterator[Wanted]:
+    for group in MAIN:
+        for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
+            yield group, system
+
+
+def _learning(chosen: Chosen) -> Iterator[Wanted]:
+    for group in (MEDIUM, HIGH):
+        yield group, readings.LEARNS
+        for reading in Reading:
+            yield group, readings.baseline(chosen, reading, Condition.ALL)
+
+
+def _orders(chosen: Chosen) -> Iterator[Wanted]:
+    for group in (MEDIUM, HIGH):
+        for reading in (Reading.HOLD, Reading.AT_ONCE):
+            yield group, tuning.other_order(chosen[reading])
+
+
+def _parts() -> Iterator[Wanted]:
+    for emergence in paper.EMERGENCES:
+        for system in readings.FIGURE_8_AB.values():
+            yield at("medium", emergence), system
+    for window_s in paper.WINDOWS_S:
+        yield MEDIUM, readings.of_window(window_s, usual_s=paper.WINDOW_S)
+    for size in paper.BANK_SIZES:
+        yield of_bank(size), NOBODY
+
+
+def _rest(chosen: Chosen) -> Iterator[Wanted]:
+    for group in (*HEAVY[:-1], BOUND, APART, HEAVY[-1]):
+        for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
+            yield group, system
+    for system in (readings.LEARNS, readings.baseline(chosen, Reading.HOLD, Condition.ALL)):
+        yield BOUND, system

@@ -7,9 +7,9 @@
 - *How much they are.* A duration (lognormal, cut at both ends) and replicas are drawn independently; their product
   over the seconds of an iteration bounds the iterations.
 - *Which prompt they start from.* The induced one needs all that the bound allows; the bank's fewer. Its lookup takes
-  the time of 50 scores and one for each candidate of a cluster, on one GPU of the job's own, before the first
-  iteration. Of fewer candidates the best is worse: iterations among prompts are lognormal, and the best of n lies at
-  the (1/n)-quantile.
+  the time of 50 scores and one for each candidate of a cluster, before the first iteration; the GPUs of a job share
+  them, as they do in a session. Of fewer candidates the best is worse: iterations among prompts are lognormal, and the
+  best of n lies at the (1/n)-quantile.
 
 What is drawn depends on the seed, the model and the job's number alone (`stoker.chance`): the same jobs for each S,
 policy and setting.
@@ -69,7 +69,7 @@ def slo_s(job: Job, emergence: float, parameters: Parameters) -> float:
 
 
 def lookup_s(model: Model, candidates: int) -> float:
-    """How long the bank takes to find a prompt among so many."""
+    """How long the bank takes one GPU to find a prompt among so many."""
     scores, scores_of_3000 = (paper.CLUSTERS + size / paper.CLUSTERS for size in (candidates, paper.BANK_SIZES[-1]))
     return model.bank_s * scores / scores_of_3000
 
@@ -96,8 +96,8 @@ def arrival(job: Job, emergence: float, parameters: Parameters, bank: Bank) -> A
         items=most,
         deadline_s=round(slo_s(job, emergence, parameters), 6),
         gang=(1, parameters.widest),
-        fixed_s=lookup_s(model, parameters.bank_size) if banked else 0.0,
         items_done=min(needs, most),
+        shared_s=lookup_s(model, parameters.bank_size) if banked else 0.0,
     )
 
 

@@ -69,7 +69,7 @@ def result_of(log: EventLog, arrivals: Sequence[Arrival], outcome: RunOutcome, *
         late=late,
         refused=len(calls.failed),
         unfinished=len(arrivals) - len(done_s) - len(calls.failed),
-        banked=sum(arrival.fixed_s > 0.0 for arrival in arrivals),
+        banked=sum(arrival.shared_s > 0.0 for arrival in arrivals),
         loads=sum(what == Happened.LIBRARY_STARTED for what in log.what),
         held_s=outcome.warm_s,
         busy_s=outcome.busy_s,

@@ -86,12 +86,13 @@ class Timed:
         began = time.thread_time()
         actions: Sequence[Action] = self._policy.round(view, changes)
         took_s = time.thread_time() - began
-        self._rounds += 1
-        self._spent_s += took_s
         self.most_s = max(self.most_s, took_s)
+        if actions or changes.calls or changes.libraries or changes.pilots:
+            self._rounds += 1
+            self._spent_s += took_s
         return actions
 
     @property
     def mean_s(self) -> float:
-        """Seconds a round."""
+        """Seconds a round, over those that had something to look at: an idle tick costs nothing and says nothing."""
         return self._spent_s / self._rounds if self._rounds else 0.0

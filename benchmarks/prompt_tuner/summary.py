@@ -1,54 +1,37 @@
-"""Runs of a system under all seeds, as means with 95 % intervals; two systems are compared seed by seed."""
+"""Runs of a system under all seeds, as means with 95 % intervals; two systems are compared seed by seed. One set of
+parameters is one `Evaluation`; `over` is the interval over all sets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from benchmarks.prompt_tuner import ablations
-from benchmarks.prompt_tuner.cases import ELASTIC_FLOW, WHOLE_EXTENT, Extent, Group, System
-from benchmarks.prompt_tuner.result import Result
-from benchmarks.prompt_tuner.runs import Found
+from benchmarks.prompt_tuner.cases import Group, System
+from benchmarks.prompt_tuner.grid import Choice, read_grid
+from benchmarks.prompt_tuner.parameters import Parameters
+from benchmarks.prompt_tuner.record import KeptRun, Record
 from stoker.manager.study.statistics import MeanEstimate, difference, estimate
-
-STATIC = frozenset({ELASTIC_FLOW})
-"""Policies that hold a cluster of a fixed size."""
-
-
-class Search(msgspec.Struct, frozen=True):
-    """One setting of a baseline, on the seeds that settings are chosen on: mean violations over S = 0.5, 1.0, 1.5 in
-    percent, and mean cost in dollars."""
-
-    system: System
-    violations: float
-    cost: float
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """All runs. `systems`: ours and the baselines in their best settings, by policy; `learned`: the baselines in the
-    best of those settings with which they learn what jobs need."""
+    """All runs with one set."""
 
-    found: Found
-    systems: Mapping[str, System]
-    learned: Mapping[str, System]
-    searches: tuple[Search, ...]
-    extent: Extent = WHOLE_EXTENT
+    choice: Choice
+    parameters: Parameters
+    runs: dict[tuple[str, str], list[KeptRun]]
 
-    def results(self, group: Group, system: System) -> list[Result]:
+    def results(self, group: Group, system: System) -> list[KeptRun]:
         """A system's runs, one a seed. Raises KeyError where they were not done."""
-        extent = self.extent
-        seeds = ablations.seeds_of(group, extent)
-        return [self.found[case] for case in group.cases(system, seeds=seeds, smaller=extent.smaller)]
+        return self.runs[group.name, str(system)]
 
     def violations(self, group: Group, system: System) -> list[float]:
         """Percent, by seed."""
-        return [result.violations for result in self.results(group, system)]
+        return [run.violations for run in self.results(group, system)]
 
     def costs(self, group: Group, system: System) -> list[float]:
         """Dollars, by seed."""
-        price, static = group.parameters.device_price_s, system.policy in STATIC
-        return [result.cost(static=static, device_price_s=price) for result in self.results(group, system)]
+        return [run.paid_s * self.parameters.device_price_s for run in self.results(group, system)]
 
     def more_violations(
         self, group: Group, system: System, than: System, *, where: Group | None = None
@@ -56,15 +39,46 @@ class Evaluation(msgspec.Struct, frozen=True):
         """By how many points more jobs are late. `where`: the other's group."""
         return difference(self.violations(group, system), self.violations(where or group, than))
 
-    def times_the_cost(self, group: Group, system: System, of: System) -> MeanEstimate:
+    def times_the_cost(self, group: Group, system: System, of: System, *, where: Group | None = None) -> MeanEstimate:
         """How many times as much it costs, on the mean over seeds."""
-        pairs = zip(self.costs(group, system), self.costs(group, of), strict=True)
+        pairs = zip(self.costs(group, system), self.costs(where or group, of), strict=True)
         return estimate([cost / other for cost, other in pairs])
 
     def saved(self, group: Group, system: System, of: System) -> MeanEstimate:
         """Percent of another system's cost that this one does without, on the mean over seeds."""
         pairs = zip(self.costs(group, system), self.costs(group, of), strict=True)
         return estimate([100.0 * (1.0 - cost / other) for cost, other in pairs])
+
+
+def evaluations(record: Record) -> list[Evaluation]:
+    """Of all sets, the most central first."""
+    grid, found = read_grid(), []
+    for choice in record.sets:
+        runs: dict[tuple[str, str], list[KeptRun]] = {}
+        for run in record.runs:
+            if run.places == choice.places:
+                runs.setdefault((run.group, run.system), []).append(run)
+        found.append(Evaluation(choice, choice.parameters(grid), runs))
+    return found
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Something of every set: the central set's mean with its interval, and the means of all."""
+
+    central: MeanEstimate
+    means: tuple[float, ...]
+
+    def shown(self, *, digits: int = 1, sign: bool = False) -> tuple[str, str]:
+        """The central set's, and from the least to the most."""
+        plus = "+" if sign else ""
+        low, high = (f"{value:{plus}.{digits}f}" for value in (min(self.means), max(self.means)))
+        return show(self.central, digits=digits, sign=sign), f"{low} to {high}"
+
+
+def over(sets: Sequence[Evaluation], of: Callable[[Evaluation], MeanEstimate]) -> Spread:
+    """The same of every set."""
+    found = [of(each) for each in sets]
+    return Spread(found[0], tuple(one.mean for one in found))
 
 
 def show(value: MeanEstimate, *, digits: int = 1, sign: bool = False, before: str = "") -> str:

@@ -129,5 +129,6 @@ def _learn(call: Call, gang: Gang, *, items: float, seconds: float) -> None:
 
 def _starts_in_s(call: Call, gang: Gang) -> float:
     """What passes between the order and the first item, as far as that is known."""
-    features, paces = call.spec.features, call.group.context.paces
-    return (features.fixed_s if features is not None else 0.0) + (paces.meet_s if len(gang.members) > 1 else 0.0)
+    features, paces, size = call.spec.features, call.group.context.paces, len(gang.members)
+    before_s = features.before_items_s(size) if features is not None else 0.0
+    return before_s + (paces.meet_s if size > 1 else 0.0)

@@ -6,7 +6,7 @@ odd iteration would make every job look hopeless for ever, so the most is here t
 over the last measurements.
 
 How much of its work a call does is learned as well. Its items are a bound (iterations at most), and one that has
-reached its target ends before; those that began by looking for a good start (`Features.fixed_s`) sooner than others,
+reached its target ends before; those that began by looking for a good start (`Features.shared_s`) sooner than others,
 and whatever else a `Features.kind` tells apart. The paper predicts with the bound. When asked, `left` takes the most
 that any of the last calls of its kind did instead.
 
@@ -118,7 +118,7 @@ class Paces:
 
 
 def _kind(features: Features) -> _Kind:
-    return features.kind, features.fixed_s > 0
+    return features.kind, features.fixed_s + features.shared_s > 0
 
 
 def work_of(features: Features | None) -> float:

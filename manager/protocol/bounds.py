@@ -111,6 +111,7 @@ def _are_sound(features: Features) -> bool:
         and 0 <= features.input_length <= most
         and 0 <= features.expected_output <= most
         and 0.0 <= features.fixed_s <= MOST_S
+        and 0.0 <= features.shared_s <= MOST_S
     )
 
 
@@ -126,6 +127,7 @@ def _features(features: Features) -> str:
     return _first((
         _count("items", features.items), _count("input_length", features.input_length),
         _count("expected_output", features.expected_output), _time("fixed_s", features.fixed_s),
+        _time("shared_s", features.shared_s),
     ))  # fmt: skip
 
 

@@ -27,14 +27,20 @@ always allowed."""
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What policies may know of a call's input. Lengths in tokens; 0 = unknown. `items` are those that it has at most;
-    `fixed_s`: seconds that it takes before the first of them, on however many devices. Calls of one `kind` are alike in
-    how much of their items they do before they end; so a kind of its own is what always does all."""
+    `fixed_s`: seconds that it takes before the first of them, on however many devices; `shared_s`: seconds of one
+    device before the first of them, which the members of a gang share. Calls of one `kind` are alike in how much of
+    their items they do before they end; so a kind of its own is what always does all."""
 
     items: int = 1
     input_length: int = 0
     expected_output: int = 0
     fixed_s: float = 0.0
     kind: str = ""
+    shared_s: float = 0.0
+
+    def before_items_s(self, size: int) -> float:
+        """Seconds before the first item on a gang of so many. The simulator and every prediction take it from here."""
+        return self.fixed_s + self.shared_s / size
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -110,7 +110,8 @@ def _bound_calls(world: World, arrivals: Iterable[Arrival], chance: Stream) -> I
         factor = chance.factor(make_call_id(client=0, sequence=number), cv=cv)
         items, gang = arrival.items_done or arrival.items, arrival.gang != (1, 1)
         yield LeastCall(
-            arrival.at_s, arrival.context, items, factor, arrival.fixed_s, gang, arrival.prompt, arrival.written
+            arrival.at_s, arrival.context, items, factor, arrival.fixed_s + arrival.shared_s, gang, arrival.prompt,
+            arrival.written,
         )  # fmt: skip
 
 

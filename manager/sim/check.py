@@ -101,7 +101,8 @@ def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         if not before_s <= arrival.at_s < math.inf:
             raise ConfigError(f"call {number} comes at {arrival.at_s:g} s, the one before it at {before_s:g} s")
         before_s = arrival.at_s
-        kind = arrival.context, arrival.items, arrival.gang, arrival.fixed_s, arrival.items_done, lengths_of(arrival)
+        times = arrival.fixed_s, arrival.shared_s
+        kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths_of(arrival)
         if kind not in seen:
             seen.add(kind)
             _refuse_call(world, arrival, number=number)
@@ -115,16 +116,17 @@ def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
         raise ConfigError(f"call {number} wants {arrival.context}, {nearest(arrival.context, world.contexts)}")
     if not 0 <= arrival.items_done <= arrival.items:
         raise ConfigError(f"call {number} ends after {arrival.items_done} of its {arrival.items} items")
-    if not 0 <= arrival.fixed_s < math.inf:
-        raise ConfigError(f"call {number} takes {arrival.fixed_s:g} s before its first item")
+    for seconds in (arrival.fixed_s, arrival.shared_s):
+        if not 0 <= seconds < math.inf:
+            raise ConfigError(f"call {number} takes {seconds:g} s before its first item")
     least, most = arrival.gang
     if not 1 <= least <= most:
         raise ConfigError(f"call {number} wants a gang of {least} to {most}")
     model = world.contexts[arrival.context]
-    if model.engine and (arrival.items, arrival.gang, arrival.fixed_s) != (1, (1, 1), 0.0):
+    if model.engine and (arrival.items, arrival.gang, arrival.fixed_s + arrival.shared_s) != (1, (1, 1), 0.0):
         raise ConfigError(
             f"call {number} wants {arrival.context}, which has an engine: such a call is one request (items = 1, no "
-            "gang, fixed_s = 0)"
+            "gang, fixed_s = 0, shared_s = 0)"
         )
     if min(arrival.input_length, arrival.expected_output, arrival.output) < 0:
         raise ConfigError(f"call {number} has a length below zero")
@@ -336,7 +338,8 @@ def _call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
         return EngineFloor(engine, speed=world.devices[source.kind].speed).run_s(arrival.prompt, arrival.written)
     call_s, item_s = model.of_kind(model.call_s, source.kind), model.of_kind(model.item_s, source.kind)
     speed, items = world.devices[source.kind].speed, arrival.items_done or arrival.items
-    return arrival.fixed_s + least_s(model, call_s / speed, items * item_s / speed, gang=arrival.gang)
+    before_s = arrival.fixed_s + arrival.shared_s / arrival.gang[1]
+    return before_s + least_s(model, call_s / speed, items * item_s / speed, gang=arrival.gang)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -27,7 +27,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A call that comes at a time. `deadline_s` counts from then (0 = none); lengths are in tokens.
 
     `gang`: on how many libraries together it may run, at least and at most. `fixed_s`: what it takes before its first
-    item, on however many. `items_done`: it ends after so many of its `items` (0 = all of them), which no policy knows.
+    item, on however many; `shared_s`: the same on one, which those of a gang share. `items_done`: it ends after so many
+    of its `items` (0 = all of them), which no policy knows.
 
     `output`: tokens that a call to an engine writes (0 = `expected_output`), which no policy knows either: it is told
     `expected_output`, or where that is 0 the mean of the calls of its context that have ended. `objective`: when its
@@ -47,6 +48,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     output: int = 0
     objective: Objective = NO_OBJECTIVE
     variants: tuple[str, ...] = ()
+    shared_s: float = 0.0
 
     @property
     def prompt(self) -> int:
@@ -146,7 +148,7 @@ class SimClient:
     def _features(self, arrival: Arrival) -> Features:
         """What policies may know: of the output what history says, where the program says nothing."""
         expected = arrival.expected_output or round(self._outputs.get(arrival.context, (0, 0.0))[1])
-        return Features(arrival.items, arrival.input_length, expected, arrival.fixed_s)
+        return Features(arrival.items, arrival.input_length, expected, arrival.fixed_s, shared_s=arrival.shared_s)
 
     def _told(self, wanted: Objective) -> Objective:
         """Of an objective what the policy honours: a call that wishes for anything else would be refused. What becomes

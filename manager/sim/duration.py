@@ -1,9 +1,10 @@
 """How long a call takes in the simulator, and how far it is after a part of that.
 
-A call has a head (what its context takes for each call, and `fixed_s` of its own) and items. On a gang of n libraries
-the head takes as long as on one, the members must meet first, and the items take a part of the time:
+A call has a head (what its context takes for each call, and `fixed_s` of its own), work before its items that members
+share (`shared_s`), and items. On a gang of n libraries the head takes as long as on one, the members must meet first,
+what is shared takes an n-th of the time, and so do the items, nearly:
 
-    T(n) = head + gang [n > 1] + items * item / S(n),    S(n) = n * e ^ log2 n
+    T(n) = head + gang [n > 1] + shared / n + items * item / S(n),    S(n) = n * e ^ log2 n
 
 where e is the share of a linear speedup that is kept with each doubling (`ContextModel.gang_efficiency`). Prompt tuning
 scales so: gradients of a few kilobytes are exchanged after each iteration (PromptTuner, §2.2). All members take as long
@@ -79,9 +80,9 @@ def course(
     """How a run on a gang of so many libraries goes. `call_s` and `item_s`: of the slowest member's device; `items`:
     those that it really has; `factor`: how much longer than the mean this call takes."""
     before = done_of(spec)
-    fixed_s = spec.features.fixed_s if spec.features is not None else 0.0
+    before_s = spec.features.before_items_s(size) if spec.features is not None else 0.0
     meet_s = float(model.gang_s) if size > 1 else 0.0
-    first_s = meet_s + (1.0 - before.head) * (factor * call_s + fixed_s)
+    first_s = meet_s + (1.0 - before.head) * (factor * call_s + before_s)
     left = max(0.0, items - before.items)
     items_s = factor * left * item_s / speedup(size, efficiency=model.gang_efficiency)
     return RunCourse(before, items, meet_s, first_s, first_s + items_s)

@@ -327,7 +327,7 @@ class SimLibrary:
         """How long a call takes here by itself."""
         sim, model, features = self.pilot.sim, self.model, spec.features
         items = sim.items_of(spec) if sim.really else items_of(spec)
-        if spec.progress or (features is not None and features.fixed_s):
+        if spec.progress or (features is not None and features.before_items_s(1)):
             seconds = planned(sim, spec, (self,)).whole_s
         else:
             seconds = self.call_s + items * self.item_s

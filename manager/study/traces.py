@@ -216,6 +216,7 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
             row.whole("items_done", most=items) if "items_done" in row else 0,
             row.whole("output") if "output" in row else 0,
             objective,
+            shared_s=row.number("shared_s") if "shared_s" in row else 0.0,
         )
 
 

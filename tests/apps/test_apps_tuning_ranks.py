@@ -11,7 +11,9 @@ from tuning import gang
 from stoker.contexts import payloads
 from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
+from stoker.tuning import budget
 from stoker.tuning.result import Tuned
+from stoker.units import parse_seconds
 
 torch, tiny, exchange, tuner = lazily(
     "torch", "tuning.tiny", "stoker.tuning.exchange", "stoker.tuning.tune", needs="peft"
@@ -110,12 +112,16 @@ def test_all_ranks_make_room_together_when_one_is_asked_to(alone):
 
 def test_a_gang_scores_together_and_every_rank_begins_from_the_same(tmp_path):
     with gang.gang("choose", specs(1, bank=str(tmp_path / "one"))) as ranks:
-        ((text, scored),) = ranks.answers()
+        ((text, scored, _),) = ranks.answers()
     with gang.gang("choose", specs(3, bank=str(tmp_path / "three"))) as ranks:
         answers = ranks.answers()
     assert [answer[0] for answer in answers] == [text] * 3
     assert sum(answer[1] for answer in answers) == scored
     assert all(answer[1] >= scored // 5 for answer in answers), "single prompts are scored by rank 0"
+    remembered = budget.read_paces(tmp_path / "three")["cpu"]
+    took_s = parse_seconds(answers[0][2].rpartition(" in ")[2])
+    assert remembered.lookup_s == pytest.approx(3 * took_s, rel=0.1), "seconds of one device, not of this gang"
+    assert remembered.score_s == pytest.approx(remembered.lookup_s / scored)
 
 
 def test_ranks_that_wait_in_vain_say_who_did_not_come():

@@ -133,8 +133,31 @@ def test_a_job_does_not_wait_for_what_others_will_give_back_soon(lab: Make) -> N
     assert starts(t, "j")[0][0] == pytest.approx(40.0, abs=0.5)
 
 
-def test_two_jobs_never_hold_devices_for_each_other(lab: Make) -> None:
-    t = lab(pilots=1)
+def test_a_job_that_holds_takes_what_there_is_and_keeps_it_from_others_until_it_has_all(lab: Make) -> None:
+    """Four devices, of which `w` has three until 40 s: `j` needs two, and there is one."""
+    began = {}
+    for hold in (False, True):
+        t = job(lab(pilots=1, hold=hold), "w", 60.0, gang=(3, 3))
+        t.run(until=5.0)
+        job(t, "j", 60.0, run_s=60.0, gang=(2, 4))
+        t.run(until=6.0)
+        job(t, "small", 200.0, gang=(1, 1)).run()
+        began[hold] = starts(t, "small")[0][0]
+        assert t.ended["j"].ok
+    assert began[False] < began[True]
+
+
+def test_jobs_that_hold_and_are_late_begin_on_what_they_hold(lab: Make) -> None:
+    t = lab(pilots=1, hold=True)
+    job(t, "a1", 40.0, gang=(1, 4))
+    job(t, "b1", 40.0, gang=(1, 4), context="b").run()
+    assert t.ended["a1"].ok
+    assert t.ended["b1"].ok
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_two_jobs_never_hold_devices_for_each_other(lab: Make, hold: bool) -> None:
+    t = lab(pilots=1, hold=hold)
     job(t, "a1", 45.0, gang=(3, 3))
     job(t, "b1", 45.0, gang=(3, 3), context="b").run()
     assert t.ended["a1"].ok

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.prompt_bank import table_of
 from benchmarks.prompt_bank_side import judge
-from benchmarks.table import Verdict
 
 
 def found(scores: list[int]) -> dict[str, object]:
@@ -23,17 +22,12 @@ def found(scores: list[int]) -> dict[str, object]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("scores", "verdicts"),
-    [
-        ([250, 250], [Verdict.MET, Verdict.MET]),
-        ([300, 310], [Verdict.MISSED, Verdict.MET]),
-        ([100, 601], [Verdict.MISSED, Verdict.MISSED]),
-    ],
-)
-def test_bars_are_of_the_average_and_of_the_worst(scores: list[int], verdicts: list[Verdict]) -> None:
-    table = table_of(found(scores))
-    assert [line.verdict() for line in table.lines if line.bar is not None] == verdicts
+def test_counts_are_a_limit_and_have_no_bar() -> None:
+    table = table_of(found([250, 300]))
+    assert all(line.bar is None for line in table.lines)
+    times = {line.what: line.cells["times fewer"] for line in table.lines if "limit of the search" in line.what}
+    assert list(times.values()) == [[pytest.approx(3000 / 275)], [10.0]]
+    assert any("a limit that is set and no finding" in note for note in table.notes)
 
 
 def test_regret_is_against_the_best_of_all() -> None:

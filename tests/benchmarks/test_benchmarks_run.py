@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fact_batches, manager_core, noop, taskvine
+from benchmarks import fact_batches, manager_core, noop, page, results, taskvine
 from benchmarks.__main__ import BENCHMARKS, conclude, main
-from benchmarks.paired import ROOT, ratios, run_side
+from benchmarks.facts import Facts
+from benchmarks.paired import ROOT, ratios, run_side, take_turns
 from benchmarks.table import Bar, Line, Table, Verdict, passes, show
 
 FAST, SLOW = Bar(at_least=4), Bar(at_most=0.6)
@@ -68,6 +69,17 @@ def test_nothing_is_no_result(make: Callable[[], object]) -> None:
         make()
 
 
+def test_sides_take_turns_and_neither_always_comes_first() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> Callable[[], str]:
+        return lambda: order.append(name) or name.lower()  # type: ignore[func-returns-value]
+
+    for pair in range(4):
+        assert take_turns(pair, {"A": side("A"), "B": side("B")}) == {"A": "a", "B": "b"}
+    assert "".join(order) == "ABBAABBA"
+
+
 def table(*numbers: float, bar: Bar | None = FAST) -> Table:
     return Table(name="one", title="a title", lines=[Line(what="a line", cells={"ratio": list(numbers)}, bar=bar)])
 
@@ -99,6 +111,37 @@ def test_a_table_says_what_is_missed() -> None:
     assert "skipped: no such module" in show(Table(name="two", title="b", skipped="no such module"))
 
 
+FACTS = Facts("python -m benchmarks", "abc", "2 cores", "2026-11-26", (0.5, 1.0))
+
+
+def test_the_page_has_every_bar_as_a_picture_and_says_what_is_missed_first() -> None:
+    good, bad = table(8.0, 8.0, 8.0), table(1.0, 1.0, 2.0)
+    plain = table(1.0, bar=None)
+    skipped = Table(name="two", title="b", skipped="no <such> module")
+    found = page.write([good, bad, plain, skipped], ["three"], FACTS)
+    assert "<h1>1 of 2 bars met</h1>" in found
+    assert found.count("<svg") == found.count("<circle") == 2
+    assert found.index("MISSED") < found.index(">met")
+    assert "two (no &lt;such&gt; module)" in found
+    assert "<b>Failed:</b> three" in found
+    assert "commit abc" in found
+
+
+def test_on_the_page_better_is_to_the_right_whether_more_is_wanted_or_less() -> None:
+    def place(bar: Bar, number: float) -> float:
+        found = page.write([table(number, number, number, bar=bar)], [], FACTS)
+        return float(found.partition('cx="')[2].partition('"')[0])
+
+    assert place(FAST, 8.0) > place(FAST, 4.0) > place(FAST, 2.0)
+    assert place(SLOW, 0.3) > place(SLOW, 0.6) > place(SLOW, 1.2)
+    assert place(FAST, 4.0) == place(SLOW, 0.6)
+    assert place(Bar(at_most=0), 0.0) > place(Bar(at_most=0), 3.0)
+
+
+def test_tables_that_have_a_record_are_what_the_record_says() -> None:
+    assert results.PAGE.read_text() == results.write()
+
+
 def noop_side(ratio: float) -> Callable[..., dict[str, float]]:
     """HTEX makes 1,000 calls/s with a p50 of 2 ms; Stoker so many times as many, and `map` six times that."""
 
@@ -115,7 +158,9 @@ def noop_side(ratio: float) -> Callable[..., dict[str, float]]:
 def test_noop_bars(ratio: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noop, "run_side", noop_side(ratio))
     found = noop.measure(lambda _: None)
-    assert [line.verdict() for line in found.lines] == [verdict, verdict, verdict, Verdict.NO_BAR]
+    assert [line.verdict() for line in found.lines] == [verdict, verdict, verdict, *[Verdict.NO_BAR] * 4]
+    assert any("collector" in line.what for line in found.lines)
+    assert any("ahead" in line.what for line in found.lines)
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(10.1, Verdict.MET), (9.9, Verdict.MISSED)])
@@ -182,7 +227,17 @@ def test_noop_side_makes_calls() -> None:
 def test_quick_run(tmp_path: Path) -> None:
     names = ["core_events", "memory_per_call", "taskvine", "zygote"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", *names, "--quick", "--json", str(tmp_path / "found.json")],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks",
+            *names,
+            "--quick",
+            "--json",
+            str(tmp_path / "found.json"),
+            "--out",
+            str(tmp_path / "out"),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -192,6 +247,8 @@ def test_quick_run(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert [one["name"] for one in found["tables"]] == names
     assert found["quick"] is True
+    assert found["facts"]["commit"]
+    assert "bars met" in (tmp_path / "out" / "page.html").read_text()
     for one in found["tables"]:
         assert one["lines"] or one["skipped"]
         assert f"## {one['name']}: " in done.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.pervasive import fit, paper, predict, quick, shares, worlds
+from benchmarks.pervasive import fit, neighbours, paper, predict, quick, shares, worlds
 from benchmarks.pervasive.fit import Fit
 from benchmarks.pervasive.parameters import BOUNDS, Parameters, possible
 from benchmarks.pervasive.proportion import distance
@@ -148,3 +148,16 @@ def test_what_is_done_in_figure_8_tells_which_kind_of_gpu_did_it() -> None:
     assert wanted == pytest.approx(shares.of_titans(KNOWN, Awareness.DISK), abs=0.1)
     more = shares.wanted(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
     assert more > wanted > shares.wanted(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)
+
+
+# ---- nodes of several GPUs
+
+
+def test_loads_get_faster_when_neighbours_are_gone_and_with_all_there_take_what_was_fitted() -> None:
+    found = neighbours.simulate(KNOWN)
+    alone = predict.static(KNOWN, paper.Run("", Awareness.DISK, 100, 0.0))
+    for seconds in found.static_s:
+        assert seconds == pytest.approx(alone, rel=0.1)
+    [one_gpu, *_] = [one.value for one in predict.figure_8(KNOWN)]
+    first = {(run.sharing.gpus, run.sharing.reads): run.done for run in found.runs if run.from_s == 900.0}
+    assert first[5, 1.0] > first[5, 0.5] > one_gpu

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks.pervasive import paper, predict, report, scenario_files
-from benchmarks.pervasive.__main__ import PAGE, PARAMETERS, Kept, main
+from benchmarks.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study.running import run_all
 from stoker.manager.study.scenario import load_scenario, shipped
@@ -45,7 +45,8 @@ def test_shipped_scenarios_are_what_the_parameters_give() -> None:
 def test_a_shipped_scenario_gives_what_the_page_says(tmp_path: Path) -> None:
     scenario = load_scenario(shipped()["context-paper-8"])
     [finished] = run_all(scenario, policies=["default"], seeds=[0], folder=tmp_path)
-    assert f"| {predict.NONE_LOST} | {finished.outcome.items:,} |" in (FOLDER / PAGE).read_text()
+    found = f"| {predict.BATCH} | {predict.NONE_LOST} | {finished.outcome.items:,} |"
+    assert found in (FOLDER / PAGE).read_text()
     assert b'"complete":false' in msgspec.json.encode(finished.outcome)  # cut off when the last GPU is gone
 
 
@@ -100,3 +101,21 @@ def test_limits_are_rounded_up_and_the_page_has_the_text_of_the_report() -> None
     page = (FOLDER / PAGE).read_text()
     assert f"numbers within {report.at_most(abs(run.error(predict.static(FIRST, run))))}" in page  # the worst of them
     assert page.startswith(report.HEAD)
+
+
+def test_the_page_is_what_its_record_says() -> None:
+    assert (FOLDER / PAGE).read_text() == report.write(read(FOLDER / RECORD))
+
+
+def test_no_answer_of_the_paper_is_among_the_inputs_of_a_prediction() -> None:
+    answers = {paper.FIGURE_9A_S, paper.FIGURE_9B_S}
+    assert not answers & {*predict.RAMPS_9B_S, *(until_s for _, until_s, _, _ in predict.RAMPS_9A)}
+    source = Path(predict.__file__).read_text()
+    assert "FIGURE_9A_S" not in source
+    assert "FIGURE_9B_S" not in source
+
+
+def test_a_prediction_may_be_off_by_as_much_as_the_fit() -> None:
+    assert report.judged(100.0, [90.0, 110.0], within=0.05) == "inside"
+    assert report.judged(100.0, [80.0, 96.0], within=0.05) == "outside by 4.0%, which the fit may be off too"
+    assert report.judged(100.0, [80.0, 94.0], within=0.05) == "**outside**, by 6.0%"

@@ -21,8 +21,9 @@ from benchmarks.prompt_tuner.jobs import (
     slo_s,
     uses_bank,
 )
-from benchmarks.prompt_tuner.parameters import MODELS, WHY, Parameters
+from benchmarks.prompt_tuner.parameters import MODELS, Parameters
 from benchmarks.prompt_tuner.result import result_of
+from benchmarks.prompt_tuner.why import WHY
 from stoker.chance import Stream
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
@@ -113,8 +114,8 @@ def test_an_slo_is_the_duration_times_s_and_a_cold_start() -> None:
 
 def test_the_bank_takes_time_and_saves_iterations_that_nobody_knows_of() -> None:
     banked, induced = (arrival(JOB, 1.0, USUAL, bank) for bank in (Bank.ALWAYS, Bank.NEVER))
-    assert (banked.items, banked.items_done, banked.fixed_s) == (1200, 600, 5.3)  # 60 GPU-seconds of 0.05 s
-    assert (induced.items, induced.items_done, induced.fixed_s) == (1200, 1200, 0.0)
+    assert (banked.items, banked.items_done, banked.shared_s) == (1200, 600, 5.3)  # 60 GPU-seconds of 0.05 s
+    assert (induced.items, induced.items_done, induced.shared_s) == (1200, 1200, 0.0)
     assert banked.gang == (1, USUAL.widest)
     assert banked.at_s == 7.0
     assert banked.deadline_s == induced.deadline_s == pytest.approx(slo_s(JOB, 1.0, USUAL))

@@ -302,7 +302,7 @@ def test_a_bound_is_above_the_mean_by_what_measurements_vary() -> None:
 
 
 def test_how_much_of_its_items_a_call_does_is_learned_from_the_last_of_its_kind() -> None:
-    paces, plain, searched = Paces(), Features(items=100), Features(items=200, fixed_s=5.0)
+    paces, plain, searched = Paces(), Features(items=100), Features(items=200, shared_s=5.0)
     for done in (20.0, 60.0, 30.0, 30.0, 30.0, 30.0, 30.0):
         paces.end(plain, done)
     assert paces.share_left(plain) == 1.0, "too few have ended to tell"

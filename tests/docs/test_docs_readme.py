@@ -8,6 +8,8 @@ import subprocess
 import pytest
 from docs.pages import ROOT, programs, text_of
 
+from benchmarks.quotes import quotes
+
 README = text_of("README.md")
 BENCHMARKS = text_of("benchmarks/README.md")
 
@@ -50,3 +52,8 @@ def test_make_install_takes_no_extras_too(extras: str, installs: str) -> None:
         ["make", "-n", "-B", "install", f"EXTRAS={extras}"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert installs in said.stdout
+
+
+def test_what_pages_quote_of_the_reproductions_is_what_their_records_say() -> None:
+    for quote in quotes():
+        assert quote.line in quote.path.read_text().split("\n"), f"{quote.path.name}: python -m benchmarks.quotes"

@@ -420,3 +420,28 @@ def test_ordinary_contexts_may_have_idle_replicas_at_once(lab: Make) -> None:
     began = t.now
     t.context("plain", load_s=1.0, declares="8 GB").call("c", context="plain").run()
     assert t.now - began < 10.0
+
+
+# ---- without the warm allocator (an ablation)
+
+
+def test_without_the_warm_allocator_a_late_job_holds_what_it_took_until_it_has_all(lab: Make) -> None:
+    """Two of four replicas are busy until 20 s: `wide` needs more, takes two, and is late before others come."""
+    began: dict[bool, float] = {}
+    for together in (True, False):
+        t = warm(lab(together=together), 4)
+        at = t.now
+        job(t, "busy", items=36, due_in=25.0, gang=(2, 2)).run(until=at + 1.0)
+        job(t, "wide", items=40, due_in=15.0, gang=(1, 4)).run(until=at + 12.0)
+        job(t, "small", items=4, gang=(1, 1), due_in=300.0).run()
+        began[together] = starts(t, "small")[0][0] - at
+        assert (size(t, "wide") > 1) is not together
+    assert began[True] == pytest.approx(12.0, abs=0.5)
+    assert began[False] > 20.0, "what the late one holds is nobody else's"
+
+
+def test_without_the_warm_allocator_late_jobs_do_not_wait_for_each_other_for_ever(lab: Make) -> None:
+    t = warm(lab(together=False), 4)
+    job(t, "busy", items=36, due_in=25.0, gang=(2, 2)).run(until=t.now + 1.0)
+    job(t, "one", "two", items=40, due_in=15.0, gang=(3, 4)).run()
+    assert sorted(size(t, name) for name in ("one", "two")) >= [3, 3]

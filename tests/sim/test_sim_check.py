@@ -60,6 +60,7 @@ def test_calls_that_cannot_be_are_refused() -> None:
     for wrong, said in (
         ({"items": 5, "items_done": 6}, "ends after 6 of its 5 items"),
         ({"fixed_s": -1.0}, "takes -1 s before its first item"),
+        ({"shared_s": -1.0}, "takes -1 s before its first item"),
         ({"gang": (3, 2)}, "wants a gang of 3 to 2"),
         ({"gang": (0, 2)}, "wants a gang of 0 to 2"),
     ):

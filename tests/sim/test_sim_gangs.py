@@ -92,6 +92,13 @@ def test_what_is_fixed_is_not_shared_out_and_fewer_items_end_it_sooner() -> None
     assert (outcome.items, run.log.value[run.log.what.index(Happened.CALL_CAME)]) == (40, 120.0)
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_what_is_shared_before_the_first_item_is_shared_out(size: int) -> None:
+    searched = gang(size, shared_s=8.0, items_done=40)
+    _, outcome = simulate(cluster(4, model()), [searched])
+    assert outcome.ended_at == pytest.approx(10.0 + (8.0 + 40.0) / size)
+
+
 def test_policies_are_told_what_a_call_says_and_not_what_it_will_be() -> None:
     seen: list[Features | None] = []
 
@@ -349,13 +356,19 @@ def test_a_gang_that_loses_over_half_with_each_doubling_is_best_small() -> None:
 
 @given(
     part=st.floats(0.0, 1.0), size=st.integers(1, 8), fixed_s=st.sampled_from([0.0, 4.0]),
+    shared_s=st.sampled_from([0.0, 8.0]),
     before=st.sampled_from([WorkDone(), WorkDone(0.5, 0.0), WorkDone(1.0, 7.25)]),
 )  # fmt: skip
 def test_what_is_done_of_a_call_goes_on_where_it_was_cut(
-    part: float, size: int, fixed_s: float, before: WorkDone
+    part: float, size: int, fixed_s: float, shared_s: float, before: WorkDone
 ) -> None:
     context = model(gang_s=Duration(2.0), gang_efficiency=0.9)
-    spec = CallSpec(make_call_id(client=0, sequence=0), b"", Features(items=20, fixed_s=fixed_s), before.written())
+    spec = CallSpec(
+        make_call_id(client=0, sequence=0),
+        b"",
+        Features(items=20, fixed_s=fixed_s, shared_s=shared_s),
+        before.written(),
+    )
     whole = course(context, spec, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)
     cut = replace(spec, progress=whole.after(part * whole.whole_s).written())
     rest = course(context, cut, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)

@@ -128,8 +128,8 @@ def meet_twice(spec: dict[str, Any]) -> Any:
 
 
 def choose(spec: dict[str, Any]) -> Any:
-    """The initial prompt that this rank gets, for the tiny job without one, from the bank in the spec's folder; and how
-    many prompts this rank has scored."""
+    """The initial prompt that this rank gets, for the tiny job without one, from the bank in the spec's folder; how
+    many prompts this rank has scored; and what the bank says of the lookup."""
     from tuning import tiny
 
     from stoker.tuning import exchange, initial
@@ -144,7 +144,7 @@ def choose(spec: dict[str, Any]) -> Any:
     ):
         patch.setattr(scoring, "scorer", lambda *given, **more: scorer(*given, **more, seen=counts.append))
         found = initial.choose(tiny.context(), order, others, known=None)
-    return found.text, sum(counts)
+    return found.text, sum(counts), found.note
 
 
 def kill_in_pass(model: Any, number: int) -> None:

@@ -8,8 +8,9 @@ A job that is not expected to finish within a pilot's walltime is not sent there
 is told what is expected of it as it starts; residency tells those that wait.
 
 `together` is what §6.3 calls the warm allocator. Without it (an ablation) each of a job's replicas takes an idle device
-as soon as there is one and waits for the others there. Jobs could wait for each other for ever so; who is late, and so
-everybody in the end, gives back what it took.
+as soon as there is one and waits for the others there. A job that is late by now holds on to what it took, and begins
+when it has as many as it wanted last. Jobs could wait for each other for ever so: when all replicas of a pool are held
+and none is on its way, the late job with the nearest deadline begins on what it holds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
 from stoker.manager.core.walltime import run_fits
 from stoker.manager.policies.dispatch import HottestFirst
-from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, PoolJob
+from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, LATE, PoolJob
 from stoker.manager.policies.prompt_tuner.pool_state import PoolState, in_rounds
 from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
 from stoker.manager.policies.prompt_tuner.scheduling import allot
@@ -95,6 +96,8 @@ class AllotInRounds(HottestFirst):
         starts: list[tuple[PoolJob, list[Library]]] = []
 
         def take(job: PoolJob, count: int) -> bool:
+            if any(job is other for other, _ in starts):
+                return False
             members = _members(view, view.calls[CallId(job.id)], free, count=count, run_s=job.run_s[count - 1])
             if len(members) < count:
                 return False
@@ -105,6 +108,9 @@ class AllotInRounds(HottestFirst):
 
         if not self.together:
             _grab(state, idle=len(free), now=view.now)
+            for job, count in _late_holders(state, idle=len(free), now=view.now):
+                if take(job, count):
+                    del state.held[job.id]
         allot(state.line, state.pool(now=view.now, idle=len(free)), now=view.now, take=take)
         plan: list[Action] = []
         for job, members in starts:
@@ -153,16 +159,33 @@ def _default_way(state: PoolState) -> list[Action]:
 
 
 def _grab(state: PoolState, *, idle: int, now: float) -> None:
-    """Without simultaneous allocation: idle replicas go one by one to whoever wants any, the nearest deadline first,
-    and stay with it."""
+    """Without simultaneous allocation: idle replicas go one by one to the jobs that want any, the nearest deadline
+    first, and stay with them."""
     state.line.advance(now)
     free = max(0, idle - sum(ordered.promise.kept for ordered in state.promises.values()))
-    line = [id for kind, _, id in state.line.behind(FRONT) if kind == HOPEFUL and id not in state.promises]
+    waits = [(kind, id) for kind, _, id in state.line.behind(FRONT) if id not in state.promises]
+    line = [id for kind, id in waits if kind == HOPEFUL or (kind == LATE and id in state.held)]
+    state.wanted = {id: state.line.need(id) or state.wanted[id] for id in line}
     before, state.held = state.held, {}
-    for wants in (lambda id: before.get(id, 0), state.line.need):  # nobody takes away what somebody has
+    for wants in (before, state.wanted):  # no job takes away what another holds
         for id in line:
             has = state.held.get(id, 0)
-            more = min(free, wants(id) - has)
+            more = min(free, min(wants.get(id, 0), state.wanted[id]) - has)
             if more > 0:
                 state.held[id] = has + more
                 free -= more
+
+
+def _late_holders(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
+    """Late jobs that begin on replicas that are held: those that hold as many as they wanted. If there are none, every
+    replica of the pool is held, and none is on its way, the first one takes what it needs from the others."""
+    late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.is_hopeful(id)]
+    ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]
+    if ready or not late or sum(state.held.values()) < idle:
+        return ready
+    if state.promises or state.pool(now=now, idle=idle).busy:
+        return []
+    job, count = late[0]
+    if count < job.least <= idle:
+        count, state.held = job.least, {job.id: job.least}
+    return [(job, count)] if count >= job.least else []

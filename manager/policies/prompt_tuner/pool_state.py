@@ -63,6 +63,8 @@ class PoolState:
         self.promises: dict[int, OrderedReplicas] = {}
         self.held: dict[int, int] = {}
         """Idle replicas that a job has taken for itself until it has enough (an ablation)."""
+        self.wanted: dict[int, int] = {}
+        """How many replicas each such job wanted, when it could still be in time."""
         self.idle_since: dict[LibraryId, float] = {}
         self.allot_due = self.walk_due = True
         """Whether something has changed since dispatch, or residency, looked."""
@@ -155,9 +157,11 @@ class PoolState:
         self, features: Features | None, least: int, most: int, *, done: float | None = None
     ) -> tuple[float, ...]:
         """How long a job takes on one replica, two, and so on. `done`: the part that it has done, if it has begun."""
-        fixed_s = features.fixed_s if features is not None and done is None else 0.0
+        head = features if done is None else None
         work = work_of(features) * self.context.paces.share_left(features, done or 0.0, learn=self._learn)
-        times = [fixed_s + none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
+        times = [none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
+        if head is not None and head.before_items_s(1):
+            times = [seconds + head.before_items_s(size) for size, seconds in enumerate(times, start=1)]
         if least > 1:
             times[: least - 1] = [math.inf] * (least - 1)
         if not self._falls or (most > 1 and times[0] < times[1]):
@@ -215,13 +219,13 @@ class PoolState:
             return call.sent_at + usual_s if usual_s else math.inf
         size = len(holder.members) if type(holder) is Gang else 1
         items = features.items if features is not None else 1
-        at, fixed_s, done = call.sent_at, features.fixed_s if features is not None else 0.0, 0.0
+        at, before_s, done = call.sent_at, features.before_items_s(size) if features is not None else 0.0, 0.0
         if type(holder) is Gang and holder.report is not None:
             at, done = holder.report
-            fixed_s = -paces.meet_s if size > 1 else 0.0  # they have met
+            before_s = -paces.meet_s if size > 1 else 0.0  # they have met
         left = paces.share_left(features, done / max(1, items), learn=self._learn)
         seconds = paces.bound_s(size, work_of(features) * left)
-        return at + fixed_s + seconds if seconds is not None else math.inf
+        return at + before_s + seconds if seconds is not None else math.inf
 
 
 def _falls(rates: list[tuple[float, float]]) -> bool:

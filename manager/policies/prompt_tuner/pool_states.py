@@ -71,6 +71,7 @@ class PoolStates:
         state.line.remove(id)
         state.promises.pop(id, None)
         state.held.pop(id, None)
+        state.wanted.pop(id, None)
         state.mark_changed()
         if id in state.others:
             state.others.remove(id)

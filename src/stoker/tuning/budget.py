@@ -26,8 +26,8 @@ _FILE = "pace.json"
 
 
 class ScoringPace(msgspec.Struct, frozen=True):
-    """The seconds of a score on one kind of device, and those of the last lookup, for jobs with so many virtual
-    tokens."""
+    """The seconds of a score on one device of a kind, and those of the last lookup, for jobs with so many virtual
+    tokens. A gang shares them: it takes as many times less as it has devices."""
 
     score_s: float
     lookup_s: float

@@ -6,7 +6,9 @@ remembered with the bank for each kind of device and number of virtual tokens. W
 to measure them.
 
 A gang scores together: rank 0 searches, and every rank computes its part of the prompts that are to be scored (the
-paper's lookup runs on all of a job's devices too, §5.2, and does not say how).
+paper's lookup runs on all of a job's devices too, §5.2, and does not say how). What is remembered, and what the budget
+is compared with, are the seconds of one device: the scheduler decides about a job before it knows its gang, and divides
+them by its size (`Features.shared_s`).
 
 The samples that score are of the part that is trained on; those that decide and measure later are not touched.
 """
@@ -63,7 +65,7 @@ def choose(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial 
             score.serve()
         return msgspec.msgpack.decode(exchange.share(b"", limit_s=_LOOKUP_LIMIT_S), type=Initial)
     try:
-        found = known or _given(order) or _search(model, order, score)
+        found = known or _given(order) or _search(model, order, score, ranks=exchange.size)
     finally:
         if score is not None:
             score.end()
@@ -76,7 +78,7 @@ def _given(order: Order) -> Initial | None:
     return Initial(text) if text.strip() else None
 
 
-def _search(model: CausalLM, order: Order, score: Score | None) -> Initial:
+def _search(model: CausalLM, order: Order, score: Score | None, *, ranks: int) -> Initial:
     """The bank's best prompt for this job, or why it is not asked."""
     made = Initial(instruction([sample.target for sample in order.samples]), "the targets")
     if order.bank is None:
@@ -84,19 +86,21 @@ def _search(model: CausalLM, order: Order, score: Score | None) -> Initial:
     if score is None:
         return msgspec.structs.replace(made, note="the samples are too long to be scored with a prompt before them")
     try:
-        return _look_up(model, order, order.bank, score, otherwise=made)
+        return _look_up(model, order, order.bank, score, otherwise=made, ranks=ranks)
     except (StokerError, OSError, ValueError) as error:
         log.warning("the prompt bank in %s cannot be used: %s", order.bank.folder, error)
         return msgspec.structs.replace(made, note=f"the bank cannot be used: {error}")
 
 
-def _look_up(model: CausalLM, order: Order, place: BankPlace, score: Score, *, otherwise: Initial) -> Initial:
+def _look_up(
+    model: CausalLM, order: Order, place: BankPlace, score: Score, *, otherwise: Initial, ranks: int
+) -> Initial:
     folder, kind = Path(place.folder), _kind(model)
     slo_s, virtual_tokens = order.slo_s, order.job.prompt.virtual_tokens
     pace = read_paces(folder, virtual_tokens=virtual_tokens).get(kind)
     if pace is not None and is_over(pace.lookup_s, slo_s=slo_s):
         return _over(otherwise, pace.lookup_s, slo_s)
-    score_s = pace.score_s if pace is not None else _measure(score) if slo_s else 0.0
+    score_s = pace.score_s if pace is not None else ranks * _measure(score, count=4 * ranks) if slo_s else 0.0
     bank = _open(model, place)
     limit = default_limit(bank.layers)
     if is_over(limit * score_s, slo_s=slo_s):
@@ -105,7 +109,7 @@ def _look_up(model: CausalLM, order: Order, place: BankPlace, score: Score, *, o
     began = time.monotonic()
     found = look_up(bank.layers, score, limit=limit)
     took_s = time.monotonic() - began
-    remember(folder, kind, ScoringPace(took_s / found.scores, took_s, virtual_tokens))
+    remember(folder, kind, ScoringPace(ranks * took_s / found.scores, ranks * took_s, virtual_tokens))
     note = f"loss {found.loss:.3g}, {found.scores} of {len(bank.layers)} scored in {show_seconds(took_s)}"
     return Initial(found.candidate.text, "the bank", note)
 
@@ -122,9 +126,9 @@ def _open(model: CausalLM, place: BankPlace) -> BankStore:
     )  # fmt: skip
 
 
-def _measure(score: Score) -> float:
-    """Seconds a score, from a few; the first warms up what the others find warm."""
-    texts = [one.text for one in read_candidates(SHIPPED_PROMPTS)[:4]]
+def _measure(score: Score, *, count: int) -> float:
+    """Seconds a score, from `count`; the first warms up what the others find warm."""
+    texts = [one.text for one in read_candidates(SHIPPED_PROMPTS)[:count]]
     score(texts[:1])
     began = time.monotonic()
     score(texts)
