@@ -10,7 +10,7 @@ from functools import cached_property
 
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.state import state_folder
-from stoker.manager.advice.judging import judged
+from stoker.manager.advice.judging import fault_of_call
 from stoker.manager.advice.logs import Fault
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress, slowdown
 from stoker.manager.advice.secrets import masked
@@ -53,7 +53,7 @@ class Advisor:
             case OfFunction():
                 return self._on_function(question, question.about)
             case OfFailure():
-                fault = judged(question.said, log=question.log, start=question.start, end=question.end)
+                fault = fault_of_call(question.said, log=question.log, start=question.start, end=question.end)
                 return AdviceArrived(question.about, _verdict(fault), "its log") if fault is not None else None
             case OfPace():
                 return self._on_pace(question, question.about)

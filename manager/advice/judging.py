@@ -1,51 +1,100 @@
-"""Whose fault a failure is: by what it said, and by the log around it."""
+"""Whose fault a failure is, by what was printed, what was raised and what the session says: one judgement, for
+`stoker explain` and for the advisor.
+"""
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from stoker.manager.advice.logs import Fault, classify, locate
+import msgspec
 
-MOST_BYTES = 4 << 20
-"""So much of the end of a log is read."""
+from stoker.manager.advice.log_parts import LogPart, LogParts
+from stoker.manager.advice.logs import Fault, Located, LogLine, classify, locate
+from stoker.manager.advice.logs.classifier import GUESSED
+from stoker.manager.advice.logs.features import frames_of
+from stoker.manager.advice.logs.own_words import JOB, OF_CALLS, SAID
+from stoker.manager.advice.logs.rules import FaultRule, matching_rules
+from stoker.manager.advice.logs.signs import TRACEBACK
+from stoker.manager.advice.secrets import masked
+
 _PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 
 
-def judged(said: str, *, log: str = "", start: int = 0, end: int = 0) -> Fault | None:
-    """The verdict; None where neither tells of a failure. `said`: what the call raised, in short, with a line
-    `at FILE:LINE in NAME` for each place, or what its library's end was. `start`, `end`: the part of the log that the
-    call has written, in bytes; `end` is 0: not known."""
-    lines = [*(tail(Path(log), start=start, end=end or None) if log else ()), *raised_lines(said)]
-    located = locate(lines) if lines else None
-    return classify(located) if located is not None else None
+class ProofLine(msgspec.Struct, frozen=True):
+    """A line that shows a fault. `source`: the log that has it, by the name that `stoker logs` takes; `number`: its
+    line there (0: it is no line of a log, but what the call raised or what the session says)."""
+
+    source: str
+    number: int
+    text: str
 
 
-def raised_lines(said: str) -> Iterator[bytes]:
-    """What a failure said, as Python shows an exception where it has places in the user's code."""
-    lines = said.splitlines()
-    places = [hit for line in lines if (hit := _PLACE.fullmatch(line.strip()))]
-    if places:
-        yield b"Traceback (most recent call last):"
-        for hit in places:
-            yield f'  File "{hit["file"]}", line {hit["line"]}, in {hit["name"]}'.encode(errors="replace")
-    for line in lines:
-        if not _PLACE.fullmatch(line.strip()):
-            yield line.encode(errors="replace")
+def fault_of_call(said: str, *, log: str = "", start: int = 0, end: int = 0) -> Fault | None:
+    """Whose fault it was that a call, or a load, failed. `said`: what it raised, in short, with a line
+    `at FILE:LINE in NAME` for each place in the user's code, or what its library's end was. `start`, `end`: the part of
+    the log that it has written, in bytes; `end` is 0: to the log's end."""
+    parts = [LogPart(Path(log).stem, path=Path(log), start=start, end=end or None)] if log else []
+    raises = any(_PLACE.fullmatch(line.strip()) for line in said.splitlines())
+    if said:
+        parts.append(raised_part(said) if raises else told_part(said))
+    found = judged(parts, [] if raises else said.splitlines()[:1], OF_CALLS)
+    return (
+        msgspec.structs.replace(found[0], proof=tuple(LogLine(line.number, line.text) for line in found[1]))
+        if found
+        else None
+    )
 
 
-def tail(path: Path, *, start: int = 0, end: int | None = None, most: int = MOST_BYTES) -> list[bytes]:
-    """The lines of a file, or of its last part; none of one that cannot be read here."""
+def told_part(text: str) -> LogPart:
+    """A text in a log's place."""
+    return LogPart("", text=text.encode(errors="replace") + b"\n")
+
+
+def raised_part(raised: str) -> LogPart:
+    """What a call raised, with the places in the user's code, as Python shows an exception."""
+    said = [line for line in raised.splitlines() if not _PLACE.fullmatch(line.strip())]
+    lines = [TRACEBACK + ":"]
+    for line in raised.splitlines():
+        hit = _PLACE.fullmatch(line.strip())
+        if hit is not None:
+            lines.append(f'  File "{hit["file"]}", line {hit["line"]}, in {hit["name"]}')
+    return told_part("\n".join([*lines, *said]))
+
+
+def judged(
+    parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...]
+) -> tuple[Fault, tuple[ProofLine, ...]] | None:
+    """Whose fault it was by the logs, or by what the session says where that is surer, with the lines that show it;
+    None where neither tells of a failure. `parts`: logs and texts, in the order in which they were written."""
+    logs = LogParts(parts)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe has nobody who writes
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return []
-            last = file.seek(0, 2) if end is None else end
-            file.seek(max(start, last - most))
-            return file.read(max(0, last - file.tell())).splitlines()
-    except OSError:
-        return []
+        located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # all that it asks for is `read`
+    finally:
+        logs.close()
+    by_log = classify(located, rules=rules) if located is not None else None
+    by_word = _by_words(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
+    if by_word is not None and (by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(GUESSED)):
+        return by_word, tuple(ProofLine("", 0, line.text) for line in by_word.proof)
+    if by_log is None or located is None:
+        return None
+    return by_log, tuple(ProofLine(*logs.place(line.number), line.text) for line in _proof(by_log, located))
+
+
+def _by_words(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
+    for text in said:
+        for line in reversed(text.splitlines()):
+            rule = next(iter(matching_rules(line, rules)), None)
+            if rule is not None:
+                return Fault(rule.kind, rule.component, rule.sure, rule.means, (LogLine(0, masked(line.strip())),))
+    return None
+
+
+def _proof(fault: Fault, located: Located) -> list[LogLine]:
+    """The lines that show a fault, with the line of the user's code that is nearest to it."""
+    frames = [line for line in located.traceback if line.text.lstrip().startswith('File "')]
+    own = [line for line in frames if frames_of([line.text]) == ["user"]]
+    chosen = {line.number: line for line in (*own[-1:], *fault.proof) if TRACEBACK not in line.text}
+    lines = [chosen[number] for number in sorted(chosen)] or list(fault.proof)
+    return list({line.text.strip(): LogLine(line.number, line.text.strip()) for line in lines}.values())

@@ -11,23 +11,18 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from stoker.manager.advice.logs import Fault, FaultKind, Located, LogLine, classify, locate
-from stoker.manager.advice.logs.classifier import GUESSED
-from stoker.manager.advice.logs.features import frames_of
-from stoker.manager.advice.logs.own_words import JOB, OF_CALLS, OF_JOBS, SAID
+from stoker.manager.advice.judging import ProofLine, judged, raised_part, told_part
+from stoker.manager.advice.log_parts import LogPart
+from stoker.manager.advice.logs import FaultKind
+from stoker.manager.advice.logs.own_words import OF_CALLS, OF_JOBS
 from stoker.manager.advice.logs.remedies import remedy
-from stoker.manager.advice.logs.rules import FaultRule, matching_rules
-from stoker.manager.advice.logs.signs import TRACEBACK
-from stoker.manager.advice.secrets import masked
 from stoker.manager.cli import printed
-from stoker.manager.cli.log_parts import LogPart, LogParts
 from stoker.manager.cli.logs import files, is_call
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Story
 
 _RAISED = re.compile(r"raised an exception in your code after [\d.]+ s: (?P<what>.*)", re.DOTALL)
 _NO_RESULT = re.compile(r"ended without a result \((?P<kind>\w+)\): (?P<what>.*)", re.DOTALL)
-_PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 _BLOCK = re.compile(r"b\d+")
 _FAILED_BLOCK = re.compile(r"refused: |ended: .*(?:exit code (?!0\b)|[A-Z]+_[A-Z]+|PREEMPTED)")
 _LOST_PILOT = re.compile(r"counted as lost: ")
@@ -42,6 +37,8 @@ _DONE = (
     (re.compile(r"may have run when (?P<where>\S+) died \(\d+\); it runs alone"), "ran again alone on a pilot"),
     (re.compile(r"back in the queue: .* \(.*which are not the pilot's hold.*"), "ran again, at no cost of its tries"),
     (re.compile(r"ran .* and was cut off by the walltime of (?P<where>\S+)"), "waited for a pilot with more time left"),
+    (re.compile(r"(?P<where>.+) quarantined for (?P<time>.+?): "), "{where} got nothing new for {time} (quarantined)"),
+    (re.compile(r"(?P<where>.+) may be used again"), "{where} is used again"),
     (re.compile(r"(?P<where>\S+) quarantined: .*"), "{where} was probed, failed, and is used no more (quarantined)"),
     (re.compile(r"(?P<where>\S+) is well again"), "{where} was probed again, and is used again"),
 )  # fmt: skip
@@ -50,15 +47,6 @@ _MOST_DONE = 6
 _SHOWN = 6
 _WHOSE = {FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed"}
 _SETTINGS = frozenset({"site", "walltime", "time", "declared_memory"})
-
-
-class ProofLine(msgspec.Struct, frozen=True):
-    """A line that shows a fault. `source`: the log that has it, by the name that `stoker logs` takes; `number`: its
-    line there (0: it is no line of a log, but what the call raised or what the session says)."""
-
-    source: str
-    number: int
-    text: str
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
@@ -86,12 +74,12 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
         rules = OF_JOBS
         said = [text for text in (*texts, story.headline) if _FAILED_BLOCK.search(text)][:1]
         own = [file for file in files(folder) if file.name.startswith(f"{story.subject}.")]
-        parts = [*(LogPart(file.name, path=file.path) for file in own), *(_told(text) for text in said)]
+        parts = [*(LogPart(file.name, path=file.path) for file in own), *(told_part(text) for text in said)]
     else:
         said = [text for text in texts if _LOST_PILOT.search(text)][-1:] if _is_over(story) else []
         own = [file for file in files(folder) if story.subject in (file.name, file.name.rpartition("/")[2])]
         parts = [LogPart(file.name.rpartition("/")[2], path=file.path) for file in own] if _is_over(story) else []
-    found = _judged(parts, said, rules)
+    found = judged(parts, said, rules)
     if found is None:
         return None
     fault, proof = found
@@ -127,19 +115,9 @@ def _of_call(texts: list[str]) -> Iterator[LogPart]:
     if log is not None:
         yield LogPart(log.stem, path=log)
     if failed is not None:
-        yield _told(failed["what"])
+        yield told_part(failed["what"])
     if raised:
-        said, *places = raised.split("\n")
-        lines = [TRACEBACK + ":"]
-        for place in places:
-            hit = _PLACE.fullmatch(place.strip())
-            if hit is not None:
-                lines.append(f'  File "{hit["file"]}", line {hit["line"]}, in {hit["name"]}')
-        yield _told("\n".join([*lines, said]))
-
-
-def _told(text: str) -> LogPart:
-    return LogPart("", text=text.encode(errors="replace") + b"\n")
+        yield raised_part(raised)
 
 
 def _failed(text: str) -> re.Match[str] | None:
@@ -150,45 +128,6 @@ def _failed(text: str) -> re.Match[str] | None:
 def _is_over(story: Story) -> bool:
     """Whether a pilot or a library is gone, as its headline says."""
     return story.headline.startswith("gone") or ": gone, " in story.headline
-
-
-# ---- the judgement
-
-
-def _judged(
-    parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...]
-) -> tuple[Fault, tuple[ProofLine, ...]] | None:
-    """By the logs, or by what the session says where that is surer."""
-    logs = LogParts(parts)
-    try:
-        located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # all that it asks for is `read`
-    finally:
-        logs.close()
-    by_log = classify(located, rules=rules) if located is not None else None
-    by_word = _by_words(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
-    if by_word is not None and (by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(GUESSED)):
-        return by_word, tuple(ProofLine("", 0, line.text) for line in by_word.proof)
-    if by_log is None or located is None:
-        return None
-    return by_log, tuple(ProofLine(*logs.place(line.number), line.text) for line in _proof(by_log, located))
-
-
-def _by_words(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
-    for text in said:
-        for line in reversed(text.splitlines()):
-            rule = next(iter(matching_rules(line, rules)), None)
-            if rule is not None:
-                return Fault(rule.kind, rule.component, rule.sure, rule.means, (LogLine(0, masked(line.strip())),))
-    return None
-
-
-def _proof(fault: Fault, located: Located) -> list[LogLine]:
-    """The lines that show a fault, with the line of the user's code that is nearest to it."""
-    frames = [line for line in located.traceback if line.text.lstrip().startswith('File "')]
-    own = [line for line in frames if frames_of([line.text]) == ["user"]]
-    chosen = {line.number: line for line in (*own[-1:], *fault.proof) if TRACEBACK not in line.text}
-    lines = [chosen[number] for number in sorted(chosen)] or list(fault.proof)
-    return list({line.text.strip(): LogLine(line.number, line.text.strip()) for line in lines}.values())
 
 
 def _done(texts: Iterable[str]) -> list[str]:

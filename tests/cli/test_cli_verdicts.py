@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from stoker.manager.advice.log_parts import LogPart, LogParts
 from stoker.manager.advice.logs import FaultKind
 from stoker.manager.advice.logs.own_words import JOB, MORE, SAID
 from stoker.manager.advice.logs.remedies import BY_COMPONENT
 from stoker.manager.advice.logs.rules import ROWS
 from stoker.manager.cli import logged_progress, verdicts
-from stoker.manager.cli.log_parts import LogPart, LogParts
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.status import StoryLine
 from stoker.manager.protocol.to_client import Story

@@ -135,7 +135,9 @@ class Episode:
 
     def broken(self, rules: tuple[FaultRule, ...]) -> BadLine | None:
         """The first bad line that tells of hardware or a node that failed, and was not overcome. `rules`: those that do."""
-        return next((each for each in self.signs.values() if not each.overcome and matching_rules(each.text, rules)), None)
+        return next(
+            (each for each in self.signs.values() if not each.overcome and matching_rules(each.text, rules)), None
+        )
 
     def traceback_near(self, number: int, before: int) -> TracebackLines | None:
         """The first traceback from so many lines before a line on, which nothing overcame."""
