@@ -127,8 +127,9 @@ def findings(cells: Cells) -> str:
     ]
     shuffled = cells.ratio(systems.SHUFFLED, FIFO, load)
     places = range(len(cells.strata))
-    worse = cells.worse_weeks(OURS, FIFO, load, places)
-    weeks = f"{len(worse)} of {len(places)} weeks, up to {100 * (worse[-1] - 1):.0f} %" if worse else "no week"
+    worse = sorted(ratio for each in settings.LOADS for ratio in cells.worse_weeks(OURS, FIFO, each, places))
+    count = f"{len(places)} weeks at {len(settings.LOADS)} loads"
+    weeks = f"{len(worse)} of {count}, by {100 * (worse[-1] - 1):.0f} % at most" if worse else f"none of {count}"
     return texts.findings(
         ours=told(cells.ratio(OURS, FIFO, load), "FIFO's"),
         tiresias=told(cells.ratio(OURS, TIRESIAS, load), "Tiresias's"),
