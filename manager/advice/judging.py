@@ -40,11 +40,10 @@ def fault_of_call(said: str, *, log: str = "", start: int = 0, end: int = 0) -> 
     if said:
         parts.append(raised_part(said) if raises else told_part(said))
     found = judged(parts, [] if raises else said.splitlines()[:1], OF_CALLS)
-    return (
-        msgspec.structs.replace(found[0], proof=tuple(LogLine(line.number, line.text) for line in found[1]))
-        if found
-        else None
-    )
+    if found is None:
+        return None
+    fault, proof = found
+    return msgspec.structs.replace(fault, proof=tuple(LogLine(line.number, line.text) for line in proof))
 
 
 def told_part(text: str) -> LogPart:
