@@ -85,7 +85,7 @@ def measure(chosen: list[str], *, times: int) -> dict[str, Any]:
     return {
         "command": "python -m benchmarks.schedmate.faults",
         "commit": _said("git", "rev-parse", "--short", "HEAD"),
-        "machine": f"{os.cpu_count()} cores, {_cpu()}, Linux {platform.release()}, Python {platform.python_version()}",
+        "machine": f"{os.cpu_count()} cores, {_cpu()}, Linux {_kernel()}, Python {platform.python_version()}",
         "load_before_and_after": [load[0], os.getloadavg()[0]],
         "seed": SEED,
         "times": times,
@@ -186,6 +186,10 @@ def _built(folder: Path) -> str:
 
 def _said(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _kernel() -> str:
+    return platform.release().partition("-")[0]
 
 
 def _cpu() -> str:

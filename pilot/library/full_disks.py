@@ -20,7 +20,7 @@ import sysconfig
 import tempfile
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import PurePath
+from pathlib import PosixPath, PurePosixPath
 from types import TracebackType
 
 _FEW_BYTES = 64 << 10
@@ -32,6 +32,7 @@ _NEARLY_PART = 0.1
 """A disk with less of it free than this is nearly full."""
 _INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 _OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
+_PATHS = (PosixPath, PurePosixPath)
 _SERVER_FAILS = frozenset(
     {errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ENOTCONN, errno.EUCLEAN, errno.ETIMEDOUT}
 )
@@ -122,8 +123,11 @@ def _files_of(trace: TracebackType | None) -> tuple[list[str], bool]:
 def _path_of(value: object) -> str:
     """The path of a file that a variable holds, or of the open file which it is; empty: neither."""
     is_file = type(value) in _OPENED
-    name: object = getattr(value, "name", None) if is_file else value
-    path = str(name) if isinstance(name, PurePath) else name
+    try:
+        name: object = getattr(value, "name", None) if is_file else value
+    except ValueError:  # its buffer was detached
+        return ""
+    path = str(name) if type(name) in _PATHS else name  # the types themselves: other code of the user's is not run
     if type(path) is not str or "\0" in path or "\n" in path or not (is_file or os.sep in path):
         return ""
     return path if os.path.isdir(os.path.dirname(os.path.abspath(path))) and not os.path.isdir(path) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
+import io
 import os
 import re
 import shutil
@@ -257,6 +258,22 @@ def test_a_file_of_the_users_that_is_not_written_proves_nothing(tiny: Path) -> N
             log.write("begins")
             by_c(OSError, full)  # type: ignore[arg-type]  # an exception that is made
 
+    assert find(write, Place(str(tiny))) == ""
+
+
+def test_variables_that_refuse_to_be_looked_at_prove_nothing(tiny: Path) -> None:
+    class Hostile:
+        @property
+        def __class__(self) -> type:
+            raise RuntimeError("not to be asked")
+
+    def write() -> None:
+        hostile, detached = Hostile(), io.TextIOWrapper(io.BytesIO())
+        detached.detach()
+        os.write(os.open("/dev/full", os.O_WRONLY), b"a line")
+        del hostile, detached
+
+    (tiny / "others").write_bytes(bytes(600_000))
     assert find(write, Place(str(tiny))) == ""
 
 
