@@ -102,7 +102,7 @@ class Drain:
         node = self._by_length.setdefault(len(words), _Node())
         for word in words[:_LEADING_WORDS]:
             if word not in node.children and len(node.children) >= _MOST_CHILDREN - 1:
-                word = ANY  # noqa: PLW2901
+                word = ANY
             node = node.children.setdefault(word, _Node())
         return node
 
