@@ -123,7 +123,7 @@ class Advisor:
         self._followed.move_to_end(key)
         if len(self._followed) > _MOST_LOGS:
             self._followed.popitem(last=False)
-        pace = followed.look()
+        pace = followed.current_pace()
         return AdviceArrived(about, pace, "what it prints") if pace is not None else None
 
 
@@ -135,7 +135,7 @@ class _Followed:
         self._log = FollowedLog(path, start=start)
         self._best: dict[bool, tuple[float, LoggedProgress]] = {}
 
-    def look(self) -> PaceAdvice | None:
+    def current_pace(self) -> PaceAdvice | None:
         now = time.time()
         progress = self._log.track(at_s=now).progress
         if progress is None:

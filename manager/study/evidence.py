@@ -117,7 +117,7 @@ class Evidence(msgspec.Struct, frozen=True):
         return max((reason.sureness for reason in self.reasons), key=order.index, default=Sureness.POOR)
 
 
-class Known(Protocol):
+class MeasuredCosts(Protocol):
     """What the performance store knows; or what is estimated in its place, from `similar` recipes."""
 
     def recipes_of(self, function: str) -> list[Remembered]:
@@ -131,7 +131,7 @@ def gather(
     site: Site,
     work: Work,
     *,
-    performance: Known,
+    performance: MeasuredCosts,
     availability: Availability,
     kind: str = "",
     similar: Sequence[str] = (),
@@ -170,7 +170,7 @@ def gather(
     )
 
 
-def _measured(store: Known, work: Work) -> Mapping[str, Estimate]:
+def _measured(store: MeasuredCosts, work: Work) -> Mapping[str, Estimate]:
     """By kind of device, from the recipe that calls of the function used last."""
     recipes = store.recipes_of(work.function)
     found = store.estimates(recipes[0].recipe) if recipes else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.manager.advice.logs import Fault, FaultKind, classify, locate
+from stoker.manager.advice.logs.features import features
 
 GOOD = [f"step {step} loss {1 / (step + 1):.4f}" for step in range(100)]
 IN_USERS_CODE = ["Traceback (most recent call last):", '  File "/home/ada/train.py", line 9, in <module>', "    main()"]
@@ -33,6 +34,14 @@ def verdict(*lines: str) -> Fault:
         ),
         ("srun: error: Node failure on gpu017", FaultKind.INFRASTRUCTURE, "node"),
         ("Host key verification failed.", FaultKind.INFRASTRUCTURE, "network"),
+        (
+            "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure",
+            FaultKind.INFRASTRUCTURE,
+            "node",
+        ),
+        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-26T08:57:48 ***", FaultKind.USER, "scheduler"),
+        ("srun: error: n1: task 1: Segmentation fault", FaultKind.USER, "code"),
+        ("srun: error: invalid partition specified: gpuu", FaultKind.USER, "config"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", FaultKind.USER, "memory"),
         ("train.py: error: argument --lr: invalid float value: 'x'", FaultKind.USER, "config"),
         ("ImportError: /opt/x.so: undefined symbol: _ZN3c10", FaultKind.FRAMEWORK, "versions"),
@@ -65,6 +74,32 @@ def test_an_exception_says_whose_fault_it_is(exception: str, kind: FaultKind) ->
 def test_what_other_ranks_say_does_not_change_the_verdict() -> None:
     others = [f"[rank{rank}]: {line}" for rank in range(1, 600) for line in (*IN_USERS_CODE, LOST)]
     assert verdict(*others[:4], *IN_USERS_CODE, "KeyError: 'label'", *others).kind is FaultKind.USER
+
+
+def test_a_job_that_is_cancelled_because_a_rank_has_failed_is_not_just_cancelled() -> None:
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-26T08:57:48 ***"
+    fault = verdict("[1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus.", cancelled)
+    assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
+
+
+@pytest.mark.parametrize(
+    ("line", "sign"),
+    [
+        ("OSError: [Errno 113] No route to host", "@errno:network"),
+        ("open failed: Stale file handle", "@errno:storage"),
+        ("OSError: [Errno 122] Disk quota exceeded: '/home/ada/x'", "@errno:caller"),
+        ("[12.345678] EXT4-fs error", "@speaks:kernel"),
+        ("slurmstepd-n1: error: StepId=2.0 was refused", "@speaks:batch"),
+        ("[n1:00079] [[6480,0],0] ORTE_ERROR_LOG: Out of resource", "@speaks:mpi"),
+        ("ConnectionResetError: closed", "@family:OSError"),
+        ("KeyError: 'a'", "@family:LookupError"),
+        ("ncclSystemError: the socket is closed", "@field:network"),
+    ],
+)
+def test_a_line_has_signs_that_its_text_is_not_needed_for(line: str, sign: str) -> None:
+    located = locate([*GOOD, line])
+    assert located is not None
+    assert sign in features(located)
 
 
 def test_secrets_are_masked_in_what_is_shown() -> None:

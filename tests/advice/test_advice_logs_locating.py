@@ -70,6 +70,28 @@ def test_the_cause_is_found_under_two_thousand_lines_of_other_ranks_and_behind_s
     assert found.traceback[-1].text == "KeyError: 'label'"
 
 
+def test_what_several_ranks_say_is_the_consequence_of_what_one_says() -> None:
+    others = [f"[rank{rank}]: gather: lost its neighbour, failed" for rank in range(40)]
+    cause = "[rank7]: gather: cannot map the window"
+    found = locate([*GOOD, *others[:2], cause, *others[2:]], rules=())
+    assert found is not None
+    assert found.first.text == cause
+
+
+def test_what_all_ranks_say_is_the_failure_if_there_is_nothing_else() -> None:
+    found = locate([*GOOD, *[f"[rank{rank}]: gather: failed" for rank in range(40)]], rules=())
+    assert found is not None
+    assert found.first.text == "[rank0]: gather: failed"
+
+
+def test_lines_of_a_hundred_ranks_that_fail_at_once_go_to_the_traceback_of_their_rank() -> None:
+    texts = [*TRACEBACK[:-1], "KeyError: 'rank {rank}'"]
+    lines = [f"[rank{rank}]: {text.format(rank=rank)}" for text in texts for rank in range(30)]
+    found = locate([*GOOD, *lines])
+    assert found is not None
+    assert [line.text for line in found.traceback] == [f"[rank0]: {text.format(rank=0)}" for text in texts]
+
+
 def test_a_failure_that_was_overcome_is_not_the_one() -> None:
     overcome = [*TRACEBACK[:5], "ConnectionError: reset", "upload failed, retrying in 10 s"]
     found = locate([*GOOD, *overcome, *GOOD[:20], *TRACEBACK])

@@ -123,32 +123,32 @@ class Scenario(NamedTuple):
     mend: Callable[[Cluster], object] | None = None
 
 
-def _crash(cluster: Cluster, job: str) -> None:
+def _crash(cluster: Cluster, _job: str) -> None:
     cluster.crash("n2")
 
 
-def _cut(cluster: Cluster, job: str) -> None:
+def _cut(cluster: Cluster, _job: str) -> None:
     cluster.cut("n2")
 
 
-def _kill_slurmd(cluster: Cluster, job: str) -> None:
+def _kill_slurmd(cluster: Cluster, _job: str) -> None:
     cluster.kill("n2")
 
 
-def _kill_slurmctld(cluster: Cluster, job: str) -> None:
+def _kill_slurmctld(cluster: Cluster, _job: str) -> None:
     cluster.kill("slurmctld")
     time.sleep(45)  # longer than srun asks for it
     cluster.start("slurmctld")
 
 
-def _kill_orted(cluster: Cluster, job: str) -> None:
+def _kill_orted(cluster: Cluster, _job: str) -> None:
     found = subprocess.run(
         cluster.machines["n2"].inside("pgrep", "-x", "orted"), capture_output=True, text=True, check=True
     )
     subprocess.run(cluster.machines["n2"].inside("kill", "-9", *found.stdout.split()), check=True)
 
 
-def _push(cluster: Cluster, job: str) -> None:
+def _push(cluster: Cluster, _job: str) -> None:
     cluster.submit("sleep 3", "--partition=main", "--exclusive", "--nodelist=n3")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.paired import ROOT, machine
-from benchmarks.schedmate.failures.catalogue import CLUSTERS_SEED, SPLIT_SEED, TEST
+from benchmarks.schedmate.failures.catalogue import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, held_out
 from benchmarks.schedmate.failures.corpus import FailedJob, corpus, good_runs
 from benchmarks.schedmate.failures.scores import NEAR_LINES, Scores, scores_of
 from benchmarks.schedmate.failures.training import templates_of_good_runs, without_knowledge_of
@@ -52,6 +52,12 @@ def evaluate() -> None:
             scores = found[name][side]
             print(f"{name}, {side}: F1 {scores.f1}, precision {scores.precision}, recall {scores.recall}, accuracy {scores.accuracy}, of three "
                   f"{scores.accuracy_of_three}, line found {scores.located}\n  {scores.confusion}", flush=True)  # fmt: skip
+    injected = [job for job in jobs if job.fault in held_out(INJECTED, SPLIT_SEED)]
+    found["the types of the first draw"] = {
+        name: _with_locator(injected, known, rules) for name, rules in _tables(injected).items()
+    }
+    for name, scores in found["the types of the first draw"].items():
+        print(f"the types of the first draw, {name}: F1 {scores.f1}, precision {scores.precision}")
     lines = {
         f"{part}, {how}": _located_share(each, templates)
         for part, each in (("test", jobs), ("training", list(corpus(test=False))))

@@ -1,9 +1,10 @@
 """Say whose fault a located failure is (SchedMate §3.3, failure classification, without a language model).
 
-Two judges, in this order. The table of rules (`rules`) knows texts that libraries, kernels and batch systems print: its
-surest row that holds decides, the first lines count most, and what is only a consequence of another failure counts
-last. Where no row holds, a scorer learned from a labelled corpus weighs what the failure speaks of. A plain exception
-of Python that the user's code raised is the user's unless a row says otherwise: a retry elsewhere would only fail again.
+Two judges, in this order. The table of rules (`rules`) knows texts that libraries, kernels and batch systems print:
+its surest row that holds decides, the first lines count most, and what is only a consequence of another failure
+counts last. Where no row holds, a scorer learned from a labelled corpus weighs what the failure speaks of. A plain
+exception of Python that the user's code raised is the user's unless a row says otherwise: a retry elsewhere would
+only fail again.
 """
 
 from __future__ import annotations

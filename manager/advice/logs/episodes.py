@@ -134,10 +134,10 @@ class Episode:
         return best
 
     def broken(self, rules: tuple[FaultRule, ...]) -> BadLine | None:
-        """The first bad line that tells of hardware or a node that failed, and was not overcome. `rules`: those that do."""
-        return next(
-            (each for each in self.signs.values() if not each.overcome and matching_rules(each.text, rules)), None
-        )
+        """The first bad line that tells of hardware or a node that failed, and was not overcome. `rules`: those of such
+        failures."""
+        lasting = (sign for sign in self.signs.values() if not sign.overcome)
+        return next((sign for sign in lasting if matching_rules(sign.text, rules)), None)
 
     def traceback_near(self, number: int, before: int) -> TracebackLines | None:
         """The first traceback from so many lines before a line on, which nothing overcame."""

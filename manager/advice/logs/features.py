@@ -45,7 +45,7 @@ def causes(located: Located, rules: tuple[FaultRule, ...] = ROWS) -> list[LogLin
 
 
 def words(text: str) -> Iterator[str]:
-    """The words of a line, in lower case, without paths. Words end where letters end and where a capital begins, so that
+    """The words of a line, in lower case, without paths. Words end where letters end and where a capital begins:
     `ncclSystemError` also says "system"."""
     for word in _WORD.findall(_PATH.sub(" ", text)):
         lower = word.lower()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import IO, Any
@@ -17,6 +18,7 @@ from typing import IO, Any
 LONGEST_BYTES = 4096
 _HEAD, _TAIL, _LEFT_OUT = 1536, 2048, b" [...] "
 _BLOCK_BYTES = 256 << 10
+_MOST_PARTS = 100
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 LogSource = os.PathLike[str] | str | bytes | IO[bytes] | IO[str] | Iterable[str | bytes]
@@ -71,10 +73,14 @@ def shown(line: bytes) -> str:
 
 
 def blocks_of(source: LogSource) -> Iterator[bytes]:
-    """The log in pieces of some hundred kilobytes. Raises OSError for a path that cannot be opened."""
+    """The log in pieces of some hundred kilobytes. Raises OSError for a path that cannot be opened.
+
+    Of a file by its path what it held when it was opened: a program that writes faster than this reads would have no
+    end. A file without a size (a pipe, one of /proc) is read to its end.
+    """
     if isinstance(source, os.PathLike):
         with open(source, "rb", buffering=0) as file:
-            yield from _blocks_of_file(file)
+            yield from _blocks_of_file(file, os.fstat(file.fileno()).st_size or sys.maxsize)
     elif isinstance(source, str | bytes):
         for at in range(0, len(source), _BLOCK_BYTES):
             yield _encoded(source[at : at + _BLOCK_BYTES])
@@ -84,9 +90,10 @@ def blocks_of(source: LogSource) -> Iterator[bytes]:
         yield from _blocks_of_lines(source)
 
 
-def _blocks_of_file(file: Any) -> Iterator[bytes]:
+def _blocks_of_file(file: Any, most_bytes: int = sys.maxsize) -> Iterator[bytes]:
     with suppress(OSError, ValueError):
-        while block := file.read(_BLOCK_BYTES):
+        while block := file.read(min(_BLOCK_BYTES, most_bytes)):
+            most_bytes -= len(block)
             yield _encoded(block)
 
 
@@ -117,7 +124,11 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def _overwritten(line: bytes) -> Iterator[bytes]:
-    """The parts of a line between carriage returns, clipped; an empty line stays one."""
-    parts = [part for part in line.split(b"\r") if part]
+    """The parts of a line between carriage returns, clipped; an empty line stays one. Of a progress bar, which may
+    write over itself a million times, each form comes once."""
+    parts = line.split(b"\r")
+    if len(parts) > _MOST_PARTS:
+        parts = list(dict(zip(line.translate(None, b"0123456789").split(b"\r"), parts, strict=True)).values())
+    parts = [part for part in parts if part]
     for part in parts or [b""]:
         yield clipped(part)

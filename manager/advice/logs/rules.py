@@ -57,6 +57,7 @@ _GLOO = "Gloo, gloo/transport/tcp/pair.cc"
 _LINUX = "errno(3), strerror"
 _KERNEL = "Linux: the kernel's log"
 _SLURM = "Slurm: slurmstepd, srun, slurmctld"
+_MPI = "Open MPI: help files, mpi4py"
 _CONDOR = "HTCondor: user log events, condor_event.cpp"
 _SSH = "OpenSSH: sshconnect.c"
 _TORCH = "PyTorch"
@@ -237,7 +238,20 @@ ROWS: tuple[FaultRule, ...] = (
         sure=0.8),
     FaultRule(_U, "network", r"(?:401|403) Client Error|GatedRepoError|RepositoryNotFoundError|Invalid user token",
         "a service refused the user", "huggingface_hub", sure=0.85),
+    # ---- Slurm's and Open MPI's own words
+    FaultRule(_I, "node", r"Task launch for StepId=\S+ failed on node|Application launch failed: Communication",
+         "Slurm could not start the program on a node", _SLURM, sure=0.85),
+    FaultRule(_I, "memory", r"not enough space for \S*(?:shm|segment)|shared-memory backing",
+         "a node's shared memory is full", _MPI, sure=0.85),
+    FaultRule(_U, "config", r"requested than permitted|Requested node configuration is not available"
+        r"|Memory required by task|invalid (?:partition|account|qos)|not enough slots available",
+         "it asked for what the job or the cluster does not have", _SLURM + "; " + _MPI, sure=0.9),
+    FaultRule(_U, "code", r"\bMPI_ERR_(?:TRUNCATE|RANK|COUNT|TYPE|TAG|ARG|BUFFER|ROOT|GROUP|OP)\b|Segmentation fault"
+        r"|Signal: Floating point",
+         "the program made a mistake in its own memory, or in a call of MPI", _MPI, sure=0.8),
     # ---- what the others say when one has died
+    FaultRule(_U, "scheduler", r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
+         "somebody, or another rank's end, cancelled the job", _SLURM, sure=0.5, secondary=True),
     FaultRule(_U, "code", r"ChildFailedError|srun: error: .{0,80}(?:Exited with|Killed|Aborted|Terminated)|Exited "
         r"with exit code"
          r"|mpirun (?:detected|noticed)|process exited on signal|exitcode ?:|Sending process \d+ closing signal",

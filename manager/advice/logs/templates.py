@@ -1,8 +1,8 @@
 """Templates of log lines: what a function prints when all is well.
 
-Drain (`drain`) sorts lines into templates, in which what varies is left out. A line that fits a template of good runs is
-no news in a bad one. Drain takes some ten microseconds a line, so a line is first masked: its digits go, and what is
-left is looked up by its hash. Only lines whose masked form is new reach Drain.
+Drain (`drain`) sorts lines into templates, in which what varies is left out. A line that fits a template of good runs
+is no news in a bad one. Drain takes some ten microseconds a line, so a line is first masked: its digits go, and what
+is left is looked up by its hash. Only lines whose masked form is new reach Drain.
 
 Templates are kept in a file. A damaged one is ignored, `damage` says so, and the templates begin anew.
 """

@@ -1,0 +1,144 @@
+"""Whatever a log holds, its failure is found or there is none: no exception, no text that cannot be shown."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.manager.advice.logs import Fault, LineTemplates, classify, locate
+from stoker.manager.advice.logs.reading import LONGEST_BYTES, LineReader, blocks_of
+
+TRACEBACK = b"Traceback (most recent call last):\n  File \"/home/ada/train.py\", line 4, in main\nKeyError: 'label'\n"
+MOST_BYTES = 24 << 20
+"""So much memory a log may take, whatever its size; a line of 100 MB takes four times as much if it is ever whole."""
+
+
+def verdict(source: object) -> Fault | None:
+    """The verdict on a log, with what every verdict must have."""
+    located = locate(source)  # type: ignore[arg-type]
+    if located is None:
+        return None
+    fault = classify(located)
+    assert fault.proof
+    for line in (*located.window, *located.signs, *located.traceback, *fault.proof):
+        line.text.encode()  # no half of a surrogate pair
+        assert len(line.text) <= LONGEST_BYTES
+    return fault
+
+
+def in_bounds(work: Callable[[], Fault | None]) -> Fault | None:
+    tracemalloc.start()
+    try:
+        found = work()
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
+    return found
+
+
+@pytest.mark.parametrize("filler", [b"x", b"error ", b"\0", b"\xff\xfe", b"\xe2\x82", b"=", b"1.0:"])
+def test_a_line_of_100_mb_in_a_file_takes_little_memory(tmp_path: Path, filler: bytes) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        block = (filler * (1 << 20))[: 1 << 20]
+        file.write(b"step 1\n")
+        for _ in range(100):
+            file.write(block)
+        file.write(b"\n" + TRACEBACK)
+    fault = in_bounds(lambda: verdict(path))
+    assert fault is not None
+    assert "KeyError: 'label'" in [line.text for line in fault.proof]
+
+
+def test_a_progress_bar_that_writes_over_itself_a_million_times_is_read_in_seconds() -> None:
+    began = time.process_time()
+    fault = verdict(b"".join(b"%d%% |##\r" % part for part in range(1_000_000)) + TRACEBACK)
+    assert fault is not None
+    assert "KeyError: 'label'" in [line.text for line in fault.proof]
+    assert time.process_time() - began < 20
+
+
+def test_an_exception_whose_message_is_100_mb_long_keeps_its_type() -> None:
+    class Pipe:
+        def __init__(self) -> None:
+            self.parts = iter([TRACEBACK.rpartition(b"KeyError")[0], b"ValueError: ", *[b"y" * (1 << 20)] * 100])
+
+        def read(self, size: int) -> bytes:
+            return next(self.parts, b"")
+
+    fault = in_bounds(lambda: verdict(Pipe()))
+    assert fault is not None
+    assert any(line.text.startswith("ValueError: yyy") for line in fault.proof)
+
+
+def test_half_a_character_at_the_end_and_between_two_reads_is_no_trouble() -> None:
+    euro = "€".encode()
+    assert verdict(TRACEBACK + b"KeyError: " + euro[:2]) is not None
+    whole = (b"a" * ((256 << 10) - 1)) + euro + b"\n" + TRACEBACK
+    assert verdict(whole) is not None
+
+
+def test_halves_of_surrogate_pairs_are_shown_as_question_marks() -> None:
+    fault = verdict(["step 1", "ValueError: \ud800 bad name \udcff"])
+    assert fault is not None
+    assert fault.proof[0].text == "ValueError: ? bad name ?"
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.one_of(st.binary(max_size=200), st.text(max_size=80), st.just(TRACEBACK), st.just("error: \x00lost")))
+)
+def test_any_lines_have_a_verdict_or_none(lines: list[bytes | str]) -> None:
+    verdict(lines)
+    known = LineTemplates()
+    known.learn(lines)
+    assert all(known.knows(line) for line in LineReader(lines))
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"step 1\n" * 100_000)
+    blocks = blocks_of(path)
+    read = len(next(blocks))
+    with path.open("ab") as file:
+        file.write(TRACEBACK * 100)
+    assert read + sum(map(len, blocks)) == 700_000
+
+
+def test_as_many_kinds_of_bad_lines_as_lines_take_bounded_memory_and_time() -> None:
+    letters = str.maketrans("0123456789", "abcdefghij")
+    lines = (f"error in {f'{number:07d}'.translate(letters)}: failed" for number in range(30_000))
+    began = time.process_time()
+    fault = in_bounds(lambda: verdict(lines))
+    assert fault is not None
+    assert time.process_time() - began < 60
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "error",
+        "error=",
+        "a.",
+        "A.b_",
+        "0 errors ",
+        "fail-",
+        "((((",
+        "CUDA error ",
+        "http 5",
+        "[rank1]: ",
+        "\t ",
+        "*** ",
+    ],
+)
+def test_no_line_makes_a_pattern_take_long(unit: str) -> None:
+    line = unit * (LONGEST_BYTES // len(unit))
+    began = time.process_time()
+    verdict([line, "Traceback (most recent call last):", f'  File "{line}", line 1', line, f"{line}: {line}"])
+    assert time.process_time() - began < 10

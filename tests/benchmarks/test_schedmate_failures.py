@@ -1,0 +1,62 @@
+"""The corpus of failed jobs: its split, its sources, and what must not stand in it."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections import Counter
+
+import pytest
+
+from benchmarks.schedmate.failures.catalogue import CLUSTERS_SEED, INJECTED, SPLIT_SEED, TEST, TYPES, held_out
+from benchmarks.schedmate.failures.clusters import MPI, SCENARIOS, SLURM, labelled
+from benchmarks.schedmate.failures.corpus import FailedJob, corpus
+from benchmarks.schedmate.failures.faults_clusters import TYPES as ON_CLUSTERS
+from benchmarks.schedmate.failures.recording import recorded
+
+
+@pytest.fixture(scope="module")
+def parts() -> dict[str, list[FailedJob]]:
+    return {"training": list(corpus(test=False)), "test": list(corpus(test=True))}
+
+
+def test_no_type_is_in_both_parts_and_each_part_has_a_third_or_the_rest(parts: dict[str, list[FailedJob]]) -> None:
+    training, test = ({job.fault for job in parts[part]} for part in ("training", "test"))
+    assert test == TEST
+    assert not training & test
+    assert training | test == {fault.name for fault in TYPES}
+    assert held_out(INJECTED, SPLIT_SEED) | held_out(ON_CLUSTERS, CLUSTERS_SEED) == TEST
+    assert 0.3 < len(TEST) / len(TYPES) < 0.4
+
+
+def test_there_are_more_than_four_hundred_logs_of_every_source(parts: dict[str, list[FailedJob]]) -> None:
+    jobs = [job for part in parts.values() for job in part]
+    programs = Counter(job.program for job in jobs)
+    assert len(jobs) >= 400
+    assert min(programs[program] for program in ("vision", "language", "plain", SLURM, MPI)) >= 60
+    assert sum("Job was evicted" in job.text or "(1) Normal termination" in job.text for job in jobs) >= 20  # HTCondor
+    assert sum("CUDA" in line for job in jobs for line in job.own) >= 20
+
+
+def test_the_truth_is_a_line_of_the_failure(parts: dict[str, list[FailedJob]]) -> None:
+    for job in (job for part in parts.values() for job in part):
+        assert 1 <= job.truth <= len(job.lines)
+        assert job.own
+
+
+def test_recordings_of_clusters_name_no_place_of_the_machine_that_made_them() -> None:
+    text = "\n".join(line for run in recorded() if run.program in (SLURM, MPI) for line in run.lines)
+    assert not re.search(r"/(?:tmp|root|work|var/folders)/", text)
+    assert socket.gethostname() not in text
+
+
+def test_every_scenario_was_recorded() -> None:
+    runs = Counter((run.fault, run.program) for run in recorded() if run.program in (SLURM, MPI))
+    wanted = Counter((scenario.fault, scenario.program) for scenario in SCENARIOS)
+    assert runs == Counter({key: 3 * count for key, count in wanted.items()})
+
+
+def test_the_first_line_that_is_not_ordinary_is_the_truth() -> None:
+    lines = ["resuming from 3", "INFO:train:step 4 rank 0 loss 0.1", "", "srun: error: Node failure on n2", ""]
+    assert labelled("node_failure", SLURM, lines).truth == 3
+    assert labelled("", SLURM, lines[:2]).truth == -1
