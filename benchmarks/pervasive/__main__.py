@@ -57,6 +57,7 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     ask.add_argument("--jobs", type=number(most=1000), default=os.cpu_count() or 1, help="processes [all cores]")
     ask.add_argument("--out", type=Path, help="where page, plots and parameters go [docs/reproduction]")
     ask.add_argument("--keep-fits", action="store_true", help=f"predict with the sets in {PARAMETERS}, do not search")
+    ask.add_argument("--page-only", action="store_true", help="write the page anew from the record that is there")
     ask.add_argument("--quick", action="store_true", help="one set and few variants, for a look; wants --out")
     asked = ask.parse_args(arguments)
     if asked.quick and asked.out is None:
@@ -81,6 +82,9 @@ def _kept(ask: argparse.ArgumentParser, path: Path) -> Kept:
 
 def _reproduce(asked: argparse.Namespace) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.page_only:
+        (asked.out / PAGE).write_text(report.write(read(asked.out / RECORD)))
+        return 0
     clock = Clock("python -m benchmarks.pervasive" + (" --keep-fits" if asked.keep_fits else ""))
     kept: Kept = asked.kept or _search(asked)
     if not kept.fits:

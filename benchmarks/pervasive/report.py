@@ -121,7 +121,8 @@ says how the lesser versions are set beside it.
 
 def _made(found: Found) -> str:
     seeds = "Nothing is drawn by chance but where searches begin: the same code gives the same page."
-    return f"Made by {found.facts.line()}; record: [context-paper.json](context-paper.json). {seeds}\n"
+    record = "record: [context-paper.json](context-paper.json)"
+    return paragraph(f"Made by {found.facts.line()}; {record}. {seeds}") + "\n"
 
 
 def _short(found: Found) -> str:
