@@ -42,13 +42,13 @@ class _Template:
         return all(mine in (word, ANY) for mine, word in zip(self.words, words, strict=True))
 
 
-class _TreeNode:
+class _Branch:
     """A node of the tree; its leaves have templates, the others children."""
 
     __slots__ = ("children", "templates")
 
     def __init__(self) -> None:
-        self.children: dict[str, _TreeNode] = {}
+        self.children: dict[str, _Branch] = {}
         self.templates: list[_Template] = []
 
 
@@ -60,7 +60,7 @@ class Drain:
         self._most = most
         self._met = 0
         self._templates: list[_Template] = []
-        self._by_length: dict[int, _TreeNode] = {}
+        self._by_length: dict[int, _Branch] = {}
 
     def __len__(self) -> int:
         return len(self._templates)
@@ -97,13 +97,13 @@ class Drain:
             node = node.children.get(word) or node.children.get(ANY)
         return node is not None and any(template.fits(words) for template in node.templates)
 
-    def _grown_leaf(self, words: Sequence[str]) -> _TreeNode:
+    def _grown_leaf(self, words: Sequence[str]) -> _Branch:
         """The leaf to which words lead, made if need be."""
-        node = self._by_length.setdefault(len(words), _TreeNode())
+        node = self._by_length.setdefault(len(words), _Branch())
         for word in words[:_LEADING_WORDS]:
             if word not in node.children and len(node.children) >= _MOST_CHILDREN - 1:
                 word = ANY
-            node = node.children.setdefault(word, _TreeNode())
+            node = node.children.setdefault(word, _Branch())
         return node
 
     def _put(self, template: _Template) -> None:
