@@ -15,6 +15,7 @@ from benchmarks.pervasive.__main__ import RECORD as CONTEXT_RECORD
 from benchmarks.pervasive.__main__ import read as read_context
 from benchmarks.prompt_tuner import readings
 from benchmarks.prompt_tuner.cases import MEDIUM, NOBODY, System
+from benchmarks.prompt_tuner.grid import read_grid
 from benchmarks.prompt_tuner.readings import Reading
 from benchmarks.prompt_tuner.record import Record, read
 from benchmarks.prompt_tuner.report import RECORD as TUNER_RECORD
@@ -55,7 +56,9 @@ def _front(record: Record) -> str:
     fewer, times = one.more_violations(MEDIUM, theirs, NOBODY), one.times_the_cost(MEDIUM, theirs, NOBODY)
     cost = f"which cost {show(times, digits=2)} times as much"
     what = f"{show(fewer)} points fewer jobs late than by INFless's rules, {cost}"
-    where = f"[page](docs/reproduction/prompttuner.md); {len(record.seeds)} seeds, {len(record.sets)} sets of unknowns"
+    early = "a first look, " if len(record.searched.stages) < len(read_grid().stages) else ""
+    sets = f"{early}{len(record.seeds)} seeds, {len(record.sets)} sets of unknowns"
+    where = f"[page](docs/reproduction/prompttuner.md); {sets}"
     return row(f"prompt tuning by deadlines, simulated, where nobody learns: {what}", "`make reproduce`", where)
 
 

@@ -56,11 +56,22 @@ def _range(numbers: Sequence[int]) -> str:
 
 def _made(page: _Page) -> str:
     record, sets = page.record, len(page.sets)
-    others = f"the other {sets - 1} sets seeds {_range(record.few)}" if sets > 1 else "no other set was run"
+    others = f"other sets seeds {_range(record.few)}" if sets > 1 else "no other set was run"
     return _lines(
         paragraph(f"""Made by {record.facts.line()}. Every number of this page is computed from [{RECORD}]({RECORD}),
             which has every run; `make reproduce` goes on where it was stopped. The search had seeds
-            {_range(_searched_seeds(page))}, the most central set seeds {_range(record.seeds)}, {others}.""")
+            {_range(_searched_seeds(page))}, the most central set seeds {_range(record.seeds)},
+            {others}.{_early(page)}""")
+    )
+
+
+def _early(page: _Page) -> str:
+    """Whether the page was written before the search was over, in words."""
+    whole, done = len(page.grid.stages), len(page.record.searched.stages)
+    if done in (0, whole):
+        return ""
+    return (
+        f" **The search is not over: {whole - done} of its {whole} stages are missing, and all below is a first look.**"
     )
 
 
@@ -121,7 +132,7 @@ def _bars(page: _Page) -> str:
     alone = [show(estimate(page.central.violations(group, NOBODY))) for group in (MEDIUM, HIGH)]
     cheaper = [show(page.central.times_the_cost(group, NOBODY, readings.LEARNS), digits=2) for group in (MEDIUM, HIGH)]
     lines += ["", paragraph(f"""Learning takes ours from {alone[0]} to {ours[0]} % at medium load and from {alone[1]}
-        to {ours[1]} % at high load; without it ours costs {cheaper[0]} and {cheaper[1]} times more.""")]  # fmt: skip
+        to {ours[1]} % at high load; without, ours costs {cheaper[0]} and {cheaper[1]} times as much.""")]  # fmt: skip
     return _lines(*lines)
 
 
@@ -201,8 +212,7 @@ def _searched(page: _Page) -> str:
         f" (looked at further within {stage.within:.0%})"
         for stage, found in zip(grid.stages, searched.stages, strict=False)
     ]
-    left = len(grid.stages) - len(searched.stages)
-    early = f" **The search is not over:** {left} of its {len(grid.stages)} stages are missing." if left else ""
+    early = _early(page)
     return paragraph(f"""Fixed on {grid.fixed_on}. Measured were {"; ".join(told)}. {len(searched.admitted)} count:
         they are within {searched.within:.0%} of every anchor under the seeds of the last stage (wanted was
         {grid.anchors.within:.0%}). Run were {len(page.sets)}, the most central first.{early}""")
