@@ -6,6 +6,7 @@ run: its distances are predicted with what is found.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
@@ -61,7 +62,8 @@ def search(grid: Grid, choices: Sequence[Choice], runs: Runs, *, tell: Tell, mos
     stages: list[tuple[Anchored, ...]] = []
     left = list(choices)
     for number, stage in enumerate(grid.stages[: most or None], 1):
-        found = tuple(_measured(grid, left, stage.seeds, stage.within, runs, tell=tell, number=number))
+        within = stage.within if stage is not grid.stages[-1] else math.inf  # the limit may have to be raised
+        found = tuple(_measured(grid, left, stage.seeds, within, runs, tell=tell, number=number))
         stages.append(found)
         left = [each.choice for each in found if each.worst(grid) <= stage.within]
     within = grid.anchors.within

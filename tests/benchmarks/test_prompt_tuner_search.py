@@ -69,6 +69,14 @@ def test_where_too_few_count_the_limit_is_raised_and_told(tmp_path: Path) -> Non
     assert len(found.admitted) == len(SOME)
 
 
+def test_the_last_stage_measures_every_anchor_so_that_the_limit_can_be_raised(tmp_path: Path) -> None:
+    values = dict.fromkeys(SOME, (93, 5600.0, 3000.0))  # 25 % fewer are late: over the limit of the last stage
+    found = search(GRID, SOME, known(tmp_path, values), tell=tell)
+    assert all(len(each.values) == 3 for each in found.stages[-1])
+    assert len(found.admitted) == len(SOME)
+    assert found.within > GRID.anchors.within
+
+
 def test_the_grid_has_its_date_and_is_drawn_the_same_always() -> None:
     assert GRID.fixed_on == "2026-11-26"
     assert grids.drawn(GRID) == grids.drawn(GRID)
