@@ -59,7 +59,8 @@ class LogParts:
         """Where a line of the whole text stands."""
         for first, part, skipped in reversed(self._begun):
             if number >= first:
-                return LogPlace(part.source, number - first + 1 + skipped if part.path is not None else 0)
+                is_counted = part.path is not None and skipped >= 0
+                return LogPlace(part.source, number - first + 1 + skipped if is_counted else 0)
         return LogPlace("", 0)
 
     def close(self) -> None:
@@ -120,7 +121,7 @@ def _open(part: LogPart) -> tuple[IO[bytes], int, int] | None:
 
 
 def _lines_before(file: IO[bytes], end: int) -> int:
-    """How many lines a file has before a byte, so that numbers are an editor's; 0 where counting takes too long."""
+    """How many lines a file has before a byte, so that numbers are an editor's; -1 where counting takes too long."""
     if end > MOST_BYTES:
-        return 0
+        return -1
     return sum(file.read(min(1 << 20, end - at)).count(b"\n") for at in range(0, end, 1 << 20))

@@ -24,7 +24,10 @@ from stoker.manager.protocol.to_client import Story
 _RAISED = re.compile(r"raised an exception in your code after [\d.]+ s: (?P<what>.*)", re.DOTALL)
 _NO_RESULT = re.compile(r"ended without a result \((?P<kind>\w+)\): (?P<what>.*)", re.DOTALL)
 _BLOCK = re.compile(r"b\d+")
-_FAILED_BLOCK = re.compile(r"refused: |ended: .*(?:exit code (?!0\b)|[A-Z]+_[A-Z]+|PREEMPTED)")
+_FAILED_BLOCK = re.compile(
+    r"refused: |ended: .*(?:exit code (?!0\b)|[A-Z]+_[A-Z]+|PREEMPTED|preempted|out of memory|node failed"
+    r"|out of walltime|killed by signal|vacated|held)"
+)
 _LOST_PILOT = re.compile(r"counted as lost: ")
 _WANTED = frozenset({"cancelled", "dropped"})
 """Ends that somebody wanted."""
@@ -37,10 +40,16 @@ _DONE = (
     (re.compile(r"may have run when (?P<where>\S+) died \(\d+\); it runs alone"), "ran again alone on a pilot"),
     (re.compile(r"back in the queue: .* \(.*which are not the pilot's hold.*"), "ran again, at no cost of its tries"),
     (re.compile(r"ran .* and was cut off by the walltime of (?P<where>\S+)"), "waited for a pilot with more time left"),
-    (re.compile(r"(?P<where>.+) quarantined for (?P<time>.+?): "), "{where} got nothing new for {time} (quarantined)"),
-    (re.compile(r"(?P<where>.+) may be used again"), "{where} is used again"),
-    (re.compile(r"(?P<where>\S+) quarantined: .*"), "{where} was probed, failed, and is used no more (quarantined)"),
-    (re.compile(r"(?P<where>\S+) is well again"), "{where} was probed again, and is used again"),
+    (
+        re.compile(r"^(?P<where>[^\n]{1,200}?) quarantined for (?P<time>[^:\n]{1,40}): "),
+        "{where} got nothing new for {time} (quarantined)",
+    ),
+    (re.compile(r"^(?P<where>[^\n]{1,200}?) may be used again"), "{where} is used again"),
+    (
+        re.compile(r"^(?P<where>\S{1,200}) quarantined: "),
+        "{where} was probed, failed, and is used no more (quarantined)",
+    ),
+    (re.compile(r"^(?P<where>\S{1,200}) is well again"), "{where} was probed again, and is used again"),
 )  # fmt: skip
 """What a story says was done about a failure, and how that is told."""
 _MOST_DONE = 6

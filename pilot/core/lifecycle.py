@@ -120,8 +120,8 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
 
 
 def _crowded_out(library: PilotLibrary, ending: ProcessEnded) -> str:
-    """That the memory which a library declares was not there for it because others hold it, in words; empty if that is
-    not proved: what no declaration bounds may be the call's own doing."""
+    """That others hold the memory which a library declares, in words; empty if that is not proved. A library that
+    declares nothing may have taken the memory itself."""
     declared, shortage = library.recipe.needs.memory_bytes, ending.shortage
     if ending.signal != signal.SIGKILL or shortage is None or not declared:
         return ""

@@ -3,7 +3,8 @@
 The disk is that of the file which the exception names. Many libraries name none: then the traceback is looked through
 from its inner end, up to the user's innermost function, for a file object, or the path of one, in the variables of a
 function. What is found in a package's function is the file that it was asked to write. In the user's it may be another
-one, so there the disk must be nearly full too; where nothing is found, one of the node's disks must be full.
+one, so there the disk must be nearly full too; where nothing is found, one of the node's disks must be full. So must
+it where the exception has no errno: a quota or a limit of file sizes ends a write alike.
 
 A call that fills a disk by its own file alone would do so on every node, and fails as the user's. What counts is that
 others hold most of the disk: also after a library has removed what it could not finish.
@@ -15,6 +16,7 @@ import errno
 import fcntl
 import io
 import os
+import re
 import stat
 import sysconfig
 import tempfile
@@ -33,6 +35,7 @@ _NEARLY_PART = 0.1
 _INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
 _OPENED = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _PATHS = (PosixPath, PurePosixPath)
+_FULL = re.compile(r"os error 28\b|errno = 28\b|No space left")
 _SERVER_FAILS = frozenset(
     {errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ENOTCONN, errno.EUCLEAN, errno.ETIMEDOUT}
 )
@@ -47,12 +50,18 @@ def others_filled_it(error: BaseException, folder: str) -> bool:
             local[os.stat(place).st_dev] = place
     named = [getattr(error, name, None) for name in ("filename2", "filename")]
     files = [os.fsdecode(each) for each in named if isinstance(each, str | bytes)][:1]  # of two, the second is written
+    whole_part = 1.0 if _is_told_full(error) else _NEARLY_PART
     if files:
-        return _others_fill(files[0], local, room_part=1.0)
+        return _others_fill(files[0], local, room_part=whole_part)
     files, is_exact = _files_of(error.__traceback__)
     if not files:
         return any(_is_full(place) for place in local.values())
-    return any(_others_fill(file, local, room_part=1.0 if is_exact else _NEARLY_PART) for file in files)
+    return any(_others_fill(file, local, room_part=whole_part if is_exact else _NEARLY_PART) for file in files)
+
+
+def _is_told_full(error: BaseException) -> bool:
+    """True if the exception says itself that the disk is full."""
+    return getattr(error, "errno", None) == errno.ENOSPC or _FULL.search(str(error)) is not None
 
 
 def _temporary() -> list[str]:
@@ -112,9 +121,9 @@ def _files_of(trace: TracebackType | None) -> tuple[list[str], bool]:
         trace = trace.tb_next
     for frame in reversed(frames):
         is_package = frame.f_code.co_filename.startswith(_INSTALLED)
-        local = frame.f_locals
-        opened = [value for value in local.values() if type(value) in _OPENED]
-        found = [path for value in opened or local.values() if (path := _path_of(value))]
+        values = list(frame.f_locals.values())  # of a module, another thread may change them
+        opened = [value for value in values if type(value) in _OPENED]
+        found = [path for value in opened or values if (path := _path_of(value))]
         if found or not is_package:
             return found, is_package
     return [], False
@@ -124,13 +133,25 @@ def _path_of(value: object) -> str:
     """The path of a file that a variable holds, or of the open file which it is; empty: neither."""
     is_file = type(value) in _OPENED
     try:
-        name: object = getattr(value, "name", None) if is_file else value
+        name = _name_of(value) if is_file else value
     except ValueError:  # its buffer was detached
         return ""
     path = str(name) if type(name) in _PATHS else name  # the types themselves: other code of the user's is not run
     if type(path) is not str or "\0" in path or "\n" in path or not (is_file or os.sep in path):
         return ""
-    return path if os.path.isdir(os.path.dirname(os.path.abspath(path))) and not os.path.isdir(path) else ""
+    try:
+        return path if os.path.isdir(os.path.dirname(os.path.abspath(path))) and not os.path.isdir(path) else ""
+    except OSError:  # the working folder is gone
+        return ""
+
+
+def _name_of(file: object) -> object:
+    """The name that an open file was opened by; None where what it wraps is of the user's own."""
+    if type(file) is io.TextIOWrapper:
+        file = file.buffer
+    if type(file) in (io.BufferedWriter, io.BufferedRandom):
+        file = file.raw  # type: ignore[attr-defined]  # both have it
+    return file.name if type(file) is io.FileIO else None
 
 
 def _existing(path: str) -> str:

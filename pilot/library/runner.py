@@ -286,7 +286,10 @@ class Runner:
 
     def _infrastructure(self, error: BaseException) -> Failure | None:
         """What the infrastructure did to a call that raised this; None if the exception is the user's own."""
-        found = evidence.find(error, self._place)
+        try:
+            found = evidence.find(error, self._place)
+        except Exception:  # whatever it holds, the exception still goes to its user
+            found = None
         if found is None:
             return None
         failure = self._packer.failure(found.text, kind=FailureKind.INFRASTRUCTURE)

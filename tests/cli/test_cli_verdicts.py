@@ -385,3 +385,52 @@ def test_a_call_that_waits_or_prints_nothing_of_the_kind_has_no_progress(folder:
     assert logged_progress.progress_of(folder, story("c-1", runs_in=("lib-4",))) is None
     assert logged_progress.progress_of(folder, story("c-1")) is None
     assert logged_progress.progress_of(folder, story("lib-3", runs_in=("lib-3",))) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "component"),
+    [
+        ("out of memory", "user", "memory"),
+        ("node failed: n014", "infrastructure", "node"),
+        ("preempted by Slurm", "infrastructure", "scheduler"),
+        ("out of walltime", "user", "walltime"),
+    ],
+)
+def test_blocks_are_judged_by_what_the_factory_says(tmp_path: Path, reason: str, kind: str, component: str) -> None:
+    story = Story("b1", True, f"block of source pool, job 7: ended: {reason}", (StoryLine(1.0, f"ended: {reason}"),))
+    verdict = verdicts.verdict_of(SessionFolder(tmp_path), story)
+    assert verdict is not None
+    assert (verdict.kind.value, verdict.component) == (kind, component)
+
+
+@pytest.mark.parametrize(
+    ("said", "component"),
+    [
+        ("a file that is there could not be opened: FileNotFoundError: No such file or directory: /w", "filesystem"),
+        ("a disk of the node is full: OSError: 4096 requested and 12 written", "disk"),
+    ],
+)
+def test_what_a_pilot_has_proved_is_not_contradicted(tmp_path: Path, said: str, component: str) -> None:
+    text = f"ended without a result (infrastructure): devices, disks or networks failed it 3 times\n  p1: {said}"
+    verdict = verdicts.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
+    assert verdict is not None
+    assert (verdict.kind.value, verdict.component) == ("infrastructure", component)
+
+
+def test_a_long_text_of_a_story_is_looked_through_at_once(tmp_path: Path) -> None:
+    text = "raised an exception in your code after 1.0 s: ValueError: " + "x " * 20_000
+    began = time.process_time()
+    verdicts.verdict_of(SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),)))
+    assert time.process_time() - began < 5
+
+
+def test_lines_of_a_log_that_is_too_long_to_count_have_no_number(tmp_path: Path) -> None:
+    log = tmp_path / "lib-1.log"
+    with log.open("wb") as file:
+        file.write(b"filler\n" * 5_000_000)
+        file.write(b"the last line\n")
+    parts = LogParts([LogPart("lib-1", path=log)])
+    lines = 0
+    while block := parts.read(1 << 20):
+        lines += block.count(b"\n")
+    assert parts.place(lines) == ("lib-1", 0)

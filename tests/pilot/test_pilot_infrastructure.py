@@ -8,7 +8,9 @@ import errno
 import io
 import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -275,6 +277,37 @@ def test_variables_that_refuse_to_be_looked_at_prove_nothing(tiny: Path) -> None
 
     (tiny / "others").write_bytes(bytes(600_000))
     assert find(write, Place(str(tiny))) == ""
+
+
+def test_what_a_file_wraps_is_not_asked_where_it_is_the_users(tiny: Path) -> None:
+    class Raw(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        @property
+        def name(self) -> str:
+            raise KeyError("code of the user's")
+
+    def write() -> None:
+        file = io.BufferedWriter(Raw())  # noqa: F841  # it is found in the function's variables
+        by_c(OSError, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))  # type: ignore[arg-type]
+
+    (tiny / "others").write_bytes(bytes(600_000))
+    assert find(write, Place(str(tiny))) == ""
+
+
+def test_a_limit_of_file_sizes_is_the_users_on_a_disk_that_is_half_full(tiny: Path) -> None:
+    """NumPy says of every short write that so many were written: only a disk that is nearly full proves more."""
+    numpy = pytest.importorskip("numpy")
+    (tiny / "others").write_bytes(bytes(600_000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        assert find(lambda: numpy.save(tiny / "file", numpy.zeros(20_000)), Place(str(tiny))) == ""
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def test_a_device_that_is_always_full_is_the_users_whatever_else_is_full(tiny: Path) -> None:

@@ -13,6 +13,7 @@ from stoker.manager.advice.logs.rules import ROWS, FaultRule
 
 _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
 _CALLS, _PILOTS, _BLOCKS = "pilot/core/limits.py, lifecycle.py", "LossReason", "the factory"
+_TABLE = "pilot/core/infrastructure.py"
 
 SAID: tuple[FaultRule, ...] = (
     # ---- calls
@@ -36,6 +37,17 @@ SAID: tuple[FaultRule, ...] = (
               "what it returns cannot travel", "pilot/library/packing.py", sure=0.97),
     FaultRule(_U, "context", r"^(?:context .* could not be loaded: )?the loader of .* raised",
               "its context's loader failed", _CALLS, sure=0.7),
+    FaultRule(_I, "disk", r"a disk of the node is full", "others have filled a disk of the node", _TABLE, sure=0.97),
+    FaultRule(_I, "filesystem", r"a file that is there could not be opened|a disk or file server failed"
+              r"|a file server (?:lost|failed|has dropped)|a file system is damaged|a file system's server has ended",
+              "a disk or file server failed", _TABLE, sure=0.97),
+    FaultRule(_I, "nvlink", r"a link between devices failed", "a link between devices failed", _TABLE, sure=0.97),
+    FaultRule(_I, "gpu", r"the device met a memory error|the device is lost|the device failed |the device cannot be"
+              r" reached|fabric of devices is not up", "a device failed", _TABLE, sure=0.97),
+    FaultRule(_I, "gpu_memory", r"another process holds the device's memory",
+              "other processes hold the device's memory", _TABLE, sure=0.97),
+    FaultRule(_I, "network", r"(?:NCCL|Gloo) lost a connection|NCCL was refused by the system",
+              "a connection between ranks failed", _TABLE, sure=0.97),
     # ---- pilots
     FaultRule(_I, "scheduler", r"counted as lost: (?:preempted|vacated|held)", "the batch system took its job away",
               _PILOTS),
@@ -50,9 +62,12 @@ SAID: tuple[FaultRule, ...] = (
               "its process or its node vanished, and nobody says why", _PILOTS, sure=0.6),
     # ---- blocks
     FaultRule(_U, "site", r"refused: ", "the batch system did not take its job", _BLOCKS, sure=0.9),
-    FaultRule(_U, "memory", r"ended: .*OUT_OF_MEMORY", "its job took more memory than it was granted", _BLOCKS),
-    FaultRule(_I, "node", r"ended: .*(?:NODE_FAIL|BOOT_FAIL)", "its node failed", _BLOCKS),
-    FaultRule(_I, "scheduler", r"ended: .*PREEMPTED", "the batch system took its job away", _BLOCKS),
+    FaultRule(_U, "memory", r"ended: .*(?:OUT_OF_MEMORY|out of memory)",
+              "its job took more memory than it was granted", _BLOCKS),
+    FaultRule(_I, "node", r"ended: .*(?:NODE_FAIL|BOOT_FAIL|node failed)", "its node failed", _BLOCKS),
+    FaultRule(_U, "walltime", r"ended: .*out of walltime", "its walltime was over", _BLOCKS),
+    FaultRule(_I, "scheduler", r"ended: .*(?:PREEMPTED|preempted|vacated|held)",
+              "the batch system took its job away", _BLOCKS),
 )  # fmt: skip
 
 JOB: tuple[FaultRule, ...] = (
@@ -63,7 +78,7 @@ JOB: tuple[FaultRule, ...] = (
               "Slurm: sbatch", sure=0.96),
     FaultRule(_F, "environment", r"command not found|[Nn]o such file or directory|No module named|cannot execute"
               r"|[Nn]ot found$|Permission denied",
-              "what the job begins with is not on its node", "bash; env; CPython", sure=0.96),
+              "what the job begins with is not on its node", "bash; env; CPython", sure=0.94),
 )  # fmt: skip
 
 MORE: tuple[FaultRule, ...] = (

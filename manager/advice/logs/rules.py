@@ -156,7 +156,8 @@ ROWS: tuple[FaultRule, ...] = (
          "a node's hardware or kernel failed", _KERNEL),
     FaultRule(_I, "scheduler", r"Invalid job credential|munge.{0,60}(?:failed|error|expired)|Protocol "
         r"authentication error"
-         r"|Unable to contact slurm controller|slurm_(?:receive|load|persist)\S*.{0,40}(?:timed out|refused|error)",
+         r"|Unable to contact slurm controller"
+         r"|slurm_(?:receive|load|persist)\S{0,40}.{0,40}(?:timed out|refused|error)",
          "the batch system's own services failed", _SLURM),
     FaultRule(_I, "scheduler", r"Shadow exception!|Job disconnected, attempting to reconnect|Job reconnection "
         r"failed|Can not reconnect to slot|Error from slot\d\S*: (?:Failed to|STARTER)",

@@ -141,7 +141,7 @@ _ERROR = caseless(
     """,
     re.VERBOSE,
 )
-_WARNING = caseless(r"\bwarn(?:ing)?s?\b|\w+Warning\b|\bdeprecat")
+_WARNING = caseless(r"\bwarn(?:ing)?s?\b|\wWarning\b|\bdeprecat")
 _CALM_LEVEL = re.compile(r"\b(?:DEBUG|INFO|NOTICE|TRACE)\b")
 _OVERCOME = caseless(
     r"""
