@@ -77,8 +77,7 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
     if library.stuck:
         indexing.gets_on(library)
     holding.progressed(manager, library)
-    printed = ends[-1].printed
-    if printed is not None:
+    if ends and (printed := ends[-1].printed) is not None:
         library.printed_to = printed.end
     library.served += total
     library.context.served += total

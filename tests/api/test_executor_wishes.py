@@ -64,7 +64,9 @@ def test_the_shipped_policies_honour_what_the_page_says() -> None:
         "elastic-flow": alone,
         "arlo": both | {"variants", "latency_s"},
         "slinfer": both | {"ttft_s", "tpot_s", "expected_output"},
-        **dict.fromkeys(("default", "exclusive", "disk-only", "no-awareness", "random"), both | limits),
+        **dict.fromkeys(
+            ("default", "shortest-first", "exclusive", "disk-only", "no-awareness", "random"), both | limits
+        ),
     }
     honoured = {name: policy(name).make().honours for name in (*SHIPPED, *BASELINES)}
     assert honoured == {name: special.get(name, both) for name in honoured}

@@ -74,7 +74,7 @@ FAULTS = {
     '[pilot]\nheartbeat = "5 s"': "line 2: [pilot] heartbeat is not a setting; did you mean heartbeat in [session]?",
     "max_blocks = 3": "line 1: max_blocks is not a setting; did you mean max_blocks in [pilot]?",
     "\nqqq = 1": "line 2: qqq is not a setting; there are name, engine, sites, provider, pilot, session, policy,"
-    " environment",
+    " environment, advice",
     '[pilot]\ncache_size = "4 gigs"': "line 2: [pilot] cache_size: '4 gigs' is not a size; write a number and one of"
     " B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
     "[pilot]\ncache_size = true": "line 2: [pilot] cache_size: true is not a size; write a number and a unit,"

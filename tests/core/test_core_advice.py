@@ -406,3 +406,10 @@ def test_pilots_without_logs_need_no_timer(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready()
     assert printing.TIMER not in c.core.state.timers
     assert c.hears("p1", to_pilot.RunCalls)
+
+
+def test_an_empty_list_of_ends_changes_nothing(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    c.report("p1", say.CallsEnded(c.library().id, []))
+    assert c.held() == ["1"]
+    assert c.library().printed_to == 0

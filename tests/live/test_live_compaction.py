@@ -172,6 +172,7 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
     work.submit(5)
     work.until(lambda: work.held, what="a call is sent")
     assert [path for path in folder.path.glob("journal.*") if not segments.snapshots(folder.journal)] == []
+    work.until(lambda: len(segments.snapshots(folder.journal)) == 1, what="the compaction that is under way is over")
     (snapshot,) = [path for _, path in segments.snapshots(folder.journal)]
     assert sum(path.stat().st_size for path in (snapshot, folder.journal)) < 60_000, "what has ended is not kept"
     _, live, over = story_of(str(folder.path), "3")
