@@ -19,7 +19,7 @@ _NO_FOLDER = frozenset(
 
 def check(agent: Agent) -> bool:
     """Tell the core if the pilot lacks something; whether it does."""
-    agent.oom_kills.look()
+    agent.oom_kills.note_kills()
     if why := agent.scratch.fault():
         agent.handle(Unfit(why, LossReason.SCRATCH_GONE))
     elif why := agent.parent.fault():

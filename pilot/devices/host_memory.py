@@ -37,7 +37,7 @@ class OomKills:
         self._count = self._counted()
         self._noticed_at = -FRESH_S
 
-    def look(self) -> None:
+    def note_kills(self) -> None:
         """Notice kills that were counted since the last look. To be called again and again."""
         count = self._counted()
         if count > self._count:
@@ -47,7 +47,7 @@ class OomKills:
     def shortage(self) -> MemoryShortage | None:
         """The limit that leaves the least room; None if the kernel has killed nothing a moment ago, or what this pilot
         holds is not known."""
-        self.look()
+        self.note_kills()
         if self._clock() - self._noticed_at >= FRESH_S:
             return None
         own = self._own_bytes()
