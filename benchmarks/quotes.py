@@ -54,12 +54,15 @@ def _quote(path: Path, begins: str, line: str) -> Quote:
 def _front(record: Record) -> str:
     one, theirs = evaluations(record)[0], record.chosen[Reading.HOLD]
     fewer, times = one.more_violations(MEDIUM, theirs, NOBODY), one.times_the_cost(MEDIUM, theirs, NOBODY)
-    cost = f"which cost {show(times, digits=2)} times as much"
-    what = f"{show(fewer)} points fewer jobs late than by INFless's rules, {cost}"
+    cost = f"INFless's rules cost {show(times, digits=2)} times as much"
+    apart = "" if fewer.low > 0 or fewer.high < 0 else " (within the error)"
+    what = f"{cost}; {show(fewer)} points fewer jobs miss their deadline{apart}"
     early = "a first look, " if len(record.searched.stages) < len(read_grid().stages) else ""
     sets = f"{early}{len(record.seeds)} seeds, {len(record.sets)} sets of unknowns"
     where = f"[page](docs/reproduction/prompttuner.md); {sets}"
-    return row(f"prompt tuning by deadlines, simulated, where nobody learns: {what}", "`make reproduce`", where)
+    return row(
+        f"prompt tuning by deadlines, simulated, without learning from earlier jobs: {what}", "`make reproduce`", where
+    )
 
 
 def _schedulers(record: Record) -> list[tuple[str, str]]:

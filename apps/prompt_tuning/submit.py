@@ -152,8 +152,8 @@ def _bank_of(order: Order) -> BankPlace | None:
 
 
 def _lookup_s(order: Order) -> float:
-    """What the lookup in the bank would take one device, by what earlier ones took; a gang shares it. 0 where there is
-    none, or nobody knows."""
+    """Seconds that one device would need for the lookup in the bank, as earlier lookups took; a gang shares them. 0 if
+    the job looks nothing up, or no lookup was measured."""
     bank = _bank_of(order)
     if bank is None:
         return 0.0

@@ -13,7 +13,7 @@ from benchmarks.arlo import report
 from benchmarks.arlo.records import Records
 from benchmarks.arlo.tables import TABLES
 from benchmarks.arlo.workload import missing
-from stoker.errors import StokerError
+from benchmarks.evaluating import exit_status
 from stoker.whole_files import draft_of
 
 PAGE, RECORDS = "arlo.md", "arlo.json"
@@ -23,17 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 1 when something fails, 2 where the data is not there or what cannot be asked, 130 after
     Ctrl-C."""
     asked = _asked(arguments)
-    if why := missing():
-        sys.stderr.write(f"{why}: Arlo's evaluation is skipped\n")
-        return 0 if asked.skip else 2
-    try:
-        return _reproduce(asked)
-    except (StokerError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write(f"\nstopped: the same again goes on with {asked.out / RECORDS}\n")
-        return 130
+    return exit_status(
+        lambda: _reproduce(asked),
+        what="Arlo's evaluation", kept=asked.out / RECORDS, missing=missing(), skip=asked.skip,
+    )  # fmt: skip
 
 
 def _asked(arguments: list[str] | None) -> argparse.Namespace:

@@ -213,7 +213,7 @@ class Infless(InRounds):
         return orders
 
     def _take(self, context: Context, stock: _Stock, count: int) -> tuple[list[tuple[Device, ...]], list[Action]]:
-        """So many instances, fewer if there are no more: where they are, and the orders for those that are launched."""
+        """Take up to `count` instances: returns the devices of each, and the orders that launch the fresh ones."""
         crew = [stock.idle.pop(0) for _ in range(min(count, len(stock.idle)))]
         crew += [stock.coming.pop(0) for _ in range(min(count - len(crew), len(stock.coming)))]
         fresh = [stock.free.pop(0) for _ in range(min(count - len(crew), len(stock.free)))]

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 from benchmarks.asking import number
+from benchmarks.evaluating import exit_status
 from benchmarks.slinfer import report
 from benchmarks.slinfer.cases import BASELINES, SLINFER, SLLM, Case, is_there, run
 from benchmarks.slinfer.data import missing
 from benchmarks.slinfer.records import Records
 from benchmarks.slinfer.tables import QUICK_S, TABLES
-from stoker.errors import StokerError
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.whole_files import draft_of
 
@@ -28,17 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 1 when something fails, 2 where the data is not there or what cannot be asked, 130 after
     Ctrl-C."""
     asked = _asked(arguments)
-    if why := missing():
-        sys.stderr.write(f"{why}: SLINFER's evaluation is skipped\n")
-        return 0 if asked.skip else 2
-    try:
-        return _reproduce(asked) if asked.table else _run_one(asked)
-    except (StokerError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write(f"\nstopped: the same again goes on with {asked.out / RECORDS}\n")
-        return 130
+    return exit_status(
+        lambda: _reproduce(asked) if asked.table else _run_one(asked),
+        what="SLINFER's evaluation", kept=asked.out / RECORDS, missing=missing(), skip=asked.skip,
+    )  # fmt: skip
 
 
 def _asked(arguments: list[str] | None) -> argparse.Namespace:

@@ -24,7 +24,6 @@ from stoker.contexts.user_code import is_installed
 from stoker.manager.protocol.program_source import (
     LONGEST_TEXT,
     ProgramSource,
-    plain_arguments,
     source_file,
     text_file,
 )
@@ -69,7 +68,7 @@ class SourceShelf:
                 if is_installed(getattr(function, "__module__", None) or "__main__")
                 else os.path.dirname(file) or os.getcwd()
             )
-            source = ProgramSource(digest, name, file, folder, plain_arguments(arguments))
+            source = ProgramSource(digest, name, file, folder, arguments)
             write_whole(source_file(self._folder, key), msgspec.json.encode(source))
         except Exception as error:  # whatever the function is: its call goes on
             log.debug("the source of %r was not left: %r", key, error)

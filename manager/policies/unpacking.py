@@ -18,6 +18,7 @@ from stoker.manager.core.subjects import OfPace
 from stoker.manager.protocol.ids import RecipeKey
 
 LIMIT = 0.35
+"""§4.1: a call that lost more of its throughput than this is not packed with another one."""
 MOST_MOVED = 10_000
 
 Places = Callable[[View, Context], Iterator[tuple[Device, ...]]]

@@ -7,7 +7,6 @@ by their keys, and the advisor, which runs on the same machine, looks them up.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -46,12 +45,3 @@ def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
         return source, text_file(sources, source.text).read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError, msgspec.MsgspecError):
         return None
-
-
-def plain_arguments(arguments: dict[str, Any]) -> dict[str, Plain]:
-    """The arguments that are plain values, short texts among them."""
-    return {
-        name: value
-        for name, value in arguments.items()
-        if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= 300)
-    }

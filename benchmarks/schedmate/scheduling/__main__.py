@@ -9,10 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks.evaluating import exit_status
 from benchmarks.schedmate.scheduling import drawing, report, systems
 from benchmarks.schedmate.scheduling.records import Records
 from benchmarks.schedmate.scheduling.trace import missing
-from stoker.errors import StokerError
 from stoker.whole_files import draft_of
 
 PAGE, RECORDS = "schedmate.md", "schedmate.json"
@@ -22,17 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 1 when something fails, 2 where the data is not there or what cannot be asked, 130 after
     Ctrl-C."""
     asked = _asked(arguments)
-    if why := missing():
-        sys.stderr.write(f"{why}: SchedMate's scheduling is skipped\n")
-        return 0 if asked.skip else 2
-    try:
-        return _reproduce(asked)
-    except (StokerError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write(f"\nstopped: the same again goes on with {asked.out / RECORDS}\n")
-        return 130
+    return exit_status(
+        lambda: _reproduce(asked),
+        what="SchedMate's scheduling", kept=asked.out / RECORDS, missing=missing(), skip=asked.skip,
+    )  # fmt: skip
 
 
 def _asked(arguments: list[str] | None) -> argparse.Namespace:

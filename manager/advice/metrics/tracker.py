@@ -27,8 +27,6 @@ _MOST_LINES = 5_000
 _PATIENCE = 200
 """With lines enough of a kind, so many others that have no metric are read in search of a rarer kind."""
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
-SLOWDOWN_LIMIT = 0.35
-"""§4.1: a program that lost more of its throughput than this is not packed with another one."""
 
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,11 +73,6 @@ class Slowdown(msgspec.Struct, frozen=True):
 
     share: float
     metric: str
-
-    @property
-    def exceeds_limit(self) -> bool:
-        """True if the neighbour should go (§4.1)."""
-        return self.share > SLOWDOWN_LIMIT
 
 
 class MetricTracker:
