@@ -82,11 +82,16 @@ def judged(
 
 
 def _by_words(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fault | None:
+    """Whose fault it was by what the session says: the last line that tells counts, and a text's first line, which sums
+    it up, is shown above that."""
     for text in said:
-        for line in reversed(text.splitlines()):
+        lines = text.splitlines()
+        for line in reversed(lines):
             rule = next(iter(matching_rules(line, rules)), None)
             if rule is not None:
-                return Fault(rule.kind, rule.component, rule.sure, rule.means, (LogLine(0, masked(line.strip())),))
+                shown = dict.fromkeys(masked(one.strip()) for one in (lines[0], line))
+                proof = tuple(LogLine(0, one) for one in shown)
+                return Fault(rule.kind, rule.component, rule.sure, rule.means, proof)
     return None
 
 

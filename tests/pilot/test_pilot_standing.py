@@ -77,13 +77,18 @@ def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(served: FakeManag
     assert served.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
 
 
-def test_a_library_that_is_ordered_after_the_folder_is_gone_is_the_pilot_s_fault(served: FakeManager) -> None:
-    served.hello()
-    shutil.rmtree(scratch_of(served))
-    served.start(recipe())
-    left = served.wait_for(LibraryGone)
+_LOOKS_NOT_BY_ITSELF = "from unittest.mock import Mock; from stoker.pilot.agent import loop; loop.standing = Mock()"
+"""So that the order comes first: a pilot that looks every second may find the folder gone before that."""
+
+
+def test_a_library_that_is_ordered_after_the_folder_is_gone_is_the_pilot_s_fault(manager: FakeManager) -> None:
+    manager.start_pilot(settings=_LOOKS_NOT_BY_ITSELF)
+    manager.hello()
+    shutil.rmtree(scratch_of(manager))
+    manager.start(recipe())
+    left = manager.wait_for(LibraryGone)
     assert (left.failure, left.loading) == (None, True)
-    assert served.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
+    assert manager.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
 
 
 def test_a_folder_that_was_made_anew_by_another_is_not_its_own(served: FakeManager) -> None:

@@ -38,9 +38,10 @@ SAID: tuple[FaultRule, ...] = (
     FaultRule(_U, "context", r"^(?:context .* could not be loaded: )?the loader of .* raised",
               "its context's loader failed", _CALLS, sure=0.7),
     FaultRule(_I, "disk", r"a disk of the node is full", "others have filled a disk of the node", _TABLE, sure=0.97),
-    FaultRule(_I, "filesystem", r"a file that is there could not be opened|a disk or file server failed"
-              r"|a file server (?:lost|failed|has dropped)|a file system is damaged|a file system's server has ended",
-              "a disk or file server failed", _TABLE, sure=0.97),
+    FaultRule(_I, "disk", r"a disk or file server failed", "a disk or file server failed", _TABLE, sure=0.97),
+    FaultRule(_I, "filesystem", r"a file that is there could not be opened|a file server (?:lost|failed|has dropped)"
+              r"|a file system is damaged|a file system's server has ended",
+              "a file server failed", _TABLE, sure=0.97),
     FaultRule(_I, "nvlink", r"a link between devices failed", "a link between devices failed", _TABLE, sure=0.97),
     FaultRule(_I, "gpu", r"the device met a memory error|the device is lost|the device failed |the device cannot be"
               r" reached|fabric of devices is not up", "a device failed", _TABLE, sure=0.97),
