@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import msgspec
 
 from benchmarks.facts import Facts
-from benchmarks.pervasive import neighbours, paper, quick, shares, worlds
-from benchmarks.pervasive.drawing import NAMES
+from benchmarks.pervasive import neighbours, paper, quick, shares
+from benchmarks.pervasive.claims import CLAIMS, called, judged
 from benchmarks.pervasive.fit import CLOSE, FAIR, Fit
 from benchmarks.pervasive.neighbours import Preempted, Shared
 from benchmarks.pervasive.parameters import BOUNDS
@@ -41,54 +41,18 @@ class Found(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, predictions=tuple(map(tuple, rows)))
 
 
-def called(awareness: Awareness) -> str:
-    """What the paper calls it, and the policy that does so here."""
-    return f"{NAMES[awareness]} (`{worlds.POLICIES[awareness]}`)"
-
-
-class Claim(msgspec.Struct, frozen=True):
-    """A number of the paper's that is predicted."""
-
-    figure: str
-    awareness: Awareness
-    words: str
-    said: float
-
-    def values(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> list[float]:
-        """What came of the runs that predict it. `batch`: of calls of so many; 0: of all."""
-        return [
-            one.value
-            for row in rows
-            for one in row
-            if one.is_of(self.figure, self.awareness) and batch in (0, one.batch)
-        ]
-
-    def verdict(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0, within: float = FAIR) -> str:
-        """Where the paper's number is, against the interval. As in the fit, nothing counts as off by less than
-        `within`."""
-        return judged(self.said, self.values(rows, batch=batch), within=within)
-
-
-def judged(said: float, values: Sequence[float], *, within: float) -> str:
-    """In words."""
-    nearest = min(max(said, min(values)), max(values))
-    off = abs(nearest / said - 1.0)
-    if not off:
-        return "inside"
-    return f"outside by {off:.1%}, which the fit may be off too" if off <= within else f"**outside**, by {off:.1%}"
-
-
-CLAIMS = (
-    Claim("8", Awareness.DISK, f"8, {called(Awareness.DISK)}: inferences done", paper.FIGURE_8[Awareness.DISK]),
-    Claim("8", Awareness.FULL, f"8, {called(Awareness.FULL)}: inferences done", paper.FIGURE_8[Awareness.FULL]),
-    Claim("9a", Awareness.FULL, "9a, from 4 to 20 GPUs: seconds", paper.FIGURE_9A_S),
-    Claim("9b", Awareness.FULL, "9b, up to 186 GPUs: seconds", paper.FIGURE_9B_S),
-)
-
-
 def write(found: Found) -> str:
     """The page, in Markdown."""
-    parts = (HEAD, _made(found), _short(found), _static(found), _unknowns(found), _predicted(found), _variants(found))
+    parts = (
+        HEAD,
+        _made(found),
+        _short(found),
+        INDEX,
+        _static(found),
+        _unknowns(found),
+        _predicted(found),
+        _variants(found),
+    )
     more = (shares.section(found.fits, found.predictions), _neighbours(found), _proportion(found), _UNKNOWABLE)
     return "\n".join([*parts, *more])
 
@@ -116,6 +80,17 @@ much as these. The simulator itself is off by a little more or less than the clo
 
 `stoker simulate context-paper-6` (or `-7`, `-8`, `-9a`, `-9b`) runs one of them with the most central set; its file
 says how the lesser versions are set beside it.
+"""
+INDEX = """## Every figure and table of the paper
+
+| paper | what it has | here |
+|---|---|---|
+| Figures 1, 2, 4 | drawings | nothing to measure |
+| Figures 3, 5 | the program without and with a context | `apps/fact_verification`, which runs on real pilots |
+| Table 1 | the GPUs of the cluster | speeds by kind: *What cannot be known from the text* |
+| Figures 6, 7 | seconds on 20 static GPUs, by awareness and by inferences a call | *Figures 6 and 7: fitted* |
+| Figure 8 | inferences done while GPUs go one by one | *Figures 8 and 9: predicted*, and the two sections that follow |
+| Figure 9 | a pool that grows to 20 and to 186 GPUs | *Figures 8 and 9: predicted*, and the section on capacity |
 """
 
 

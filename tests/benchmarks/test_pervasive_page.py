@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.pervasive import paper, predict, report, scenario_files
+from benchmarks.pervasive import claims, paper, predict, report, scenario_files
 from benchmarks.pervasive.__main__ import PAGE, PARAMETERS, RECORD, Kept, main, read
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study.running import run_all
@@ -116,6 +116,6 @@ def test_no_answer_of_the_paper_is_among_the_inputs_of_a_prediction() -> None:
 
 
 def test_a_prediction_may_be_off_by_as_much_as_the_fit() -> None:
-    assert report.judged(100.0, [90.0, 110.0], within=0.05) == "inside"
-    assert report.judged(100.0, [80.0, 96.0], within=0.05) == "outside by 4.0%, which the fit may be off too"
-    assert report.judged(100.0, [80.0, 94.0], within=0.05) == "**outside**, by 6.0%"
+    assert claims.judged(100.0, [90.0, 110.0], within=0.05) == "inside"
+    assert claims.judged(100.0, [80.0, 96.0], within=0.05) == "outside by 4.0%, which the fit may be off too"
+    assert claims.judged(100.0, [80.0, 94.0], within=0.05) == "**outside**, by 6.0%"
