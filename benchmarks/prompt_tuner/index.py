@@ -15,13 +15,14 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("Figure 2b", "the trace: a minute with five times the mean", "made up, under *The jobs*"),
     ("Figure 2c", "iterations from 20 prompts", f"{_QUALITY}; in the simulator `prompt_spread`"),
     ("Figure 3a", "ElasticFlow's allocation, 56 %", "an anchor: *The sets that count*"),
-    ("Figure 3b", "INFless's waiting", "*What was no anchor, and can be compared*"),
+    ("Figure 3b", "INFless's waiting for instances", "all waiting: *What was no anchor, and can be compared*"),
     ("Figure 3c", "violations by the number of GPUs", "the section of that name"),
     ("Table 6", "twelve tasks and their targets", "its data sets are not ours: ten others in `prompt_quality`"),
     ("Figure 7, Table 7", "violations and cost of the three systems", "the sections of those names"),
     ("Figure 8, Table 8", "the parts of the scheduler", "the sections of those names"),
     ("Figure 9", "the chosen prompt against the ideal and the induced one", _QUALITY),
-    ("Figure 10", "the bank's two layers", "`make bench ARGS=prompt_bank`, on 3,067 prompts"),
+    ("Figure 10", "the bank's two layers",
+     "10a: not measured; 10b: scores and regret, no latency: `make bench ARGS=prompt_bank`"),
 )  # fmt: skip
 
 

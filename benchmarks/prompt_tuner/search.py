@@ -19,7 +19,8 @@ from benchmarks.prompt_tuner.result import Result
 from benchmarks.prompt_tuner.runs import Runs
 
 RESIZES = System(ELASTIC_FLOW, (("slot_s", 1.0),))
-_STEP = 0.05
+STEP = 0.05
+"""By so much the limit is raised where too few sets count."""
 _Wanted = tuple[tuple[Group, System], ...]
 _MEDIUM, _LOOSE = at("medium", 1.0), at("medium", 1.5)
 _WANTED: tuple[_Wanted, ...] = (
@@ -69,7 +70,7 @@ def search(grid: Grid, choices: Sequence[Choice], runs: Runs, *, tell: Tell, mos
     within = grid.anchors.within
     last = [each for each in stages[-1] if each.worst(grid) < 1.0]
     while sum(each.worst(grid) <= within for each in last) < min(grid.anchors.fewest, len(last)):
-        within += _STEP
+        within += STEP
     admitted = tuple(each.choice for each in stages[-1] if each.worst(grid) <= within)
     return Searched(tuple(stages), round(within, 2), admitted)
 

@@ -1,0 +1,104 @@
+"""What the page says in short: how far ours is from the baselines, which bars hold, and where the paper has more or the
+opposite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.prompt_tuner import bars, paper, readings
+from benchmarks.prompt_tuner.bars import Bar
+from benchmarks.prompt_tuner.cases import HEAVY, MEDIUM, NOBODY, Group, at
+from benchmarks.prompt_tuner.page import TEXT, Page, lines_of
+from benchmarks.prompt_tuner.readings import Condition, Reading
+from benchmarks.prompt_tuner.summary import Spread, over, show
+from benchmarks.words import paragraph
+from stoker.manager.study.statistics import MeanEstimate, estimate
+
+
+def short(page: Page) -> str:
+    """The section."""
+    found = list(bars.against_baselines(page.sets, page.chosen, Condition.NOBODY))
+    text = [bar for bar in found if any(reading.value in bar.what for reading in TEXT)]
+    signs = [bar for _, *pair in bars.ablations(page.sets) for bar in pair]
+    sets = len(page.sets)
+    told = [
+        _distances(page),
+        f"""Of the {len(text)} bars against the readings nearest to the text (INFless whose instances hold and wait,
+        ElasticFlow that resizes) {_held(text, sets)}; of all {len(found)} {_held(found, sets)}. Of the {len(signs)}
+        signs of the scheduler's parts {_held(signs, sets)}.""",
+        _less(page),
+        f"The other way round than in the paper, by the most central set: {'; '.join(_reversed(page)) or 'nothing'}.",
+    ]
+    return lines_of("## In short", "", *(paragraph(one, bullet=True) for one in told))
+
+
+def _distances(page: Page) -> str:
+    one, said, sets = page.central, paper.TABLE_8["whole"].violations, len(page.sets)
+    late = estimate(one.violations(MEDIUM, NOBODY))
+    off = late.mean / said - 1.0
+    told = []
+    for reading in Reading:
+        theirs = page.chosen[reading]
+        points = over(page.sets, lambda each, theirs=theirs: each.more_violations(MEDIUM, theirs, NOBODY))
+        times = over(page.sets, lambda each, theirs=theirs: each.times_the_cost(MEDIUM, theirs, NOBODY))
+        told.append(f"{reading.value} {_both(points)} points and {_both(times, digits=2)} times the cost")
+    return f"""Where nobody learns, at medium load and S = 1, ours has {show(late)} % of the jobs late; the paper's
+        {said:g} was an anchor, of which that is {abs(off):.0%} {"less" if off < 0 else "more"}. Behind ours are, with
+        the most central set (and over all {sets} sets): {"; ".join(told)}."""
+
+
+def _both(found: Spread, *, digits: int = 1) -> str:
+    central, between = found.shown(digits=digits)
+    return f"{central} ({between})"
+
+
+def _held(found: Sequence[Bar], sets: int) -> str:
+    everywhere = sum(bar.sets == sets for bar in found)
+    return f"{bars.held(found)} hold by their interval with the most central set and {everywhere} with each set"
+
+
+def _less(page: Page) -> str:
+    """How much smaller differences are than the paper's."""
+    one = page.central
+    fewer = []
+    for reading in TEXT:
+        low, high = paper.FEWER_POINTS[readings.POLICIES[reading]]
+        found = [one.more_violations(at(load, 1.0), page.chosen[reading], NOBODY).mean for load in paper.MAIN_LOADS]
+        fewer.append(f"{_range(found)} points behind are {reading.value} ({low:g} to {high:g})")
+    points, saved = (
+        [one.more_violations(at("medium", s), readings.NO_PROMPTS, NOBODY).mean for s in paper.EMERGENCES],
+        [one.saved(at("medium", s), NOBODY, readings.NO_PROMPTS).mean for s in paper.EMERGENCES],
+    )
+    bank = "{:g} to {:g} points, {:g} to {:g} %".format(*paper.BANK_FEWER_POINTS, *paper.BANK_SAVED)
+    return f"""Against the paper's sizes, in brackets: over the loads {"; ".join(fewer)}; the bank saves
+        {_range(points)} points of violations and {_range(saved)} % of the cost over S ({bank})."""
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+def _reversed(page: Page) -> Iterator[str]:
+    one, hold = page.central, page.chosen[Reading.HOLD]
+    for part, more, times in bars.ablations(page.sets):
+        if not more.holds_by_mean(more.found[0]):
+            yield f"{part.what} {show(more.found[0], sign=True)} points ({part.points})"
+        if not times.holds_by_mean(times.found[0]):
+            yield f"{part.what} {show(times.found[0], digits=2)} times the cost ({part.times})"
+    saved = [one.saved(at("medium", s), NOBODY, hold).mean for s in paper.EMERGENCES]
+    said = [paper.SAVED[s] for s in paper.EMERGENCES]
+    if (saved[-1] > saved[0]) != (said[-1] > said[0]):
+        yield f"""{_row(saved, 1)} % of INFless's cost are saved at S = {_row(paper.EMERGENCES, 1)} ({_row(said, 0)})"""
+    large, medium = (_late(page, HEAVY[-1]), _late(page, MEDIUM))
+    theirs = paper.TABLE_7["large"]["prompt-tuner"].violations, paper.TABLE_8["whole"].violations
+    if (large.mean > medium.mean) != (theirs[0] > theirs[1]):
+        yield f"""on {paper.LARGE_GPUS} GPUs {show(large)} % are late, and {show(medium)} % on {paper.GPUS}
+            ({theirs[0]:g}, {theirs[1]:g})"""
+
+
+def _late(page: Page, group: Group) -> MeanEstimate:
+    return estimate(page.central.violations(group, NOBODY))
+
+
+def _row(values: Sequence[float], digits: int) -> str:
+    return ", ".join(f"{value:.{digits}f}" for value in values)
