@@ -60,8 +60,8 @@ def _front(record: Record) -> str:
     times, dearer = over(every, lambda each: each.times_the_cost(MEDIUM, theirs, NOBODY)).shown(digits=2)
     said = "{:g} to {:g}".format(*paper.FEWER_POINTS[INFLESS])
     what = f"""prompt tuning by deadlines, simulated: `prompt-tuner` has {late} % of the jobs late, our version of
-        INFless {behind} %: {fewer} points fewer ({between} over {len(every)} sets of assumptions; the paper has {said}),
-        and INFless costs {times} times as much ({dearer})"""
+        INFless {behind} %: {fewer} points fewer ({between} over {len(every)} sets of assumptions; the paper has
+        {said}), and INFless costs {times} times as much ({dearer})"""
     early = "a first look, " if len(record.searched.stages) < len(read_grid().stages) else ""
     where = f"[page](docs/reproduction/prompttuner.md); {early}{len(record.seeds)} seeds"
     return row(" ".join(what.split()), "`make reproduce`", where)
@@ -98,8 +98,8 @@ def _judged(record: Record) -> str:
     points = sum("points" in bar.what for bar in missed)
     return (
         f"Of the {len(found)} bars against these baselines, at medium and at high load, {bars.held(found)} hold by"
-        f" their interval with this set, and {sum(bar.sets == len(sets) for bar in found)} with every set; {len(missed)}"
-        f" are missed by the mean too, of which {points} ask for fewer late jobs than under INFless."
+        f" their interval with this set, and {sum(bar.sets == len(sets) for bar in found)} with every set;"
+        f" {len(missed)} are missed by the mean too, of which {points} ask for fewer late jobs than under INFless."
     )
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from benchmarks.words import head, row
 
-_QUALITY = (
-    "`make bench ARGS=prompt_quality`, real tunings "
-    "([found](../../benchmarks/README.md#what-an-initial-prompt-is-worth))"
-)
+_QUALITY = "`make bench ARGS=prompt_quality`, real tunings (found: `benchmarks/README.md`)"
 _PARTS: tuple[tuple[str, str, str], ...] = (
     ("Figures 1, 4 to 6, Tables 1 to 5", "an example, drawings, notation, others' results", "nothing to measure"),
     ("Figure 2a", "where a job's time goes: communication, allocation",
