@@ -104,14 +104,7 @@ def _judged(record: Record) -> str:
 
 
 def _context() -> str:
-    found = read_context(FOLDER / CONTEXT_RECORD)
-    worst = max(abs(run.error(seconds)) for run, seconds in found.simulated)
-    batch = context.BATCH
-    inside = sum(claim.verdict(found.predictions, batch=batch) == "inside" for claim in context.CLAIMS)
-    return (
-        f"Of the context paper {len(found.simulated)} numbers are explained within {context.at_most(worst)}, and"
-        f" {inside} of the {len(context.CLAIMS)} that are predicted, in calls of {batch}, are inside the interval."
-    )
+    return context.quote(read_context(FOLDER / CONTEXT_RECORD))
 
 
 def main() -> int:

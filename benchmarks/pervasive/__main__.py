@@ -6,6 +6,7 @@ import argparse
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks.asking import number
 from benchmarks.facts import Clock
 from benchmarks.pervasive import drawing, fit, neighbours, paper, predict, report, scenario_files
 from benchmarks.pervasive.fit import Fit
+from benchmarks.pervasive.found import Found
 from benchmarks.pervasive.parameters import Parameters
 from stoker.errors import StokerError
 
@@ -30,10 +32,12 @@ _R = TypeVar("_R")
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The file of parameters. `starts`: how many searches they came from; the first of them is the most central."""
+    """The file of parameters. `starts`: how many searches they came from, on the day `searched`; the first of them is
+    the most central."""
 
     starts: int
     fits: tuple[Fit, ...]
+    searched: str = fit.FIRST_SEARCHED
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -99,13 +103,15 @@ def _reproduce(asked: argparse.Namespace) -> int:
     every = [each.parameters for each in kept.fits]
     predicted = [tuple(row) for row in _each("Figures 8 and 9", predict_one, every, jobs=asked.jobs)]
     shared = list(_each("neighbours", neighbours.simulate, every, jobs=asked.jobs))
-    found = report.Found(
+    found = Found(
         facts=clock.facts(),
         starts=kept.starts,
         fits=kept.fits,
         simulated=tuple(zip(runs, simulated, strict=True)),
         predictions=tuple(predicted),
         shared=tuple(shared),
+        searched=kept.searched,
+        panels=True,
     )
     drawing.draw(asked.out, found.fits, found.simulated, found.predictions)
     keep(asked.out / RECORD, found)
@@ -117,23 +123,23 @@ def _reproduce(asked: argparse.Namespace) -> int:
     return 0
 
 
-def keep(path: Path, found: report.Found) -> None:
+def keep(path: Path, found: Found) -> None:
     """Write the record that the page is made from: a line for each part."""
     parts = msgspec.to_builtins(found.without_looks())
     lines = [f'"{name}": {msgspec.json.encode(part).decode()}' for name, part in parts.items()]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def read(path: Path) -> report.Found:
+def read(path: Path) -> Found:
     """A record that was kept."""
-    return msgspec.json.decode(path.read_bytes(), type=report.Found)
+    return msgspec.json.decode(path.read_bytes(), type=Found)
 
 
 def _search(asked: argparse.Namespace) -> Kept:
     count, starts = (1, _QUICK_STARTS) if asked.quick else (asked.fits, _STARTS_PER_FIT * asked.fits)
     starts = max(starts, _QUICK_STARTS)
     found = [each for some in _each("searches", fit.search, range(starts), jobs=asked.jobs) for each in some]
-    return Kept(starts, fit.chosen(found, count))
+    return Kept(starts, fit.chosen(found, count), time.strftime("%Y-%m-%d"))
 
 
 def _static(parameters: Parameters, run: paper.Run) -> float:

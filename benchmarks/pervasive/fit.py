@@ -23,6 +23,9 @@ from stoker.chance import Stream
 
 CLOSE, FAIR = 0.02, 0.05
 """No number is off by more."""
+FIRST_SEARCHED = "2026-11-21"
+"""When the sets were searched of a file of parameters that has no date. Commit 95c044e of that day wrote the only one,
+together with the first predictions; no later commit changes its sets."""
 _STEPS = 2500
 _DRAWS = 10_000
 _DIGITS = 4
