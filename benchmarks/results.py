@@ -20,9 +20,11 @@ HERE = Path(__file__).parent
 RECORDS, PAGE = HERE / "records", HERE / "results.md"
 HEAD = (
     "# Results that have a record\n\n"
-    + paragraph("""`python -m benchmarks.results` writes this page from
-    [records](records): each table is what one run of `make bench` found, the median of its repeats, then their range.
-    Pairs run in the order A B B A where a record has a command; the older ones ran A B A B.""")
+    + paragraph("""`python -m benchmarks.results` writes this page from those [records](records) that
+    `make bench ARGS="NAME --json FILE"` has written: each table is what one run found, the median of its repeats, then
+    their range. Records that other commands have written are named where [README.md](README.md) has their numbers. Pairs
+    run in the order A B B A where a record has a command; the older ones ran A B A B. A benchmark that was run on a busy
+    machine and on a quiet one has a record of each: the load stands in its heading.""")
     + "\n"
 )
 
@@ -41,8 +43,16 @@ def _record(name: str, found: dict[str, Any]) -> str:
     facts = found["facts"]
     said = msgspec.convert(facts, Facts).line() if isinstance(facts, dict) else ", ".join(facts)
     tables = msgspec.convert(found["tables"], list[Table])
-    lines = [line for table in tables for line in show(table)]
-    return "\n".join([paragraph(f"Record [{name}](records/{name}): {said}."), "", *lines])
+    lines = [f"#{line}" if line.startswith("## ") else line for table in tables for line in show(table)]
+    heading = f"## {', '.join(table.name for table in tables)}: load {_load(facts)}"
+    return "\n".join([heading, "", paragraph(f"Record [{name}](records/{name}): {said}."), "", *lines])
+
+
+def _load(facts: dict[str, Any] | list[str]) -> str:
+    """What the machine had to do before."""
+    if isinstance(facts, dict):
+        return f"{msgspec.convert(facts, Facts).load[0]}"
+    return next((one.removeprefix("load before ") for one in facts if one.startswith("load before ")), "unknown")
 
 
 if __name__ == "__main__":
