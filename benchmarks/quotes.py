@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import quoted_records
 from benchmarks.paired import ROOT
 from benchmarks.pervasive import report as context
 from benchmarks.pervasive.__main__ import RECORD as CONTEXT_RECORD
@@ -24,6 +25,7 @@ from benchmarks.words import row
 from stoker.manager.study.statistics import estimate
 
 FOLDER = ROOT / "docs" / "reproduction"
+_PEERS = "| no-op calls per second"
 
 
 class Quote(NamedTuple):
@@ -43,6 +45,9 @@ def quotes() -> list[Quote]:
     found.append(_quote(performance, "In the simulator, medium load", _condition(record)))
     found.append(_quote(performance, "Of the 16 bars against these baselines", _judged(record)))
     found.append(_quote(performance, "Of the context paper", _context()))
+    found.append(_quote(ROOT / "README.md", _PEERS, quoted_records.front()))
+    lines = (*quoted_records.peers(), *quoted_records.lost())
+    found += [_quote(performance, begins, line) for begins, line in lines]
     return found
 
 

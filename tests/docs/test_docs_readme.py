@@ -11,7 +11,7 @@ from docs.pages import ROOT, programs, text_of
 from benchmarks.quotes import quotes
 
 README = text_of("README.md")
-BENCHMARKS = text_of("benchmarks/README.md")
+BENCHMARKS = text_of("benchmarks/README.md") + text_of("benchmarks/results.md")
 
 
 def test_it_is_short_and_has_a_first_program_and_embeddings_in_ten_lines() -> None:

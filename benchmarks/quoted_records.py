@@ -1,0 +1,103 @@
+"""What README and docs/performance.md quote of benchmarks, from their records in `benchmarks/records`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.facts import Facts
+from benchmarks.paired import spread
+from benchmarks.table import Line, Table
+from benchmarks.words import row
+
+RECORDS = Path(__file__).parent / "records"
+_HTEX = "python_app, calls/s"
+_AHEAD = "the same, calm, and HTEX fetches 1,000 ahead"
+_DIRECT = "calls/s, TaskVine direct"
+
+
+class BenchRecord(msgspec.Struct, frozen=True):
+    """A record that `make bench ARGS="NAME --json FILE"` has written, as far as it is quoted."""
+
+    facts: Facts
+    tables: list[Table]
+
+    def line(self, what: str) -> Line:
+        """A line by what it says. Raises ValueError where there is none."""
+        found = [line for table in self.tables for line in table.lines if line.what == what]
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} lines of {self.facts.command} are called {what!r}, not one")
+        return found[0]
+
+    def last(self, what: str) -> list[float]:
+        """The numbers that a line's bar judges: ratios, where it has two sides."""
+        return list(self.line(what).cells.values())[-1]
+
+
+def read(name: str) -> BenchRecord:
+    """A record by its file's name, without `.json`."""
+    return msgspec.json.decode((RECORDS / f"{name}.json").read_bytes(), type=BenchRecord)
+
+
+def front() -> str:
+    """README's line on peers, which has the lower of two ratios where a benchmark was run twice."""
+    noop, one = read("noop"), statistics.median
+    mine, ahead = noop.last(_HTEX), noop.last(_AHEAD)
+    vine = min((read(name) for name in ("taskvine", "taskvine-busy")), key=lambda each: one(each.last(_DIRECT)))
+    ratio, low, high = (f"{number:.2f}" for number in (one(mine), min(mine), max(mine)))
+    what = (
+        f"no-op calls per second: {ratio} times those of Parsl HTEX, both through `python_app`"
+        f" ({one(ahead):.2f} where both sides tune their garbage collector and HTEX fetches 1,000 calls ahead), and"
+        f" {one(vine.last(_DIRECT)):.1f} times those of TaskVine's `FunctionCall` in its fastest mode"
+    )
+    where = f"{_machine(noop.facts)}; {len(mine)} pairs, {low} to {high} ([records](benchmarks/results.md))"
+    return row(what, "`make bench ARGS=noop`", where)
+
+
+def peers() -> Iterator[tuple[str, str]]:
+    """The table of docs/performance.md against peers: how each line begins, and the line."""
+    noop = read("noop")
+    for what, line in (
+        ("no-op calls per second through `python_app`, against HTEX", _HTEX),
+        ("the same, both sides' garbage collector tuned, and HTEX fetches 1,000 calls ahead", _AHEAD),
+        ("calls per second through `stoker.map`, against HTEX's `python_app`",
+         "stoker.map with batch_size=1, calls/s, against HTEX's python_app"),
+        ("one call after another, p50 against HTEX's", "python_app, one after another, p50 in ms"),
+    ):  # fmt: skip
+        yield _peer(what, "`make bench ARGS=noop`", noop, line)
+    for name, load in (("taskvine", "quiet"), ("taskvine-busy", "busy")):
+        what = f"calls per second, against TaskVine's direct `FunctionCall`, {load}"
+        yield _peer(what, "`make bench ARGS=taskvine`", read(name), _DIRECT)
+
+
+def lost() -> Iterator[tuple[str, str]]:
+    """The lines of docs/performance.md on what is lost."""
+    restart, pilot = read("restart"), read("lost_pilot")
+    back, killed, frozen = (
+        restart.last("until it is back at work, s"),
+        pilot.last("the pilot is killed"),
+        pilot.last("the pilot is frozen"),
+    )
+    begins = "| the manager is killed with 100,000 calls queued: until it works again |"
+    yield begins, f"{begins} `make bench ARGS=restart` | {_seconds(back)} |"
+    begins = "| a pilot is killed, or frozen, while it runs a call: until the call runs on the other one |"
+    yield begins, f"{begins} `make bench ARGS=lost_pilot` | {_seconds(killed)}; {_seconds(frozen)} |"
+
+
+def _seconds(numbers: list[float]) -> str:
+    figure, _, between = spread(numbers, digits=2).partition(" ")
+    return f"{figure} s {between}, {len(numbers)} runs"
+
+
+def _peer(what: str, command: str, record: BenchRecord, line: str) -> tuple[str, str]:
+    numbers = record.last(line)
+    figure, _, between = spread(numbers, digits=record.line(line).last_digits).partition(" ")
+    times = "" if "p50" in line else " times"
+    return f"| {what} |", row(what, command, f"{figure}{times} {between}", f"{_machine(record.facts)}")
+
+
+def _machine(facts: Facts) -> str:
+    return f"{facts.machine.rpartition(', Python')[0]}, load average {facts.load[0]:g}, {facts.at}"
