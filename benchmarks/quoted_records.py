@@ -101,8 +101,8 @@ def tuning() -> tuple[str, str]:
     begins = "A real tuning job (`make bench ARGS=tuning_times`; "
     return begins, (
         f"{begins}{record.tables[0].notes[0].split(';')[0]}, {_machine(record.facts)}) on two devices spends"
-        f" {communication} % of the time of its iterations on communication, where the paper has 0.4 to 0.5 % on A100s,"
-        f" and {fixed} % of the whole on fixed costs; the error of forecasting its lookup from one device was {error} %."
+        f" {communication} % of the time of its iterations on communication, where the paper has 0.4 to 0.5 % on"
+        f" A100s, and {fixed} % of the whole on fixed costs; the error of forecasting its lookup from one device was {error} %."
     )
 
 
