@@ -68,8 +68,8 @@ def peers() -> Iterator[tuple[str, str]]:
         ("one call after another, p50 against HTEX's", "python_app, one after another, p50 in ms"),
     ):  # fmt: skip
         yield _peer(what, "`make bench ARGS=noop`", noop, line)
-    for name, load in (("taskvine", "quiet"), ("taskvine-busy", "busy")):
-        what = f"calls per second, against TaskVine's direct `FunctionCall`, {load}"
+    for name, beside in (("taskvine", "alone"), ("taskvine-busy", "beside a busy process")):
+        what = f"calls per second, against TaskVine's direct `FunctionCall`, {beside}"
         yield _peer(what, "`make bench ARGS=taskvine`", read(name), _DIRECT)
 
 
@@ -99,10 +99,11 @@ def tuning() -> tuple[str, str]:
         )
     )
     begins = "A real tuning job (`make bench ARGS=tuning_times`; "
+    setting = f"{record.tables[0].notes[0].split(';')[0]}, {_machine(record.facts)}"
     return begins, (
-        f"{begins}{record.tables[0].notes[0].split(';')[0]}, {_machine(record.facts)}) on two devices spends"
-        f" {communication} % of the time of its iterations on communication, where the paper has 0.4 to 0.5 % on"
-        f" A100s, and {fixed} % of the whole on fixed costs; the error of forecasting its lookup from one device was {error} %."
+        f"{begins}{setting}) on two devices spends {communication} % of the time of its iterations on communication,"
+        f" where the paper has 0.4 to 0.5 % on A100s, and {fixed} % of the whole on fixed costs; the error of"
+        f" forecasting its lookup from one device was {error} %."
     )
 
 

@@ -4,13 +4,14 @@ opposite."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from benchmarks.prompt_tuner import bars, paper, readings
 from benchmarks.prompt_tuner.bars import Bar
 from benchmarks.prompt_tuner.cases import HEAVY, MEDIUM, NOBODY, Group, at
 from benchmarks.prompt_tuner.page import TEXT, Page, lines_of
 from benchmarks.prompt_tuner.readings import Condition, Reading
-from benchmarks.prompt_tuner.summary import Spread, over, show
+from benchmarks.prompt_tuner.summary import Evaluation, Spread, over, show
 from benchmarks.words import paragraph
 from stoker.manager.study.statistics import MeanEstimate, estimate
 
@@ -39,8 +40,8 @@ def _distances(page: Page) -> str:
     told = []
     for reading in Reading:
         theirs = page.chosen[reading]
-        points = over(page.sets, lambda each, theirs=theirs: each.more_violations(MEDIUM, theirs, NOBODY))
-        times = over(page.sets, lambda each, theirs=theirs: each.times_the_cost(MEDIUM, theirs, NOBODY))
+        points = over(page.sets, partial(Evaluation.more_violations, group=MEDIUM, system=theirs, than=NOBODY))
+        times = over(page.sets, partial(Evaluation.times_the_cost, group=MEDIUM, system=theirs, of=NOBODY))
         told.append(f"{reading.value} {_both(points)} points and {_both(times, digits=2)} times the cost")
     return f"""Where nobody learns, at medium load and S = 1, ours has {show(late)} % of the jobs late; the paper's
         {said:g} was an anchor, of which that is {abs(off):.0%} {"less" if off < 0 else "more"}. Behind ours are, with
