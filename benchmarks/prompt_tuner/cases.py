@@ -93,6 +93,8 @@ MEDIUM, HIGH = at("medium", 1.0), at("high", 1.0)
 BOUND = Group("bounds of twice the iterations that are needed", changed=(("bound", 2.0),))
 APART = Group("each model with a trace and a peak of its own", changed=(("mixed", False),))
 """Medium load, S = 1.0, what the grid does not vary."""
+FEWER_GPUS = tuple(Group(f"{gpus} GPUs", gpus=gpus) for gpus in (8, 16, 24))
+"""Figure 3c, whose numbers of GPUs the text does not give: medium load, S = 1.0."""
 
 
 def of_bank(size: int) -> Group:

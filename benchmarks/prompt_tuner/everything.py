@@ -16,6 +16,7 @@ from benchmarks.prompt_tuner import paper, readings, tuning
 from benchmarks.prompt_tuner.cases import (
     APART,
     BOUND,
+    FEWER_GPUS,
     HEAVY,
     HIGH,
     MAIN,
@@ -132,7 +133,7 @@ def _parts() -> Iterator[Wanted]:
 
 
 def _rest(chosen: Chosen) -> Iterator[Wanted]:
-    for group in (*HEAVY[:-1], BOUND, APART, HEAVY[-1]):
+    for group in (*HEAVY[:-1], BOUND, APART, HEAVY[-1], *FEWER_GPUS):
         for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
             yield group, system
     for system in (readings.LEARNS, readings.baseline(chosen, Reading.HOLD, Condition.ALL)):

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from benchmarks.prompt_tuner import bars, paper, readings, texts
+from benchmarks.prompt_tuner import bars, index, paper, readings, texts
 from benchmarks.prompt_tuner.bars import Bar
-from benchmarks.prompt_tuner.cases import APART, BOUND, HEAVY, HIGH, MAIN, MEDIUM, NOBODY, Group, System, at, of_bank
+from benchmarks.prompt_tuner.cases import (
+    APART,
+    BOUND,
+    FEWER_GPUS,
+    HEAVY,
+    HIGH,
+    MAIN,
+    MEDIUM,
+    NOBODY,
+    Group,
+    System,
+    at,
+    of_bank,
+)
 from benchmarks.prompt_tuner.grid import Grid, read_grid
 from benchmarks.prompt_tuner.parameters import MODELS, Parameters
 from benchmarks.prompt_tuner.readings import Condition, Reading
@@ -39,9 +52,9 @@ def write(record: Record) -> str:
     """The page, in Markdown."""
     page = _Page(record)
     parts = (
-        texts.HEAD, _made(page), _short(page), _bars(page), _ablations(page), _experiments(page), _sets(page),
-        _figure_7(page), _table_7(page), _figure_8(page), _checks(page), _settings(page), _workload(page),
-        texts.UNKNOWABLE,
+        texts.HEAD, _made(page), _short(page), index.write(), _bars(page), _ablations(page), _experiments(page),
+        _sets(page), _figure_3c(page), _figure_7(page), _table_7(page), _figure_8(page), _checks(page),
+        _settings(page), _workload(page), texts.UNKNOWABLE,
     )  # fmt: skip
     return "\n".join(parts)
 
@@ -232,6 +245,17 @@ def _distances(page: _Page, one: Evaluation) -> Iterator[str]:
 
 
 # ---- the figures and tables
+
+
+def _figure_3c(page: _Page) -> str:
+    one, systems = page.central, [NOBODY, *page.chosen.values()]
+    lines = ["## Figure 3c: violations by the number of GPUs", "", texts.FIGURE_3C, ""]
+    lines += head("GPUs, at most", "ours, %", *(f"{reading.value}, %" for reading in page.chosen))
+    lines += [
+        row(f"{group.gpus}", *(show(estimate(one.violations(group, system))) for system in systems))
+        for group in (*FEWER_GPUS, MEDIUM)
+    ]
+    return _lines(*lines)
 
 
 def _figure_7(page: _Page) -> str:

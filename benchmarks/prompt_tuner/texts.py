@@ -48,6 +48,9 @@ given back as soon as it has nothing to do. A bar has both signs, of violations 
 EXPERIMENTS = """What the distance to INFless depends on, one thing changed at a time, with the most central set at
 medium load, S = 1."""
 
+FIGURE_3C = """Medium load, S = 1, the most central set. The text says "up to 70%" of INFless and ElasticFlow, and
+neither how many GPUs there were nor which load."""
+
 FIGURE_7 = "32 GPUs, jobs of GPT2-Base, GPT2-Large and Vicuna-7B at once; the most central set."
 
 TABLE_7 = """Replicas of the large models take four GPUs each; the text has no S for them, 1 is taken. The last is the

@@ -1,0 +1,33 @@
+"""Every figure and table of the paper, and where the page or another benchmark has ours."""
+
+from __future__ import annotations
+
+from benchmarks.words import head, row
+
+_QUALITY = (
+    "`make bench ARGS=prompt_quality`, real tunings "
+    "([found](../../benchmarks/README.md#what-an-initial-prompt-is-worth))"
+)
+_PARTS: tuple[tuple[str, str, str], ...] = (
+    ("Figures 1, 4 to 6, Tables 1 to 5", "an example, drawings, notation, others' results", "nothing to measure"),
+    ("Figure 2a", "where a job's time goes: communication, allocation",
+     "`make bench ARGS=tuning_times`, a real job; in the simulator `prepare_s` and `gang_efficiency`, under *The jobs*"),
+    ("Figure 2b", "the trace: a minute with five times the mean", "made up, under *The jobs*"),
+    ("Figure 2c", "iterations from 20 prompts", f"{_QUALITY}; in the simulator `prompt_spread`"),
+    ("Figure 3a", "ElasticFlow's allocation, 56 %", "an anchor: *The sets that count*"),
+    ("Figure 3b", "INFless's waiting", "*What was no anchor, and can be compared*"),
+    ("Figure 3c", "violations by the number of GPUs", "the section of that name"),
+    ("Table 6", "twelve tasks and their targets", "its data sets are not ours: ten others in `prompt_quality`"),
+    ("Figure 7, Table 7", "violations and cost of the three systems", "the sections of those names"),
+    ("Figure 8, Table 8", "the parts of the scheduler", "the sections of those names"),
+    ("Figure 9", "the chosen prompt against the ideal and the induced one", _QUALITY),
+    ("Figure 10", "the bank's two layers", "`make bench ARGS=prompt_bank`, on 3,067 prompts"),
+)  # fmt: skip
+
+
+def write() -> str:
+    """The section of the page."""
+    lines = ["## Every figure and table of the paper", "", *head("paper", "what it has", "here")]
+    lines += [row(*part) for part in _PARTS]
+    said = "What is in the simulator comes of `python -m benchmarks.prompt_tuner`, under the seeds that stand above."
+    return "\n".join([*lines, "", said, ""])
