@@ -93,7 +93,8 @@ def _run(
 
 def central(chosen: Chosen) -> list[Wanted]:
     """The runs of the most central set."""
-    return [*others(chosen), *_loads(chosen), *_learning(chosen), *_orders(chosen), *_parts(), *_rest(chosen)]
+    fewer = [(group, system) for group in FEWER_GPUS for system in (NOBODY, *chosen.values())]
+    return [*others(chosen), *_loads(chosen), *_learning(chosen), *_orders(chosen), *_parts(), *_rest(chosen), *fewer]
 
 
 def others(chosen: Chosen) -> list[Wanted]:
@@ -133,7 +134,7 @@ def _parts() -> Iterator[Wanted]:
 
 
 def _rest(chosen: Chosen) -> Iterator[Wanted]:
-    for group in (*HEAVY[:-1], BOUND, APART, HEAVY[-1], *FEWER_GPUS):
+    for group in (*HEAVY[:-1], BOUND, APART, HEAVY[-1]):
         for system in (NOBODY, chosen[Reading.HOLD], chosen[Reading.RESIZES]):
             yield group, system
     for system in (readings.LEARNS, readings.baseline(chosen, Reading.HOLD, Condition.ALL)):

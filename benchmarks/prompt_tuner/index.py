@@ -11,7 +11,7 @@ _QUALITY = (
 _PARTS: tuple[tuple[str, str, str], ...] = (
     ("Figures 1, 4 to 6, Tables 1 to 5", "an example, drawings, notation, others' results", "nothing to measure"),
     ("Figure 2a", "where a job's time goes: communication, allocation",
-     "`make bench ARGS=tuning_times`, a real job; in the simulator `prepare_s` and `gang_efficiency`, under *The jobs*"),
+     "`make bench ARGS=tuning_times`, a real job; in the simulator `prepare_s`, `gang_efficiency`, under *The jobs*"),
     ("Figure 2b", "the trace: a minute with five times the mean", "made up, under *The jobs*"),
     ("Figure 2c", "iterations from 20 prompts", f"{_QUALITY}; in the simulator `prompt_spread`"),
     ("Figure 3a", "ElasticFlow's allocation, 56 %", "an anchor: *The sets that count*"),
