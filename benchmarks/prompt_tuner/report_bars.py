@@ -87,6 +87,7 @@ def experiments(page: Page) -> str:
         ("high load", HIGH, NOBODY, hold),
         ("S = 0.5", at("medium", 0.5), NOBODY, hold),
         ("S = 1.5", at("medium", 1.5), NOBODY, hold),
+        *((f"{group.gpus} GPUs instead of {paper.GPUS}", group, NOBODY, hold) for group in FEWER_GPUS),
     ]  # fmt: skip
     for what, group, ours, theirs in rows:
         lines.append(row(what, *(show(estimate(one.violations(group, each))) for each in (ours, theirs)),
