@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from benchmarks.prompt_tuner import bars, paper, readings, texts
 from benchmarks.prompt_tuner.bars import Bar
-from benchmarks.prompt_tuner.cases import APART, BOUND, HIGH, MAIN, MEDIUM, NOBODY, Group, System, at
+from benchmarks.prompt_tuner.cases import APART, BOUND, FEWER_GPUS, HIGH, MAIN, MEDIUM, NOBODY, Group, System, at
 from benchmarks.prompt_tuner.page import TEXT, Page, lines_of
 from benchmarks.prompt_tuner.readings import Condition, Reading
 from benchmarks.prompt_tuner.summary import show
