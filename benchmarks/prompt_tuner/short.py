@@ -8,7 +8,7 @@ from functools import partial
 
 from benchmarks.prompt_tuner import bars, paper, readings
 from benchmarks.prompt_tuner.bars import Bar
-from benchmarks.prompt_tuner.cases import HEAVY, MEDIUM, NOBODY, Group, at
+from benchmarks.prompt_tuner.cases import FEWER_GPUS, HEAVY, MEDIUM, NOBODY, Group, at
 from benchmarks.prompt_tuner.page import TEXT, Page, lines_of
 from benchmarks.prompt_tuner.readings import Condition, Reading
 from benchmarks.prompt_tuner.summary import Evaluation, Spread, over, show
@@ -28,6 +28,7 @@ def short(page: Page) -> str:
         ElasticFlow that resizes) {_held(text, sets)}; of all {len(found)} {_held(found, sets)}. Of the {len(signs)}
         signs of the scheduler's parts {_held(signs, sets)}.""",
         _less(page),
+        _scarce(page),
         f"The other way round than in the paper, by the most central set: {'; '.join(_reversed(page)) or 'nothing'}.",
     ]
     return lines_of("## In short", "", *(paragraph(one, bullet=True) for one in told))
@@ -73,6 +74,17 @@ def _less(page: Page) -> str:
     bank = "{:g} to {:g} points, {:g} to {:g} %".format(*paper.BANK_FEWER_POINTS, *paper.BANK_SAVED)
     return f"""Against the paper's sizes, in brackets: over the loads {"; ".join(fewer)}; the bank saves
         {_range(points)} points of violations and {_range(saved)} % of the cost over S ({bank})."""
+
+
+def _scarce(page: Page) -> str:
+    """The distance to INFless by the number of GPUs."""
+    one, hold = page.central, page.chosen[Reading.HOLD]
+    told = [
+        f"{show(one.more_violations(group, hold, NOBODY))} points on {group.gpus}"
+        for group in (MEDIUM, *FEWER_GPUS[::-1])
+    ]
+    return f"""How scarce GPUs are decides the distance to {Reading.HOLD.value}: {", ".join(told)} GPUs, with the same
+        jobs."""
 
 
 def _range(values: Sequence[float]) -> str:

@@ -126,7 +126,10 @@ def test_what_is_the_other_way_round_than_in_the_paper_is_said_in_short() -> Non
     def larger_is_better(group: Group, system: System) -> int:
         return 0 if group == HEAVY[-1] else as_hoped(group, system)
 
-    assert said(made()) == "nothing."
+    def larger_is_worse(group: Group, system: System) -> int:
+        return 50 if group == HEAVY[-1] else as_hoped(group, system)
+
+    assert said(made(larger_is_worse)) == "nothing."
     assert said(made(larger_is_better)).startswith("on 96 GPUs 0.5 ±")
 
 
