@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,13 @@ def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, LookupResult 
         sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores]  # type: ignore[union-attr]
         for turn in range(100)
     ]
-    found["as many at random (mean of 100)"] = [float(losses[draw].min()) for draw in draws]
+    found["as many at random (mean of 100)"] = [float(np.nanmin(losses[draw])) for draw in draws]  # nan: see `ranked`
     return found
+
+
+def ranked(losses: Iterable[float]) -> list[float]:
+    """The losses from the least on, without prompts that the model cannot read, whose loss is nan."""
+    return sorted(loss for loss in losses if not math.isnan(loss))
 
 
 def judge(found: LookupResult | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
@@ -119,7 +125,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         pairs = [pair for pair in TASKS[task]() if len("".join(pair)) <= LONGEST]
         chosen = scoring.evaluation_samples(pairs, count=samples)
         score = Scores(options.folder, task, samples, scoring.scorer(model, chosen, batch_size=16 if on_gpu else 1))
-        losses = sorted(brute_force(layers, score).losses.values())
+        losses = ranked(brute_force(layers, score).losses.values())
         of_kinds = kinds(layers, score, seed=0)
         default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
         for kind, one in of_kinds.items():
