@@ -52,6 +52,7 @@ def front() -> str:
         f"no-op calls per second: {ratio} times those of Parsl HTEX, both through `python_app`"
         f" ({one(ahead):.2f} where both sides tune their garbage collector and HTEX fetches 1,000 calls ahead), and"
         f" {one(vine.last(_DIRECT)):.1f} times those of TaskVine's `FunctionCall` in its fastest mode"
+        " (`make bench ARGS=taskvine`)"
     )
     where = f"{_machine(noop.facts)}; {len(mine)} pairs, {low} to {high} ([records](benchmarks/results.md))"
     return row(what, "`make bench ARGS=noop`", where)

@@ -19,7 +19,7 @@ def called(awareness: Awareness) -> str:
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """What all sets give with one assumption of those that the text leaves open: an interval of its own."""
+    """One assumption about what the text leaves open, and the interval that all sets give under it."""
 
     name: str
     low: float
@@ -42,7 +42,7 @@ class Claim(msgspec.Struct, frozen=True):
     unit: str = ""
 
     def values(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> list[float]:
-        """What came of the runs that predict it. `batch`: of calls of so many; 0: of all."""
+        """The results of the runs that predict it. `batch`: of runs with so many inferences a call (0: of all)."""
         return [one.value for row in rows for one in self._of(row, batch)]
 
     def variants(self, rows: Iterable[Sequence[Prediction]], *, batch: int) -> list[Variant]:

@@ -86,8 +86,8 @@ def section(found: Found) -> str:
     lines = [
         "## Loads that depend on their neighbours, simulated",
         "",
-        paragraph(f"""Workers of one node share its disk; when neighbours are preempted, the loads of those that stay
-            get faster. Simulated is the most that this can do: the workers of a node load at the same time, a load
+        paragraph(f"""Workers of one node share its disk. When some are preempted, the others load faster.
+            Simulated is the most that this can do: the workers of a node load at the same time, a load
             with all its neighbours takes what was fitted, and its reading gets faster with each that goes. Figure
             8, partial, in calls of {BATCH}; sets whose Figure 6 is off by more than {FAIR:.0%} on such nodes are
             left out."""),

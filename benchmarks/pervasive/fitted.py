@@ -103,8 +103,8 @@ def unknowns(found: Found) -> str:
     lines = [
         f"## The unknowns: {len(found.fits)} sets of {len(BOUNDS)} parameters, {close} of them close",
         "",
-        f"From {found.starts} searches that began anywhere within the bounds. Of the sets found, those that lie",
-        "farthest apart.",
+        f"{found.starts} searches began at random places within the bounds. Of the sets that they found, those are",
+        "kept that lie farthest apart.",
         "",
         *head("parameter", "possible", "most central", "all", "why these bounds"),
     ]
