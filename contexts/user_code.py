@@ -1,6 +1,7 @@
 """Which code is the user's own, and which is installed.
 
-Installed code (standard library, site-packages, editable installs, Stoker) is the same wherever the environment is:
+Installed code (standard library, site-packages, what `pip install --target` put into a folder of the search path,
+editable installs, Stoker) is the same wherever the environment is:
 it travels by name, and a digest names its version. The user's own modules (beside the script, in the working folder,
 in a test) may not be importable on a pilot: they travel by value, and a digest covers their content.
 """
@@ -8,6 +9,7 @@ in a test) may not be importable on a pilot: they travel by value, and a digest 
 from __future__ import annotations
 
 import functools
+import glob
 import importlib.metadata
 import importlib.util
 import os
@@ -15,6 +17,7 @@ import site
 import sys
 import sysconfig
 import time
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import NamedTuple
@@ -54,7 +57,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _lies_in_environment(file: str) -> bool:
-    return any(file.startswith(root) for root in _installed_roots())
+    return file.startswith((*_installed_roots(), *_targets_on(tuple(sys.path))))
 
 
 class ModuleSource(NamedTuple):
@@ -195,6 +198,27 @@ def _linked_roots() -> tuple[str, ...]:
                 if entry.endswith(".pth"):
                     found.update(_folders_in_pth(os.path.join(folder, entry), base=folder))
     return tuple(sorted({os.path.abspath(folder) + os.sep for folder in found} - set(_site_roots())))
+
+
+@functools.lru_cache(maxsize=64)
+def _targets_on(search_path: tuple[str, ...]) -> tuple[str, ...]:
+    """Packages and modules that pip has put elsewhere (`pip install --target`), into folders on this search path.
+
+    What else lies in such a folder is the user's own, since a script may lie beside what it needs."""
+    folders = dict.fromkeys(os.path.abspath(folder) for folder in search_path)
+    return tuple(place for folder in folders for place in _recorded_in(folder))
+
+
+@functools.cache
+def _recorded_in(folder: str) -> tuple[str, ...]:
+    if (folder + os.sep).startswith(_site_roots()) or not os.path.isdir(folder):
+        return ()
+    names: set[str] = set()
+    for record in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
+        with suppress(OSError), open(record, encoding="utf-8", errors="replace") as lines:
+            names.update(line.replace(",", "/").partition("/")[0].strip('"') for line in lines)
+    places = [os.path.join(folder, name) for name in sorted(names) if name not in ("", "..", "bin", "__pycache__")]
+    return tuple(place + os.sep if os.path.isdir(place) else place for place in places if os.path.exists(place))
 
 
 def _folders_in_pth(file: str, *, base: str) -> list[str]:

@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu")
     parser.add_argument("--kit", type=Path, default=ROOT / ".gpu-kit", help="wheels to install from")
     parser.add_argument("--size", type=float, default=4e9, metavar="BYTES", help="of the model [%(default)g]")
+    parser.add_argument("--commit", default="", help="of the sources, where they lie without their repository")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU, over a stand-in for its driver")
     asked = parser.parse_args()
     unknown = [name for name in asked.parts if name not in PARTS]
@@ -73,7 +74,7 @@ class Run:
         self.record: dict[str, Any] = {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "rehearsal": asked.rehearse, "machine": f"{platform.node()}, Python {platform.python_version()}",
-            "commit": _commit(), "seconds": 0.0, "counts": {}, "parts": [],
+            "commit": asked.commit or _commit(), "seconds": 0.0, "counts": {}, "parts": [],
         }  # fmt: skip
         self.environ = self._environment()
 
@@ -154,7 +155,8 @@ class Run:
     def _tests(self, name: str, limit_s: float) -> tuple[str, str, dict[str, Any]]:
         """Every test file that has a test with the marker `gpu`."""
         marked = [path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "@pytest.mark.gpu" in path.read_text()]
-        words = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--timeout", "100", *map(str, marked)]
+        words = ["-m", "pytest", "-m", "gpu", "-q", "-o", f"cache_dir={self.work / 'pytest'}", "--timeout", "100"]
+        words += map(str, marked)
         # Over a stand-in they would prove nothing: rehearsed, they are collected and skip themselves.
         plain = {name: value for name, value in self.environ.items() if name != "STANDIN_NVML"}
         places = self.environ["PYTHONPATH"].split(os.pathsep)

@@ -164,8 +164,8 @@ def _preloaded(zygote: Zygote, message: Preloaded) -> None:
     modules = ", ".join(zygote.preload)
     for module, why in message.failed.items():
         log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
-    if message.threads > 1:
-        log.warning("%s started threads when imported: libraries start afresh", modules)
+    for module, threads in message.threads.items():
+        log.warning("%s started threads (%s) when imported: libraries start afresh", module, threads)
     if message.asked_for_gpus:
         log.info("%s ask for GPUs when imported: on GPUs libraries start afresh", modules)
     log.info("zygote %d imported %s in %.2f s", zygote.pid, modules or "itself", message.seconds)

@@ -53,13 +53,14 @@ ToZygote = Preload | Fork | Kill
 
 
 class Preloaded(_Message, frozen=True, tag="preloaded"):
-    """Imports are done. `failed` says which could not be imported, and why; `threads` how many threads they started
-    (a process with more than one must not fork, so libraries then start in a new interpreter); `asked_for_gpus` that
-    one of them asked PyTorch for GPUs (see `cuda_questions`: libraries that have some start in a new interpreter)."""
+    """Imports are done. `failed` says which could not be imported, and why; `threads` which modules have started
+    threads, and the threads' names (a process that has some must not fork, so libraries then start in a new
+    interpreter); `asked_for_gpus` that one of them asked PyTorch for GPUs (see `cuda_questions`: libraries that have
+    some start in a new interpreter)."""
 
     failed: dict[str, str]
     seconds: float
-    threads: int = 1
+    threads: dict[str, str] = {}
     asked_for_gpus: bool = False
 
 

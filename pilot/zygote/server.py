@@ -26,6 +26,7 @@ import msgspec
 from stoker.decoding import UNREADABLE
 from stoker.pilot.zygote import child, leftovers, processes
 from stoker.pilot.zygote.cuda_questions import Listener
+from stoker.pilot.zygote.imported_threads import ImportedThreads
 from stoker.pilot.zygote.messages import (
     LIMIT_BYTES,
     Exited,
@@ -56,7 +57,7 @@ class ZygoteServer:
         self._trackers: dict[int, float] = {}
         """Trackers of libraries that have ended, and until when they may take to end too."""
         self._began = time.time()
-        self._threads = 1
+        self._has_threads = False
         self._asked_for_gpus = False
         self._over = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -133,6 +134,7 @@ class ZygoteServer:
     def _preload(self, modules: tuple[str, ...]) -> None:
         started = time.monotonic()
         failed: dict[str, str] = {}
+        threads = ImportedThreads()
         listener = Listener()
         listener.start()
         gc.disable()  # what modules make stays, and to look for garbage among it takes a fifth of PyTorch's import
@@ -144,6 +146,7 @@ class ZygoteServer:
                     getattr(found, attribute)
             except BaseException as error:  # sys.exit in a module is no reason to end
                 failed[name] = f"{type(error).__name__}: {error}"
+            threads.look(name)
         gc.enable()
         listener.stop()
         self._asked_for_gpus = listener.asked
@@ -151,18 +154,17 @@ class ZygoteServer:
         gc.collect()
         gc.freeze()
         self._own_trackers = frozenset(processes.trackers())
-        self._threads = len(os.listdir("/proc/self/task"))
+        harmful = threads.harmful()
+        self._has_threads = bool(harmful)
         # From now on there are children to clean up after: be told of the agent's end instead of being killed by it.
         processes.adopt_orphans()
         processes.die_with_parent(signal.SIGUSR1)
         seconds = time.monotonic() - started
-        self._send(
-            Preloaded(failed=failed, seconds=seconds, threads=self._threads, asked_for_gpus=self._asked_for_gpus)
-        )
+        self._send(Preloaded(failed=failed, seconds=seconds, threads=harmful, asked_for_gpus=self._asked_for_gpus))
 
     def _fork(self, order: Fork, sock: int) -> None:
         has_gpus = bool(order.environment.get("CUDA_VISIBLE_DEVICES"))
-        if self._threads > 1 or (self._asked_for_gpus and has_gpus):
+        if self._has_threads or (self._asked_for_gpus and has_gpus):
             order = msgspec.structs.replace(order, fresh=True)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -348,3 +348,33 @@ def test_a_linked_package_that_a_pilot_imported_ahead_stays_as_long_as_it_is_the
 
 def test_neither_stoker_nor_what_lies_in_site_packages_is_linked() -> None:
     assert not any(user_code.is_linked(name) for name in ("stoker", "numpy", "json", "sys", "__main__", "no_such"))
+
+
+# ---- what pip has put into a folder of the search path
+
+
+TARGET = {
+    "boxed/__init__.py": "def double(x):\n    return 2 * x\n",
+    "single.py": "ONE = 1\n",
+    "beside.py": "TWO = 2\n",
+    "boxed-1.0.dist-info/RECORD": "boxed/__init__.py,,\nsingle.py,sha256=0,8\n../bin/boxed,,\nboxed-1.0.dist-info/RECORD,,\n",
+}
+
+
+def test_what_pip_has_put_elsewhere_is_installed_and_what_lies_beside_it_is_not(tmp_path: Path) -> None:
+    """An HPC user's `pip install --target` and PYTHONPATH: compiled packages cannot travel by value."""
+    for name, text in TARGET.items():
+        (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / name).write_text(text)
+    said = subprocess.run(
+        [sys.executable, "-c", INSTALLED], cwd=tmp_path, text=True, capture_output=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path])},
+    )  # fmt: skip
+    assert said.stdout.split() == ["True", "True", "False", "True", "False"]
+
+
+INSTALLED = """
+import beside, boxed, single
+from stoker.contexts.user_code import is_installed, source_of
+print(*map(is_installed, ("boxed", "single", "beside")), source_of("boxed") is None, source_of("beside") is None)
+"""

@@ -341,6 +341,7 @@ def test_a_module_that_starts_threads_makes_libraries_start_afresh(served: FakeM
     )
     served.ready(recipe(preload=("threaded_module",)))
     assert served.results(served.run(_nothing, [()])) == [None]
+    assert "threaded_module started threads (" in served.logs()
 
 
 def test_heartbeats_measure_libraries(served: FakeManager) -> None:
