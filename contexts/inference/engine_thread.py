@@ -145,7 +145,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="stoker-engine", daemon=True)
         self._thread.start()
         release_helper_threads()  # of the thread that has loaded the model
-        atexit.register(_close_at_exit, weakref.ref(self))
+        atexit.register(_close_at_exit, weakref.ref(self), self._thread, self._pid)
 
     @property
     def engine(self) -> InferenceEngine:
@@ -208,11 +208,6 @@ class EngineThread:
             self._work.notify()
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def join(self, *, timeout_s: float) -> None:
-        """Wait until the thread has ended."""
-        if os.getpid() == self._pid:
-            self._thread.join(timeout_s)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[InferenceEngine]:
@@ -371,12 +366,16 @@ class EngineThread:
                 asked.give(token)
 
 
-def _close_at_exit(engine: weakref.ref[EngineThread]) -> None:
-    """End the thread before the interpreter ends: PyTorch aborts a process whose threads end while they compute."""
-    thread = engine()
-    if thread is not None:
-        thread.close(wait=False)
-        thread.join(timeout_s=_EXIT_S)
+def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, pid: int) -> None:
+    """End the thread before the interpreter ends: PyTorch aborts a process whose threads end while they compute, or
+    while they free tensors, as the thread of an engine does that nobody holds any more."""
+    if os.getpid() != pid:
+        return
+    here = engine()
+    if here is not None:
+        here.close(wait=False)
+        del here
+    thread.join(_EXIT_S)
 
 
 def _copy_of(error: BaseException) -> BaseException:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -248,3 +250,37 @@ def test_a_forked_child_is_told(thread: EngineThread, ask: str) -> None:
             thread.close()  # does nothing, and waits for nothing
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
+
+
+DROPS = """
+import threading, time
+from test_contexts_engine_thread import CountingEngine
+from stoker.contexts.inference.engine_thread import EngineThread
+
+begun = threading.Event()
+
+class Large(CountingEngine):
+    def stop(self):
+        time.sleep(0.5)  # the program has dropped its thread by then
+
+    def __del__(self):
+        begun.set()
+        time.sleep(1.0)
+        print("freed", flush=True)
+
+thread = EngineThread(Large)
+thread.engine
+thread.close(wait=False)
+del thread
+begun.wait(30)
+"""
+
+
+def test_a_program_ends_when_an_engine_that_it_dropped_has_freed_its_model() -> None:
+    """PyTorch aborts a process whose interpreter ends while another thread frees tensors."""
+    paths = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    said = subprocess.run(
+        [sys.executable, "-c", DROPS], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert (said.returncode, said.stdout) == (0, "freed\n"), said.stderr
