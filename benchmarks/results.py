@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.facts import Facts
+from benchmarks.gpu.page import render
 from benchmarks.table import Table, show
 from benchmarks.words import paragraph
 
@@ -21,7 +22,7 @@ RECORDS, PAGE = HERE / "records", HERE / "results.md"
 HEAD = (
     "# Results that have a record\n\n"
     + paragraph("""`python -m benchmarks.results` writes this page from those [records](records) that
-    `make bench ARGS="NAME --json FILE"` has written: each table is what one run found, the median of its repeats, then
+    `make bench ARGS="NAME --json FILE"` and `make gpu` have written: each table is what one run found, the median of its repeats, then
     their range. Records that other commands have written are named where [README.md](README.md) has their numbers.
     Pairs run in the order A B B A where a record has a command; the older ones ran A B A B. A benchmark that was run on
     a busy machine and on a quiet one has a record of each: the load stands in its heading.""")
@@ -36,6 +37,8 @@ def write() -> str:
         found = msgspec.json.decode(path.read_bytes())
         if isinstance(found, dict) and "tables" in found and "facts" in found:
             parts.append(_record(path.name, found))
+        elif isinstance(found, dict) and "rehearsal" in found:
+            parts.append(_gpu_record(path.name, found))
     return "\n".join(parts)
 
 
@@ -43,9 +46,19 @@ def _record(name: str, found: dict[str, Any]) -> str:
     facts = found["facts"]
     said = msgspec.convert(facts, Facts).line() if isinstance(facts, dict) else ", ".join(facts)
     tables = msgspec.convert(found["tables"], list[Table])
-    lines = [f"#{line}" if line.startswith("## ") else line for table in tables for line in show(table)]
+    lines = [_deeper(line) for table in tables for line in show(table)]
     heading = f"## {', '.join(table.name for table in tables)}: load {_load(facts)}"
     return "\n".join([heading, "", paragraph(f"Record [{name}](records/{name}): {said}."), "", *lines])
+
+
+def _gpu_record(name: str, found: dict[str, Any]) -> str:
+    """What `make gpu` has left."""
+    head, *lines = render(found).splitlines()
+    return "\n".join([f"#{head}, record [{name}](records/{name})", *(_deeper(line) for line in lines), ""])
+
+
+def _deeper(line: str) -> str:
+    return f"#{line}" if line.startswith("## ") else line
 
 
 def _load(facts: dict[str, Any] | list[str]) -> str:

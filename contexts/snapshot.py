@@ -35,7 +35,8 @@ from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
+"""1: tokenizers of GGUF files ended texts with what Transformers said, which may be wrong."""
 _FACTS = "stoker-snapshot.json"
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 Loaded = tuple[Any, Any]
@@ -193,7 +194,8 @@ def _read(path: str, *, dtype: Any, device: str) -> Loaded:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place, more = path, dict[str, Any]()
-    if path.endswith(".gguf"):
+    is_gguf = path.endswith(".gguf")
+    if is_gguf:
         place, more["gguf_file"] = os.path.split(os.path.abspath(path))
     if os.path.exists(path):
         more["local_files_only"] = True
@@ -206,7 +208,18 @@ def _read(path: str, *, dtype: Any, device: str) -> Loaded:
         if os.path.exists(path):
             raise
         raise OSError(f"{path} is no file or folder here, and the model hub did not give it: {error}") from None
+    if is_gguf:
+        _mend_special_tokens(tokenizer, model.config)
     return model.eval().requires_grad_(False), tokenizer
+
+
+def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
+    """The tokens that begin, end and pad a text are those that a GGUF file names, as the configuration has them.
+    Transformers 5.17 gives the tokenizer of SmolLM2 the token that begins a message as the one that ends it."""
+    for kind in ("bos", "eos", "pad"):
+        named = getattr(config, f"{kind}_token_id", None)
+        if isinstance(named, int) and getattr(tokenizer, f"{kind}_token_id") != named:
+            setattr(tokenizer, f"{kind}_token", tokenizer.convert_ids_to_tokens(named))
 
 
 def _worth_it(path: str) -> bool:

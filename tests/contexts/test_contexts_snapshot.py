@@ -206,3 +206,16 @@ def test_a_full_disk_leaves_no_half_snapshot(place: Path, tmp_path: Path) -> Non
     with pytest.raises(OSError, match="No space"):
         snapshot.make_snapshot(place, lambda: (Part("model"), Full("tokenizer")), source="m")
     assert not [path for path in place.parent.iterdir() if path.is_dir()]
+
+
+def test_the_tokens_that_a_file_names_end_its_texts() -> None:
+    """Transformers 5.17 takes another token for the one that ends a text when it reads a GGUF file."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<begin>": 0, "<end>": 1, "a": 2}, unk_token="a"))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<begin>", eos_token="<begin>", pad_token="a"
+    )
+    named = transformers.PretrainedConfig(bos_token_id=0, eos_token_id=1, pad_token_id=None)
+    snapshot._mend_special_tokens(tokenizer, named)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<begin>", "<end>", "a")
+    assert tokenizer.eos_token_id == 1
