@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.paired import machine
+from benchmarks.prompt_groups import groupings, similarities
 from benchmarks.prompt_tasks import PROMPTS, TASKS
 from stoker.chance import Stream
 from stoker.contexts import ambient
@@ -22,7 +23,7 @@ from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.state import state_folder
 from stoker.run_folder.record_log import RecordLog
 from stoker.tuning.bank import scoring
-from stoker.tuning.bank.build import ensure_bank
+from stoker.tuning.bank.build import Readings, ensure_bank
 from stoker.tuning.bank.candidate import Candidate, read_candidates
 from stoker.tuning.bank.layers import CLUSTERS, Layers
 from stoker.tuning.bank.lookup import LookupResult, Score, brute_force, look_up, two_layers
@@ -121,10 +122,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     layers, group_s = bank.layers, time.perf_counter() - begun - read_s
     found: dict[str, list[dict[str, float]]] = {}
     spent_s, scored = 0.0, 0
+    of_task: dict[str, Scores] = {}
     for task in tasks:
         pairs = [pair for pair in TASKS[task]() if len("".join(pair)) <= LONGEST]
         chosen = scoring.evaluation_samples(pairs, count=samples)
         score = Scores(options.folder, task, samples, scoring.scorer(model, chosen, batch_size=16 if on_gpu else 1))
+        of_task[task] = score
         losses = ranked(brute_force(layers, score).losses.values())
         of_kinds = kinds(layers, score, seed=0)
         default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
@@ -132,6 +135,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             found.setdefault(kind, []).append(judge(one, losses, scores=default))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
+    readings = Readings(folder, model=Path(default_model()).name, reading=scoring.reading_of())
+    features = readings.features(some)
     return {
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",
         "candidates": len(layers), "clusters": len(sizes), "largest": max(sizes), "samples": samples,
@@ -139,6 +144,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "score_s": spent_s / scored if scored else 0.0,
         "two_layers_mean": len(sizes) - 1 + sum(size * size for size in sizes) / sum(sizes),
         "two_layers_worst": len(sizes) - 1 + max(sizes),
+        "similarity": similarities(features), "groups": groupings(some, features, of_task),
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,52 @@ def lost() -> Iterator[tuple[str, str]]:
     yield begins, f"{begins} `make bench ARGS=restart` | {_seconds(back)} |"
     begins = "| a pilot is killed, or frozen, while it runs a call: until the call runs on the other one |"
     yield begins, f"{begins} `make bench ARGS=lost_pilot` | {_seconds(killed)}; {_seconds(frozen)} |"
+
+
+def preempted() -> tuple[str, str]:
+    """The line of docs/performance.md on preemption."""
+    (line,) = read("preemption").tables[0].lines
+    done = [100.0 * part for part in line.cells["goodput"]]
+    begins = "| the work that the surviving pilots could have done, while one of 8 is preempted every 5 s |"
+    figure, _, between = spread(done, digits=0).partition(" ")
+    return begins, f"{begins} `make bench ARGS=preemption` | {figure} % of it done {between}, {len(done)} runs |"
+
+
+def fidelity() -> tuple[str, str]:
+    """The paragraph of docs/performance.md on the simulator against the real run."""
+    record = read("fidelity")
+    own, before, lookup = (
+        record.line(what).cells["error, %"]
+        for what in (
+            "its own world, 450 inferences, s",
+            "the world of the run before, 450 inferences, s",
+            "tuning: the lookup on two devices, s",
+        )
+    )
+    begins = "`make bench ARGS=fidelity`"
+    return begins, (
+        f"{begins} ({_machine(record.facts)}; {len(own)} runs): fact verification, 450 inferences, forecast from its own"
+        f" measurements, is off by {spread(own, digits=1)} % in the median; forecast from those of the run before by"
+        f" {spread(before, digits=1)} %, because that machine is shared and its speed drifts. The lookup of a tuning job"
+        f" on two devices, forecast from one, is off by {spread(lookup, digits=1)} %."
+    )
+
+
+def gpu() -> tuple[str, str]:
+    """The paragraph of docs/performance.md on a real GPU."""
+    record = json.loads((RECORDS / "gpu-h100-load.json").read_text())
+    parts = {part["name"]: part["numbers"] for part in record["parts"]}
+    load, size = parts["load"], parts["model"]["bytes"]
+    nothing = "from nothing to a result, s"
+    begins = "`make gpu` on one"
+    return begins, (
+        f"{begins} NVIDIA H100 80GB HBM3, {record['date'].partition(' ')[0]}, one run: until a model of"
+        f" {size / 1e9:.1f} GB (random weights, bfloat16) can be called, a script that imports Transformers and loads it"
+        f" takes {load[f'a script of its own: {nothing}']:.1f} s, a session {load[f'first: {nothing}']:.1f} s the first"
+        f" time, when its files are copied to the pilot's cache, and {load[f'again: {nothing}']:.1f} s later; another"
+        f" context of the same session takes {load['another context of that session: from the call to a result, s']:.1f}"
+        " s, since its process is a fork of one that has imported everything."
+    )
 
 
 def tuning() -> tuple[str, str]:

@@ -46,7 +46,10 @@ def quotes() -> list[Quote]:
     found.append(_quote(performance, "Of the 16 bars against these baselines", _judged(record)))
     found.append(_quote(performance, "Of the context paper", _context()))
     found.append(_quote(ROOT / "README.md", _PEERS, quoted_records.front()))
-    lines = (*quoted_records.peers(), *quoted_records.lost(), quoted_records.tuning())
+    lines = (
+        *quoted_records.peers(), *quoted_records.lost(), quoted_records.preempted(), quoted_records.fidelity(),
+        quoted_records.gpu(), quoted_records.tuning(),
+    )  # fmt: skip
     found += [_quote(performance, begins, line) for begins, line in lines]
     return found
 

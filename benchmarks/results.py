@@ -22,10 +22,10 @@ RECORDS, PAGE = HERE / "records", HERE / "results.md"
 HEAD = (
     "# Results that have a record\n\n"
     + paragraph("""`python -m benchmarks.results` writes this page from those [records](records) that
-    `make bench ARGS="NAME --json FILE"` and `make gpu` have written: each table is what one run found, the median of its repeats, then
-    their range. Records that other commands have written are named where [README.md](README.md) has their numbers.
-    Pairs run in the order A B B A where a record has a command; the older ones ran A B A B. A benchmark that was run on
-    a busy machine and on a quiet one has a record of each: the load stands in its heading.""")
+    `make bench ARGS="NAME --json FILE"` and `make gpu` have written: each table is what one run found, the median of
+    its repeats, then their range. Records that other commands have written are named where [README.md](README.md) has
+    their numbers. Pairs run in the order A B B A where a record has a command; the older ones ran A B A B. A benchmark
+    that was run on a busy machine and on a quiet one has a record of each: the load stands in its heading.""")
     + "\n"
 )
 

@@ -20,7 +20,7 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("Figure 8, Table 8", "the parts of the scheduler", "the sections of those names"),
     ("Figure 9", "the chosen prompt against the ideal and the induced one", _QUALITY),
     ("Figure 10", "the bank's two layers",
-     "10a: not measured; 10b: scores and regret, no latency: `make bench ARGS=prompt_bank`"),
+     "`make bench ARGS=prompt_groups` ([results](../../benchmarks/results.md)); 10b by regret, not ITA"),
 )  # fmt: skip
 
 

@@ -1,0 +1,47 @@
+"""How alike prompts are, and what the number of clusters costs, on features that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from benchmarks.prompt_groups import CLUSTER_COUNTS, groupings, similarities, table_of
+from stoker.tuning.bank.candidate import Candidate
+
+
+def test_prompts_in_pairs_are_like_one_other_alone() -> None:
+    """Ten directions, each taken by two prompts: the nearest is the same, the four after it have nothing in common."""
+    features = np.repeat(np.eye(10, dtype=np.float32), 2, axis=0)
+    raw = similarities(features)["raw"]
+    assert raw["top-1"] == [1.0, 1.0, 1.0]
+    assert raw["top-5"] == pytest.approx([0.2, 0.2, 0.2])
+    assert raw["any two"] == [0.0, 0.0, 0.0]
+
+
+def test_scaled_features_take_away_what_all_prompts_have_in_common() -> None:
+    features = np.random.default_rng(1).normal(size=(50, 20)).astype(np.float32) + 100.0
+    found = similarities(features)
+    assert found["raw"]["any two"][0] > 0.99
+    assert abs(found["scaled"]["any two"][1]) < 0.1
+
+
+def test_the_lookup_of_each_number_of_clusters_is_judged_against_all_scores() -> None:
+    """Losses that are distances from one corner: whoever is scored there is the best."""
+    features = np.random.default_rng(2).normal(size=(60, 5)).astype(np.float32)
+    candidates = [Candidate(text=f"prompt {number}") for number in range(60)]
+    loss = {one.text: float(feature[0]) for one, feature in zip(candidates, features, strict=True)}
+
+    def score(texts: Sequence[str]) -> list[float]:
+        return [loss[text] for text in texts]
+
+    found = groupings(candidates, features, {"task": score})
+    assert list(found) == [k for k in CLUSTER_COUNTS if k < 60]
+    for k, (of_task,) in found.items():
+        assert k <= of_task["scores"] <= 60
+        assert of_task["regret"] >= 0.0
+    table = table_of({"groups": found, "similarity": similarities(features), "candidates": 60}, score_s=0.5)
+    first = table.lines[0]
+    assert first.cells["latency, s"] == [found[10][0]["scores"] * 0.5]
+    assert "scoring all of them 30 s" in table.notes[-1]
