@@ -111,10 +111,10 @@ def fidelity() -> tuple[str, str]:
     )
     begins = "`make bench ARGS=fidelity`"
     return begins, (
-        f"{begins} ({_machine(record.facts)}; {len(own)} runs): fact verification, 450 inferences, forecast from its own"
-        f" measurements, is off by {spread(own, digits=1)} % in the median; forecast from those of the run before by"
-        f" {spread(before, digits=1)} %, because that machine is shared and its speed drifts. The lookup of a tuning job"
-        f" on two devices, forecast from one, is off by {spread(lookup, digits=1)} %."
+        f"{begins} ({_machine(record.facts)}; {len(own)} runs): fact verification, 450 inferences, forecast from its"
+        f" own measurements, is off by {spread(own, digits=1)} % in the median; forecast from those of the run before"
+        f" by {spread(before, digits=1)} %, because that machine is shared and its speed drifts. The lookup of a tuning"
+        f" job on two devices, forecast from one, is off by {spread(lookup, digits=1)} %."
     )
 
 
@@ -123,15 +123,17 @@ def gpu() -> tuple[str, str]:
     record = json.loads((RECORDS / "gpu-h100-load.json").read_text())
     parts = {part["name"]: part["numbers"] for part in record["parts"]}
     load, size = parts["load"], parts["model"]["bytes"]
-    nothing = "from nothing to a result, s"
+    script, first, again = (
+        load[f"{what}: from nothing to a result, s"] for what in ("a script of its own", "first", "again")
+    )
+    another = load["another context of that session: from the call to a result, s"]
     begins = "`make gpu` on one"
     return begins, (
         f"{begins} NVIDIA H100 80GB HBM3, {record['date'].partition(' ')[0]}, one run: until a model of"
-        f" {size / 1e9:.1f} GB (random weights, bfloat16) can be called, a script that imports Transformers and loads it"
-        f" takes {load[f'a script of its own: {nothing}']:.1f} s, a session {load[f'first: {nothing}']:.1f} s the first"
-        f" time, when its files are copied to the pilot's cache, and {load[f'again: {nothing}']:.1f} s later; another"
-        f" context of the same session takes {load['another context of that session: from the call to a result, s']:.1f}"
-        " s, since its process is a fork of one that has imported everything."
+        f" {size / 1e9:.1f} GB (random weights, bfloat16) can be called, a script that imports Transformers and loads"
+        f" it takes {script:.1f} s, a session {first:.1f} s the first time, when its files are copied to the pilot's"
+        f" cache, and {again:.1f} s later; another context of the same session takes {another:.1f} s, since its process"
+        " is a fork of one that has imported everything."
     )
 
 

@@ -62,7 +62,7 @@ class Starter:
         for modules in (recipe.preload, ()):
             zygote, _ = self.zygotes.get(modules)
             ready = _wait_for(zygote, Preloaded)
-            if ready.failed or ready.threads != 1:
+            if ready.failed or ready.threads:
                 raise RuntimeError(f"the zygote is not fit to fork: {ready}")
             if modules:
                 seconds = time.monotonic() - started

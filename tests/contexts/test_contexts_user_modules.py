@@ -357,7 +357,7 @@ TARGET = {
     "boxed/__init__.py": "def double(x):\n    return 2 * x\n",
     "single.py": "ONE = 1\n",
     "beside.py": "TWO = 2\n",
-    "boxed-1.0.dist-info/RECORD": "boxed/__init__.py,,\nsingle.py,sha256=0,8\n../bin/boxed,,\nboxed-1.0.dist-info/RECORD,,\n",
+    "boxed-1.0.dist-info/RECORD": "boxed/__init__.py,,\nsingle.py,sha256=0,8\n../bin/boxed,,\na,,\n",
 }
 
 
