@@ -69,6 +69,6 @@ def table_of(found: dict[str, Any]) -> Table:
         f"{whole:,} candidates in {found['clusters']} clusters, the largest of {found['largest']:,};"
         f" {found['samples']} samples a task; tasks: {', '.join(found['tasks'])}",
         f"reading all features took {found['read_s']:,.0f} s, grouping {found['group_s']:.1f} s, a score"
-        f" {found['score_s'] * 1000:.0f} ms (of those made in this run; 0: all were kept from earlier)",
+        f" {found['score_s'] * 1000:.0f} ms",
     ]
     return Table(name=NAME, title=TITLE, lines=lines, notes=notes)

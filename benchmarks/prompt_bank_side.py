@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import statistics
@@ -35,12 +36,20 @@ LONGEST = 600
 
 
 class Scores:
-    """Losses by task and prompt, kept in a file: what was scored once is not scored again."""
+    """Losses by task and prompt, kept in a file: what was scored once is not scored again. `of`: model, samples,
+    and the token that ends a target; losses of anything else are others. `spent_s`: of all, also of earlier runs."""
 
-    def __init__(self, folder: Path, task: str, samples: int, score: Score) -> None:
-        self._log = RecordLog(folder / f"scores-{samples}.jsonl", key=("task", "prompt"))
+    def __init__(self, folder: Path, task: str, samples: int, score: Score, *, of: object) -> None:
+        digest = hashlib.sha256(repr(of).encode()).hexdigest()[:8]
+        self._log = RecordLog(folder / f"scores-{samples}-{digest}.jsonl", key=("task", "prompt"))
         self._task, self._score = task, score
         self.spent_s, self.scored = 0.0, 0
+        for record in self._log:
+            self._count(record)
+
+    def _count(self, record: dict[str, Any]) -> None:
+        self.spent_s += record["spent_s"]
+        self.scored += 1
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
         keys = [Candidate(text=text).key for text in texts]
@@ -48,11 +57,14 @@ class Scores:
         for start in range(0, len(fresh), 16):
             some, begun = fresh[start : start + 16], time.perf_counter()
             losses = self._score([text for _, text in some])
-            self.spent_s += time.perf_counter() - begun
-            self.scored += len(some)
-            self._log.append(
-                {"task": self._task, "prompt": key, "loss": loss} for (key, _), loss in zip(some, losses, strict=True)
-            )
+            each_s = round((time.perf_counter() - begun) / len(some), 6)
+            records = [
+                {"task": self._task, "prompt": key, "loss": loss, "spent_s": each_s}
+                for (key, _), loss in zip(some, losses, strict=True)
+            ]
+            self._log.append(records)
+            for record in records:
+                self._count(record)
             if start % 160 == 0:
                 tell(f"{self._task}: {start + len(some):,} of {len(fresh):,} scored, {self.spent_s:.0f} s")
         return [self._log.get((self._task, key))["loss"] for key in keys]  # type: ignore[index]
@@ -126,7 +138,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for task in tasks:
         pairs = [pair for pair in TASKS[task]() if len("".join(pair)) <= LONGEST]
         chosen = scoring.evaluation_samples(pairs, count=samples)
-        score = Scores(options.folder, task, samples, scoring.scorer(model, chosen, batch_size=16 if on_gpu else 1))
+        ends = model.tokenizer.eos_token_id
+        of = (Path(default_model()).name, str(model.model.dtype), task, chosen, ends)
+        score = Scores(
+            options.folder, task, samples, scoring.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of
+        )
         of_task[task] = score
         losses = ranked(brute_force(layers, score).losses.values())
         of_kinds = kinds(layers, score, seed=0)

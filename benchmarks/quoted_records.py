@@ -84,18 +84,22 @@ def lost() -> Iterator[tuple[str, str]]:
         pilot.last("the pilot is frozen"),
     )
     begins = "| the manager is killed with 100,000 calls queued: until it works again |"
-    yield begins, f"{begins} `make bench ARGS=restart` | {_seconds(back)} |"
+    yield begins, f"{begins} `make bench ARGS=restart` | {_seconds(back)}{_on(restart)} |"
     begins = "| a pilot is killed, or frozen, while it runs a call: until the call runs on the other one |"
-    yield begins, f"{begins} `make bench ARGS=lost_pilot` | {_seconds(killed)}; {_seconds(frozen)} |"
+    yield begins, f"{begins} `make bench ARGS=lost_pilot` | {_seconds(killed)}; {_seconds(frozen)}{_on(pilot)} |"
 
 
 def preempted() -> tuple[str, str]:
     """The line of docs/performance.md on preemption."""
-    (line,) = read("preemption").tables[0].lines
+    record = read("preemption")
+    (line,) = record.tables[0].lines
     done = [100.0 * part for part in line.cells["goodput"]]
     begins = "| the work that the surviving pilots could have done, while one of 8 is preempted every 5 s |"
     figure, _, between = spread(done, digits=0).partition(" ")
-    return begins, f"{begins} `make bench ARGS=preemption` | {figure} % of it done {between}, {len(done)} runs |"
+    return (
+        begins,
+        f"{begins} `make bench ARGS=preemption` | {figure} % of it done {between}, {len(done)} runs{_on(record)} |",
+    )
 
 
 def fidelity() -> tuple[str, str]:
@@ -129,11 +133,11 @@ def gpu() -> tuple[str, str]:
     another = load["another context of that session: from the call to a result, s"]
     begins = "`make gpu` on one"
     return begins, (
-        f"{begins} NVIDIA H100 80GB HBM3, {record['date'].partition(' ')[0]}, one run: until a model of"
+        f"{begins} {record['machine'].partition(',')[0]}, {record['date'].partition(' ')[0]}, one run: until a model of"
         f" {size / 1e9:.1f} GB (random weights, bfloat16) can be called, a script that imports Transformers and loads"
         f" it takes {script:.1f} s, a session {first:.1f} s the first time, when its files are copied to the pilot's"
-        f" cache, and {again:.1f} s later; another context of the same session takes {another:.1f} s, since its process"
-        " is a fork of one that has imported everything."
+        f" cache, and {again:.1f} s later; another context of the same session takes {another:.1f} s: its process is a"
+        " fork of one that has imported everything, and its files are there."
     )
 
 
@@ -155,6 +159,10 @@ def tuning() -> tuple[str, str]:
         f" where the paper has 0.4 to 0.5 % on A100s, and {fixed} % of the whole on fixed costs; the error of"
         f" forecasting its lookup from one device was {error} %."
     )
+
+
+def _on(record: BenchRecord) -> str:
+    return f"; {_machine(record.facts)}"
 
 
 def _seconds(numbers: list[float]) -> str:

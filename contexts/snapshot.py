@@ -35,8 +35,8 @@ from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 2
-"""1: tokenizers of GGUF files ended texts with what Transformers said, which may be wrong."""
+_FORMATS = {"file": 2, "folder": 1}
+"""By what a snapshot was made from. Format 1 of a file (GGUF) kept the special tokens that Transformers said."""
 _FACTS = "stoker-snapshot.json"
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 Loaded = tuple[Any, Any]
@@ -75,7 +75,7 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
 def snapshot_path(name: str, *, dtype: str) -> Path:
     """Where the snapshot of the object `name` in this dtype lies, or would lie."""
     kind, _, digest = name.partition(".")[0].partition("-")
-    return snapshot_folder() / f"{kind}-{digest[:40]}-{dtype.removeprefix('torch.')}-{_FORMAT}"
+    return snapshot_folder() / f"{kind}-{digest[:40]}-{dtype.removeprefix('torch.')}-{_FORMATS.get(kind, 1)}"
 
 
 def make_snapshot(place: Path, load: Callable[[], Loaded], *, source: str) -> bool:
@@ -218,7 +218,7 @@ def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
     Transformers 5.17 gives the tokenizer of SmolLM2 the token that begins a message as the one that ends it."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
-        if isinstance(named, int) and getattr(tokenizer, f"{kind}_token_id") != named:
+        if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:
             setattr(tokenizer, f"{kind}_token", tokenizer.convert_ids_to_tokens(named))
 
 

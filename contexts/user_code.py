@@ -8,6 +8,7 @@ in a test) may not be importable on a pilot: they travel by value, and a digest 
 
 from __future__ import annotations
 
+import csv
 import functools
 import glob
 import importlib.metadata
@@ -17,6 +18,7 @@ import site
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -57,7 +59,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _lies_in_environment(file: str) -> bool:
-    return file.startswith((*_installed_roots(), *_targets_on(tuple(sys.path))))
+    return file.startswith(_installed_roots()) or any(file in recorded for _, recorded in recorded_folders())
 
 
 class ModuleSource(NamedTuple):
@@ -200,25 +202,30 @@ def _linked_roots() -> tuple[str, ...]:
     return tuple(sorted({os.path.abspath(folder) + os.sep for folder in found} - set(_site_roots())))
 
 
+def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
+    """Folders of the search path, beside those of the environment, into which pip has put packages (`pip install
+    --target`), and what its records name there: files, and the folders that they lie in."""
+    for entry in sys.path:
+        try:
+            folder = os.path.abspath(entry)
+            changed_ns = os.stat(folder).st_mtime_ns
+        except OSError:  # it is not there, or the working folder was removed
+            continue
+        if not (folder + os.sep).startswith(_site_roots()) and (found := _recorded_in(folder, changed_ns)):
+            yield folder, found
+
+
 @functools.lru_cache(maxsize=64)
-def _targets_on(search_path: tuple[str, ...]) -> tuple[str, ...]:
-    """Packages and modules that pip has put elsewhere (`pip install --target`), into folders on this search path.
-
-    What else lies in such a folder is the user's own, since a script may lie beside what it needs."""
-    folders = dict.fromkeys(os.path.abspath(folder) for folder in search_path)
-    return tuple(place for folder in folders for place in _recorded_in(folder))
-
-
-@functools.cache
-def _recorded_in(folder: str) -> tuple[str, ...]:
-    if (folder + os.sep).startswith(_site_roots()) or not os.path.isdir(folder):
-        return ()
-    names: set[str] = set()
+def _recorded_in(folder: str, _changed_ns: int) -> frozenset[str]:
+    """What else lies in such a folder is the user's own, since a script may lie beside what it needs."""
+    found: set[str] = set()
     for record in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
-        with suppress(OSError), open(record, encoding="utf-8", errors="replace") as lines:
-            names.update(line.replace(",", "/").partition("/")[0].strip('"') for line in lines)
-    places = [os.path.join(folder, name) for name in sorted(names) if name not in ("", "..", "bin", "__pycache__")]
-    return tuple(place + os.sep if os.path.isdir(place) else place for place in places if os.path.exists(place))
+        with suppress(OSError, csv.Error), open(record, encoding="utf-8", errors="replace", newline="") as lines:
+            for path, *_ in filter(None, csv.reader(lines)):
+                parts = path.split("/")
+                if parts[0] not in ("", "..", "bin", "__pycache__"):
+                    found.update(os.path.join(folder, *parts[: count + 1]) for count in range(len(parts)))
+    return frozenset(found)
 
 
 def _folders_in_pth(file: str, *, base: str) -> list[str]:

@@ -73,7 +73,8 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
         self.record: dict[str, Any] = {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "rehearsal": asked.rehearse, "machine": f"{platform.node()}, Python {platform.python_version()}",
+            "rehearsal": asked.rehearse,
+            "machine": f"{_devices()}, {os.cpu_count()} cores, Python {platform.python_version()}",
             "commit": asked.commit or _commit(), "seconds": 0.0, "counts": {}, "parts": [],
         }  # fmt: skip
         self.environ = self._environment()
@@ -208,6 +209,19 @@ def _has(name: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def _devices() -> str:
+    """The GPUs, by NVIDIA's own tool."""
+    try:
+        words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        said = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.split("\n")
+    except (OSError, subprocess.SubprocessError):
+        return "no GPU"
+    names = [name.strip() for name in said if name.strip()]
+    return ", ".join(
+        f"{names.count(name)} x {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)
+    )
 
 
 def _commit() -> str:

@@ -1,8 +1,9 @@
 """What this Python environment consists of, and a key that names its state.
 
-Three places hold packages: the `site-packages` folders on `sys.path` (of the virtual environment, of the system where
-it is shown, of the user); source folders that an editable install names in a `.pth` file; and those that its import
-hook maps. Where two have a package of one name the earlier wins, as when it is imported.
+Four places hold packages: the `site-packages` folders on `sys.path` (of the virtual environment, of the system where
+it is shown, of the user); source folders that an editable install names in a `.pth` file; those that its import hook
+maps; and folders of `PYTHONPATH` into which `pip install --target` has put some. Where two have a package of one name
+the earlier wins, as when it is imported.
 
 The key covers Python itself, each distribution with its version and its RECORD (in which installers note a digest of
 each file), the names at the top of each folder, and for editable sources every file's length and time. Reading it
@@ -23,6 +24,7 @@ from urllib.parse import unquote, urlparse
 
 import msgspec
 
+from stoker.contexts.user_code import recorded_folders
 from stoker.errors import ConfigError
 from stoker.manager.environment.walking import listing_digest
 
@@ -31,10 +33,12 @@ _FORMAT = "stoker-environment-1"
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module that is used from its source folder: where it belongs in `site-packages`, where it lies."""
+    """A package or module that is used from its source folder: where it belongs in `site-packages`, where it lies.
+    `is_first`: it is found before what `site-packages` has under that name."""
 
     name: str
     path: str
+    is_first: bool = False
 
 
 class Installed(msgspec.Struct, frozen=True):
@@ -52,7 +56,7 @@ class Installed(msgspec.Struct, frozen=True):
 def this_environment() -> Installed:
     """The environment of this process. Raises ConfigError for an editable install whose sources can't be found."""
     folders = tuple(_folders())
-    editables = tuple({one.name: one for one in [*_mapped(), *_named_in_pth(folders)]}.values())
+    editables = tuple({one.name: one for one in [*_mapped(), *_named_in_pth(folders), *_targets()]}.values())
     _check_editables(folders, editables)
     conda = sys.prefix if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else ""
     return Installed(
@@ -93,6 +97,16 @@ def _importable(folder: str) -> Iterator[Editable]:
         is_module = entry.is_file() and suffix in (".py", ".so") and stem != "setup"
         if is_module or (entry.is_dir() and stem.isidentifier() and not suffix and _holds_python(entry.path)):
             yield Editable(entry.name, os.path.realpath(entry.path))
+
+
+def _targets() -> Iterator[Editable]:
+    """What `pip install --target` has put into folders of the search path."""
+    places = [os.path.abspath(place) for place in sys.path if place]
+    first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
+    for folder, recorded in recorded_folders():
+        is_first = folder not in places[first_site:]
+        for name in sorted({os.path.relpath(path, folder).partition(os.sep)[0] for path in recorded}):
+            yield Editable(name, os.path.realpath(os.path.join(folder, name)), is_first)
 
 
 def _holds_python(folder: str) -> bool:

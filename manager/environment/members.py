@@ -83,7 +83,9 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
         taken |= here
     for one in installed.editables:
         if one.name in taken:
-            continue
+            if not one.is_first:
+                continue
+            found = {name: each for name, each in found.items() if not _is_of(name.removeprefix(packages), one.name)}
         if os.path.isdir(one.path):
             new = list(_members(one.path, prefix=f"{packages}{one.name}/"))
         else:
@@ -94,6 +96,10 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
         others += _conda_libraries(installed.conda)
     found.update((member.name, member) for member in others)
     return sorted(found.values())
+
+
+def _is_of(name: str, top: str) -> bool:
+    return name == top or name.startswith(f"{top}/")
 
 
 def interpreter_members() -> list[ArchiveMember]:

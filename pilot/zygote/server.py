@@ -146,7 +146,7 @@ class ZygoteServer:
                     getattr(found, attribute)
             except BaseException as error:  # sys.exit in a module is no reason to end
                 failed[name] = f"{type(error).__name__}: {error}"
-            threads.look(name)
+            threads.attribute_to(name)
         gc.enable()
         listener.stop()
         self._asked_for_gpus = listener.asked

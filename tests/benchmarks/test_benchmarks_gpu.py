@@ -18,7 +18,7 @@ SCRIPT = Path(run.__file__)
 
 
 def asked(out: Path, *parts: str) -> argparse.Namespace:
-    return argparse.Namespace(out=out, kit=out / "none", size=1e6, rehearse=True, parts=list(parts))
+    return argparse.Namespace(out=out, kit=out / "none", size=1e6, rehearse=True, commit="", parts=list(parts))
 
 
 def record(out: Path) -> dict[str, Any]:

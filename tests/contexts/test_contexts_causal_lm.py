@@ -362,7 +362,7 @@ def test_a_model_that_is_dropped_ends_its_thread(model: Any) -> None:
     thread = dropped._thread
     del dropped
     gc.collect()
-    thread.join(timeout_s=30)
+    thread._thread.join(30)
     with pytest.raises(StokerError, match="closed"):
         thread.run(lambda: None)
 

@@ -215,7 +215,8 @@ def test_the_tokens_that_a_file_names_end_its_texts() -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, bos_token="<begin>", eos_token="<begin>", pad_token="a"
     )
-    named = transformers.PretrainedConfig(bos_token_id=0, eos_token_id=1, pad_token_id=None)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    named = transformers.PretrainedConfig(bos_token_id=0, eos_token_id=1, pad_token_id=99)  # there is no 99
     snapshot._mend_special_tokens(tokenizer, named)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<begin>", "<end>", "a")
     assert tokenizer.eos_token_id == 1

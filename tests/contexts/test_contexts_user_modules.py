@@ -357,6 +357,7 @@ TARGET = {
     "boxed/__init__.py": "def double(x):\n    return 2 * x\n",
     "single.py": "ONE = 1\n",
     "beside.py": "TWO = 2\n",
+    "boxed/own.py": "THREE = 3\n",
     "boxed-1.0.dist-info/RECORD": "boxed/__init__.py,,\nsingle.py,sha256=0,8\n../bin/boxed,,\na,,\n",
 }
 
@@ -370,11 +371,22 @@ def test_what_pip_has_put_elsewhere_is_installed_and_what_lies_beside_it_is_not(
         [sys.executable, "-c", INSTALLED], cwd=tmp_path, text=True, capture_output=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path])},
     )  # fmt: skip
-    assert said.stdout.split() == ["True", "True", "False", "True", "False"]
+    assert said.stdout.split() == ["True", "True", "False", "False", "True", "False"]
 
 
 INSTALLED = """
-import beside, boxed, single
+import beside, boxed.own, single
 from stoker.contexts.user_code import is_installed, source_of
-print(*map(is_installed, ("boxed", "single", "beside")), source_of("boxed") is None, source_of("beside") is None)
+names = ("boxed", "single", "beside", "boxed.own")
+print(*map(is_installed, names), source_of("boxed") is None, source_of("beside") is None)
 """
+
+
+def test_a_working_folder_that_was_removed_is_no_place_for_packages(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    code = "import os; os.rmdir(os.getcwd())\nfrom stoker.contexts.user_code import recorded_folders\n"
+    said = subprocess.run(
+        [sys.executable, "-c", code + "print(list(recorded_folders()))"], cwd=tmp_path / "gone", text=True,
+        capture_output=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert said.returncode == 0, said.stderr

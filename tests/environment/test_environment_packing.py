@@ -142,6 +142,24 @@ def test_editable_installs_of_both_kinds(other: SmallEnvironment, tmp_path: Path
         assert not [name for name in tar.getnames() if "__editable__" in name]
 
 
+def test_what_pip_has_put_elsewhere_travels_too(other: SmallEnvironment, tmp_path: Path) -> None:
+    """`pip install --target` and PYTHONPATH: the package that is found first is the one that travels."""
+    for folder, text in ((tmp_path / "elsewhere", "first"), (other.packages, "second")):
+        (folder / "boxed").mkdir(parents=True)
+        (folder / "boxed" / "__init__.py").write_text(text)
+        (folder / f"boxed-1.{text}.dist-info").mkdir()
+        (folder / f"boxed-1.{text}.dist-info" / "RECORD").write_text("boxed/__init__.py,,\n")
+    (other.packages / "boxed" / "of_second.py").write_text("")
+    (tmp_path / "elsewhere" / "own.py").write_text("")
+    said = other.run(f"import sys; sys.path.insert(0, {str(tmp_path / 'elsewhere')!r})\n{PACK}", "python3")
+    with tarfile.open(msgspec.json.decode(said, type=Packed).packages.source) as tar:
+        inside = f"lib/python{VERSION}/site-packages/"
+        file = tar.extractfile(f"{inside}boxed/__init__.py")
+        assert file is not None
+        assert file.read() == b"first"
+        assert not {f"{inside}own.py", f"{inside}boxed/of_second.py"} & set(tar.getnames())
+
+
 def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironment) -> None:
     info = other.packages / "odd-1.dist-info"
     info.mkdir()

@@ -30,19 +30,29 @@ def thread(name: str) -> Iterator[None]:
 
 
 def test_a_thread_is_told_of_with_the_module_that_started_it() -> None:
-    with thread("before"):
+    threads = ImportedThreads()
+    before = threads.harmful()  # the tests' own
+    threads.attribute_to("first")
+    with thread("worker"):
+        threads.attribute_to("second")
+        threads.attribute_to("third")
+        assert threads.harmful() == {**before, "second": "worker"}
+    assert threads.harmful() == before
+
+
+def test_threads_that_no_module_has_started_are_told_of_as_well() -> None:
+    """A profiler that a `.pth` file starts, or one that a module starts a moment later."""
+    with thread("profiler"):
         threads = ImportedThreads()
-        threads.look("first")
-        with thread("worker"):
-            threads.look("second")
-            threads.look("third")
-            assert threads.harmful() == {"second": "worker"}
-        assert threads.harmful() == {}
+        threads.attribute_to("torch")
+        assert "profiler" in threads.harmful()["what came before the imports"]
+    with thread("late"):
+        assert threads.harmful()["something later"] == "late"
 
 
 def test_a_thread_that_gives_memory_back_does_no_harm() -> None:
-    """pyarrow starts one, which scikit-learn imports and Transformers imports that."""
+    """pyarrow starts one; pandas imports pyarrow, scikit-learn pandas, and Transformers scikit-learn."""
     threads = ImportedThreads()
     with thread("jemalloc_bg_thd"), thread("other"):
-        threads.look("pandas")
-        assert threads.harmful() == {"pandas": "other"}
+        threads.attribute_to("pandas")
+        assert threads.harmful()["pandas"] == "other"
