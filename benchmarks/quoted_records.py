@@ -93,12 +93,11 @@ def preempted() -> tuple[str, str]:
     """The line of docs/performance.md on preemption."""
     record = read("preemption")
     (line,) = record.tables[0].lines
-    done = [100.0 * part for part in line.cells["goodput"]]
-    begins = "| the work that the surviving pilots could have done, while one of 8 is preempted every 5 s |"
-    figure, _, between = spread(done, digits=0).partition(" ")
+    done = line.cells["goodput"]
+    begins = "| what is done of the work that the surviving pilots could do, while one of 8 is preempted every 5 s |"
     return (
         begins,
-        f"{begins} `make bench ARGS=preemption` | {figure} % of it done {between}, {len(done)} runs{_on(record)} |",
+        f"{begins} `make bench ARGS=preemption` | {spread(done, digits=2)}, {len(done)} runs{_on(record)} |",
     )
 
 

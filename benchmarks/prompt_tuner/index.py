@@ -20,7 +20,7 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("Figure 8, Table 8", "the parts of the scheduler", "the sections of those names"),
     ("Figure 9", "the chosen prompt against the ideal and the induced one", _QUALITY),
     ("Figure 10", "the bank's two layers",
-     "`make bench ARGS=prompt_groups` ([results](../../benchmarks/results.md)); 10b by regret, not ITA"),
+     "`make bench ARGS=prompt_groups` (found: `benchmarks/results.md`); 10b by regret, not ITA"),
 )  # fmt: skip
 
 
