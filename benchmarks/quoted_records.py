@@ -105,19 +105,20 @@ def fidelity() -> tuple[str, str]:
     """The paragraph of docs/performance.md on the simulator against the real run."""
     record = read("fidelity")
     own, before, lookup = (
-        record.line(what).cells["error, %"]
+        spread(record.line(what).cells["error, %"], digits=record.line(what).last_digits)
         for what in (
             "its own world, 450 inferences, s",
             "the world of the run before, 450 inferences, s",
             "tuning: the lookup on two devices, s",
         )
     )
+    runs = len(record.last("its own world, 450 inferences, s"))
     begins = "`make bench ARGS=fidelity`"
     return begins, (
-        f"{begins} ({_machine(record.facts)}; {len(own)} runs): fact verification, 450 inferences, forecast from its"
-        f" own measurements, is off by {spread(own, digits=1)} % in the median; forecast from those of the run before"
-        f" by {spread(before, digits=1)} %, because that machine is shared and its speed drifts. The lookup of a tuning"
-        f" job on two devices, forecast from one, is off by {spread(lookup, digits=1)} %."
+        f"{begins} ({_machine(record.facts)}; {runs} runs): fact verification, 450 inferences, forecast from its"
+        f" own measurements, is off by {own} % in the median; forecast from those of the run before"
+        f" by {before} %, because that machine is shared and its speed drifts. The lookup of a tuning"
+        f" job on two devices, forecast from one, is off by {lookup} %."
     )
 
 
