@@ -32,14 +32,20 @@ NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     """One line a kind of lookup, with one number a task; then the bars."""
+    found = scored(say, quick=quick)
+    return Table(name=NAME, title=TITLE, skipped=found) if isinstance(found, str) else table_of(found)
+
+
+def scored(say: Callable[[str], None], *, quick: bool = False) -> dict[str, Any] | str:
+    """What the side finds, or why it cannot run here."""
     if reason := missing(*MODEL):
-        return Table(name=NAME, title=TITLE, skipped=reason)
+        return reason
     if not PROMPTS.exists():
-        return Table(name=NAME, title=TITLE, skipped=f"{DATA} has no prompts; the candidates are not in the repository")
+        return f"{DATA} has no prompts; the candidates are not in the repository"
     size = ("--candidates", "60", "--samples", "2", "--tasks", "claims", "--clusters", "8") if quick else ()
-    found = run_side("benchmarks.prompt_bank_side", *size, timeout_s=12 * 3600)
+    found: dict[str, Any] = run_side("benchmarks.prompt_bank_side", *size, timeout_s=12 * 3600)
     say(found["machine"])
-    return table_of(found)
+    return found
 
 
 def table_of(found: dict[str, Any]) -> Table:

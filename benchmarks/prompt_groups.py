@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.paired import MODEL, missing, run_side
-from benchmarks.prompt_tasks import DATA, PROMPTS
+from benchmarks.prompt_bank import scored
 from benchmarks.table import Line, Table
 from stoker.tuning.bank.candidate import Candidate
 from stoker.tuning.bank.features import scale_of
@@ -34,13 +33,9 @@ NAME, TITLE = (
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     """One line a number of clusters; how alike prompts are stands below."""
-    if reason := missing(*MODEL):
-        return Table(name=NAME, title=TITLE, skipped=reason)
-    if not PROMPTS.exists():
-        return Table(name=NAME, title=TITLE, skipped=f"{DATA} has no prompts; the candidates are not in the repository")
-    size = ("--candidates", "60", "--samples", "2", "--tasks", "claims", "--clusters", "8") if quick else ()
-    found = run_side("benchmarks.prompt_bank_side", *size, timeout_s=12 * 3600)
-    say(found["machine"])
+    found = scored(say, quick=quick)
+    if isinstance(found, str):
+        return Table(name=NAME, title=TITLE, skipped=found)
     return table_of(found, score_s=found["score_s"])
 
 
