@@ -70,8 +70,8 @@ def table_of(found: dict[str, Any]) -> Table:
     ):
         lines.append(Line(what=what, cells={"times fewer": [times]}, last_digits=1))
     notes = [
-        f"Best bin first ends when a {SAVING}th of the bank has been scored: that it computes so many times fewer is a"
-        " limit that is set and no finding. What it may cost is the regret.",
+        f"Best bin first stops when it has scored a {SAVING}th of the bank. That it scores {SAVING} times fewer is"
+        " therefore a setting and not a finding; the regret says what it costs.",
         f"{whole:,} candidates in {found['clusters']} clusters, the largest of {found['largest']:,};"
         f" {found['samples']} samples a task; tasks: {', '.join(found['tasks'])}",
         f"reading all features took {found['read_s']:,.0f} s, grouping {found['group_s']:.1f} s, a score"

@@ -4,8 +4,9 @@
 mean: the paper does not say which five-number figure it draws). Beside them stands that of any two prompts, without
 which a high similarity says nothing: raw hidden states are alike for all texts (`bank/features.py`).
 
-10b: the paper's lookup in two layers with other numbers of clusters K: scores, regret, and the latency that so many
-scores take. Features and scores are those that `prompt_bank` keeps: after it this takes a minute.
+10b: the paper's lookup in two layers, run with several numbers of clusters K. For each it gives the number of scores,
+the regret, and the latency, which is the number of scores times the seconds of one. It reads the features and scores
+that `prompt_bank` keeps, so it takes a minute once that has run.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Claim(msgspec.Struct, frozen=True):
     unit: str = ""
 
     def values(self, rows: Iterable[Sequence[Prediction]], *, batch: int = 0) -> list[float]:
-        """The results of the runs that predict it. `batch`: of runs with so many inferences a call (0: of all)."""
+        """The results of the runs that predict the claim: those of `batch` inferences a call, or all if it is 0."""
         return [one.value for row in rows for one in self._of(row, batch)]
 
     def variants(self, rows: Iterable[Sequence[Prediction]], *, batch: int) -> list[Variant]:

@@ -15,7 +15,7 @@ from benchmarks.words import head, paragraph, row
 from stoker.contexts.recipe import Awareness
 
 _NAMED = 2
-"""Up to so many variants that hold a number are named in `In short`; of more only the count is given."""
+"""`In short` names the variants that hold a number if there are at most so many, and else only counts them."""
 _PANELS = (
     "Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of"
     " GPUs: calls of both sizes."

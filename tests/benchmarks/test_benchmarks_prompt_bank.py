@@ -27,7 +27,7 @@ def test_counts_are_a_limit_and_have_no_bar() -> None:
     assert all(line.bar is None for line in table.lines)
     times = {line.what: line.cells["times fewer"] for line in table.lines if "limit of the search" in line.what}
     assert list(times.values()) == [[pytest.approx(3000 / 275)], [10.0]]
-    assert any("a limit that is set and no finding" in note for note in table.notes)
+    assert any("a setting and not a finding" in note for note in table.notes)
 
 
 def test_regret_is_against_the_best_of_all() -> None:
