@@ -19,6 +19,7 @@ import psutil
 import pytest
 from batch import soak
 from batch.chaos import Chaos, Way, plan
+from batch.chaos_scene import PROGRAMS
 from batch.chaos_victims import Ran
 from batch.chaos_watch import LIBRARY_FDS, MORE_BYTES, MORE_FDS, YOUNG_S, Growth, own_fds
 from batch.lab import needs
@@ -127,4 +128,7 @@ def test_every_call_ends_once_whatever_happens(tmp_path: Path, capfd, monkeypatc
     )
     assert record["ok"], said
     assert len(record["faults"]) >= run.ways // 2, said
-    assert record["results"] > 200, said
+    programs = [record["programs"][name] for name in PROGRAMS]
+    kinds = {kind for program in programs for kind, count in program["results"].items() if count}
+    assert kinds == {"map", "plain", "steps", "gang"}, said
+    assert [program["results"] for program in programs] == [program["asked"] for program in programs], said
