@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from stoker.contexts.payloads import body_of
+from stoker.contexts.payload_layout import body_of
 
 LONGEST = 80
 """Characters of a short form, at most."""

@@ -15,26 +15,21 @@ from __future__ import annotations
 
 import io
 import pickle
-import struct
 import threading
 import traceback
 from typing import Any
 
 from stoker.contexts.by_value import NONE, ByValuePickler
 from stoker.contexts.kept_classes import loads_keeping_classes
+from stoker.contexts.payload_layout import PLAIN, Buffer, laid_out, taken_apart
 from stoker.contexts.unpicklable import explain
 from stoker.contexts.user_code import is_installed
 from stoker.contexts.user_modules import imported_when_run
 from stoker.errors import RemoteCallError, SerializationError
 
-Buffer = bytes | bytearray | memoryview
-
 BIG_BUFFER_BYTES = 16_384
 """Smaller buffers travel inside the pickle."""
 
-_ALIGN = 64
-_HEAD = struct.Struct("<cBHI")  # magic, version, unused, number of buffers
-_ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 _ATOMS = frozenset({int, str, float, bool, bytes, type(None), complex})
 _DEPTH = 4
 _WIDTH = 64
@@ -72,16 +67,7 @@ def dump_parts(
         raise SerializationError(explain(value, error, what=what), what=what) from error
     if not buffers:
         return [body]
-    raws = [buffer.raw() for buffer in buffers]
-    offset = _HEAD.size + _ENTRY.size * (1 + len(raws))
-    table, parts = [], list[Buffer]()
-    for raw, writable in [(memoryview(body), False), *((raw, not raw.readonly) for raw in raws)]:
-        gap = -offset % _ALIGN
-        offset += gap
-        table.append(_ENTRY.pack(offset, raw.nbytes, writable))
-        parts += [bytes(gap), raw]
-        offset += raw.nbytes
-    return [_HEAD.pack(b"B", 1, 0, len(raws)) + b"".join(table), *parts]
+    return laid_out(body, [buffer.raw() for buffer in buffers])
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
@@ -93,26 +79,9 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
     module that is not installed here) comes as it is.
     """
     rebuild = loads_keeping_classes if keep_classes else pickle.loads
-    if data[:1] != b"B":
-        if data[:1] != b"\x80":
-            raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
+    if data[:1] == PLAIN:
         return rebuild(data)
-    view = memoryview(data)
-    try:
-        _, version, _, count = _HEAD.unpack_from(view)
-        table = [_ENTRY.unpack_from(view, _HEAD.size + _ENTRY.size * index) for index in range(count + 1)]
-    except struct.error as error:
-        raise SerializationError(f"a pickled value of {len(data)} bytes is cut short", what="payload") from error
-    if version != 1 or any(offset + length > len(view) for offset, length, _ in table):
-        raise SerializationError(f"a pickled value of {len(data)} bytes is damaged or cut short", what="payload")
-    body, *buffers = (
-        bytearray(view[offset : offset + length])
-        if writable and view.readonly
-        else view[offset : offset + length]
-        if writable
-        else view[offset : offset + length].toreadonly()
-        for offset, length, writable in table
-    )
+    body, buffers = taken_apart(data)
     return rebuild(body, buffers=buffers)
 
 
@@ -120,20 +89,6 @@ def is_interrupt(error: BaseException) -> bool:
     """Whether somebody has pressed Ctrl-C, who is not to be told of bad bytes. Python raises it in the main thread
     alone; elsewhere user code did."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
-
-
-def body_of(data: bytes) -> tuple[bytes, int]:
-    """The pickle within `dumps`' bytes, and how many out-of-band buffers it has. Raises SerializationError."""
-    if data[:1] == b"\x80":
-        return data, 0
-    try:
-        _, version, _, count = _HEAD.unpack_from(data)
-        offset, length, _ = _ENTRY.unpack_from(data, _HEAD.size)
-    except struct.error as error:
-        raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload") from error
-    if data[:1] != b"B" or version != 1 or offset + length > len(data):
-        raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
-    return data[offset : offset + length], count
 
 
 def _plain(value: Any, depth: int) -> bool:
