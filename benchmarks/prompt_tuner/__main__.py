@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.asking import number
 from benchmarks.prompt_tuner import drawing, report
-from benchmarks.prompt_tuner.everything import Extent, evaluate, whole
+from benchmarks.prompt_tuner.everything import Extent, again, evaluate, whole
 from benchmarks.prompt_tuner.grid import every_choice, read_grid
 from benchmarks.prompt_tuner.record import keep, read
 from benchmarks.prompt_tuner.runs import Runs
@@ -50,6 +50,10 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     )
     ask.add_argument("--page-only", action="store_true", help="write the page anew from the record that is there")
     ask.add_argument(
+        "--again", metavar="BASELINE", choices=("INFless", "ElasticFlow"),
+        help="do its runs at medium load again, for what the record lacks of them, and keep the others",
+    )  # fmt: skip
+    ask.add_argument(
         "--quick", action="store_true", help="two seeds and a quarter of cluster and jobs, for a look; wants --out"
     )
     asked = ask.parse_args(arguments)
@@ -66,7 +70,10 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
 def _reproduce(asked: argparse.Namespace) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     path, grid = asked.out / report.RECORD, read_grid()
-    if not asked.page_only:
+    if asked.again:
+        runs, command = Runs(asked.runs, jobs=asked.jobs), f"python -m benchmarks.prompt_tuner --again {asked.again}"
+        keep(path, again(runs, grid, read(path), reading=asked.again, tell=_tell, command=command))
+    elif not asked.page_only:
         runs = Runs(asked.runs, jobs=asked.jobs)
         if asked.quick:
             extent, found = LOOK, Searched((), grid.anchors.within, (every_choice(grid)[0],))

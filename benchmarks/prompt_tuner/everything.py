@@ -34,6 +34,7 @@ from benchmarks.prompt_tuner.readings import Chosen, Condition, Reading
 from benchmarks.prompt_tuner.record import KeptRun, Record
 from benchmarks.prompt_tuner.runs import Runs
 from benchmarks.prompt_tuner.search import Searched, search
+from stoker.manager.sim.run import SimulationError
 
 Wanted = tuple[Group, System]
 
@@ -76,6 +77,26 @@ def evaluate(
         what = f"set {number + 1} of {len(sets)}"
         kept += _run(runs, choice, choice.parameters(grid), wanted, extent, first=not number, tell=tell(what))
     return Record(clock.facts(), searched, tuple(sets), searches, chosen, extent.seeds, extent.few, tuple(kept))
+
+
+def again(
+    runs: Runs, grid: Grid, record: Record, *, reading: str, tell: Callable[[str], Callable[[int, int], None]],
+    command: str,
+) -> Record:  # fmt: skip
+    """The same record with a baseline's runs done again, in all its readings whose names begin so, at medium load: they
+    have what was not measured before. Raises SimulationError, also where one came to something else than it had come
+    to: then the code is another one, and everything has to be done again."""
+    clock, chosen = Clock(command), record.chosen
+    wanted = [(MEDIUM, chosen[one]) for one in Reading if one.value.startswith(reading)]
+    extent, kept = Extent(record.seeds, record.few, record.seeds[:3]), {run.name: run for run in record.runs}
+    for number, choice in enumerate(record.sets):
+        what = f"{reading}, set {number + 1} of {len(record.sets)}"
+        parameters = choice.parameters(grid)
+        for run in _run(runs, choice, parameters, wanted, extent, first=not number, tell=tell(what)):
+            if run.came_to != kept[run.name].came_to:
+                raise SimulationError(f"{run.name} came to {run.came_to}, and had come to {kept[run.name].came_to}")
+            kept[run.name] = run
+    return msgspec.structs.replace(record, runs=tuple(kept.values()), again=clock.facts())
 
 
 def _run(

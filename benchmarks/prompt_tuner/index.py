@@ -13,7 +13,7 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("Figure 2b", "the trace: a minute with five times the mean", "made up, under *The jobs*"),
     ("Figure 2c", "iterations from 20 prompts", f"{_QUALITY}; in the simulator `prompt_spread`"),
     ("Figure 3a", "ElasticFlow's allocation, 56 %", "an anchor: *The sets that count*"),
-    ("Figure 3b", "INFless's waiting for instances", "all waiting: *What was no anchor, and can be compared*"),
+    ("Figure 3b", "INFless's waiting for instances that start", "*What was no anchor, and can be compared*"),
     ("Figure 3c", "violations by the number of GPUs", "the section of that name"),
     ("Table 6", "twelve tasks and their targets", "its data sets are not ours: ten others in `prompt_quality`"),
     ("Figure 7, Table 7", "violations and cost of the three systems", "the sections of those names"),

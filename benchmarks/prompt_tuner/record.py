@@ -20,7 +20,8 @@ from stoker.whole_files import draft_of
 class KeptRun(msgspec.Struct, frozen=True, array_like=True):
     """One run: its set, group, system and seed, then percent of violations, dollars' worth of device-seconds
     (`paid_s`), the share of GPUs that were allocated, and what jobs waited before they began, as a share of their
-    latency: the mean, the most; and seconds of a round that had something to look at: the mean, the most."""
+    latency: the mean, the most; and seconds of a round that had something to look at: the mean, the most. Last, of the
+    same latency, what a job waited while its libraries were started: the mean, the most (None: not measured)."""
 
     places: tuple[int, ...]
     group: str
@@ -33,6 +34,8 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
     wait_most: float
     round_s: float
     round_most_s: float
+    start_share: float | None = None
+    start_most: float | None = None
 
     @classmethod
     def of(cls, choice: Choice, group: Group, system: System, seed: int, result: Result) -> KeptRun:
@@ -42,12 +45,24 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
             choice.places, group.name, str(system), seed, round(result.violations, 3), round(paid_s, 1),
             round(result.utilisation, 4), round(result.wait_share, 4), round(result.wait_most, 4),
             float(f"{result.round_s:.3g}"), float(f"{result.round_most_s:.3g}"),
+            round(result.start_share, 4), round(result.start_most, 4),
         )  # fmt: skip
+
+    @property
+    def name(self) -> tuple[tuple[int, ...], str, str, int]:
+        """Which run it is."""
+        return self.places, self.group, self.system, self.seed
+
+    @property
+    def came_to(self) -> tuple[float, float]:
+        """What it came to: percent of violations, and device-seconds that are paid for."""
+        return self.violations, self.paid_s
 
 
 class Record(msgspec.Struct, frozen=True):
     """The file. `sets`: those that were run, the most central first; `chosen`: each reading's best setting of those
-    that were tried (`searches`); `seeds`: of the central set; `few`: of the others."""
+    that were tried (`searches`); `seeds`: of the central set; `few`: of the others; `again`: where and when runs were
+    done again for what was not measured before."""
 
     facts: Facts
     searched: Searched
@@ -57,6 +72,7 @@ class Record(msgspec.Struct, frozen=True):
     seeds: tuple[int, ...]
     few: tuple[int, ...]
     runs: tuple[KeptRun, ...]
+    again: Facts | None = None
 
 
 def keep(path: Path, record: Record) -> None:

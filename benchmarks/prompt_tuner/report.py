@@ -13,7 +13,7 @@ from benchmarks.prompt_tuner.cases import MEDIUM, NOBODY, at
 from benchmarks.prompt_tuner.page import Page, lines_of, span
 from benchmarks.prompt_tuner.parameters import MODELS
 from benchmarks.prompt_tuner.readings import Reading
-from benchmarks.prompt_tuner.record import Record
+from benchmarks.prompt_tuner.record import KeptRun, Record
 from benchmarks.prompt_tuner.search import STEP, Anchored
 from benchmarks.prompt_tuner.short import short
 from benchmarks.prompt_tuner.summary import Evaluation, over, show
@@ -43,8 +43,16 @@ def _made(page: Page) -> str:
         paragraph(f"""Made by {record.facts.line()}. Every result on this page is computed from [{RECORD}]({RECORD}),
             which has every run; `make reproduce` goes on where it was stopped. The search had seeds
             {span(_searched_seeds(page))}, the most central set seeds {span(record.seeds)},
-            {others}.{_early(page)}""")
+            {others}.{_early(page)}{_again(page)}""")
     )
+
+
+def _again(page: Page) -> str:
+    """Which runs are of another commit, in words."""
+    again = page.record.again
+    if again is None:
+        return ""
+    return f" Figure 3b's were done again by {again.line()}, and each came to the same violations and cost as before."
 
 
 def _early(page: Page) -> str:
@@ -147,14 +155,20 @@ def _checks(page: Page) -> str:
     lines = ["## What was no anchor, and can be compared", ""]
     lines += head("what", "paper", "the most central set", f"all {len(page.sets)} sets")
 
-    def waits(reading: Reading) -> Callable[[Evaluation], MeanEstimate]:
-        return lambda one: estimate([100.0 * run.wait_share for run in one.results(MEDIUM, page.chosen[reading])])
+    def shares(reading: Reading, of: Callable[[KeptRun], float | None]) -> Callable[[Evaluation], MeanEstimate]:
+        return lambda one: estimate([100.0 * (of(run) or 0.0) for run in one.results(MEDIUM, page.chosen[reading])])
 
     for reading in (Reading.HOLD, Reading.AT_ONCE):
-        central, between = over(page.sets, waits(reading)).shown()
-        worst = 100.0 * max(run.wait_most for run in page.central.results(MEDIUM, page.chosen[reading]))
-        what = f"{reading.value}: waiting before a job begins, % of its latency (3b; there initialisation alone)"
-        lines.append(row(what, f"{wait:.0%}, at most {most:.0%}", f"{central}, at most {worst:.0f}", between))
+        runs = page.central.results(MEDIUM, page.chosen[reading])
+        if all(run.start_share is not None for run in runs):
+            central, between = over(page.sets, shares(reading, lambda run: run.start_share)).shown()
+            worst = 100.0 * max(run.start_most or 0.0 for run in runs)
+            what = f"{reading.value}: waiting while its instances start, % of a job's latency (3b)"
+            lines.append(row(what, f"{wait:.0%}, at most {most:.0%}", f"{central}, at most {worst:.0f}", between))
+        central, between = over(page.sets, shares(reading, lambda run: run.wait_share)).shown()
+        worst = 100.0 * max(run.wait_most for run in runs)
+        what = f"{reading.value}: all waiting before a job begins, % of its latency"
+        lines.append(row(what, "", f"{central}, at most {worst:.0f}", between))
     mean, longest = bars.rounds(page.central)
     said = "{:.0f} ms, at most {:.0f} ms".format(*(1e3 * seconds for seconds in paper.ROUND_S))
     what = f"a round of scheduling at {paper.LARGE_GPUS} GPUs that has something to look at"

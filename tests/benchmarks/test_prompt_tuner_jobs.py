@@ -158,8 +158,12 @@ def test_what_came_of_jobs_is_counted_once_each() -> None:
         log.note(each.at_s, Happened.CALL_CAME, call=call + 50)
     log.note(0.0, Happened.LIBRARY_STARTED, library=1)
     log.note(4.0, Happened.CALL_FAILED, call=53)
+    log.note(8.0, Happened.LIBRARY_READY, library=1, value=8.0)
     log.note(10.0, Happened.CALL_BEGAN, call=50, library=1)
     log.note(20.0, Happened.CALL_ENDED, call=50, library=1)  # just in time
+    log.note(19.0, Happened.LIBRARY_READY, library=2, value=4.0)
+    log.note(20.0, Happened.LIBRARY_READY, library=3, value=20.0)  # nobody's
+    log.note(20.0, Happened.PART_BEGAN, call=51, library=2, value=1)
     log.note(21.0, Happened.CALL_BEGAN, call=51, library=1)
     log.note(22.0, Happened.CALL_ENDED, call=51, library=1)  # a second late
     found = result_of(log, came, outcome(ended_at=100.0), gpus=8)
@@ -167,8 +171,21 @@ def test_what_came_of_jobs_is_counted_once_each() -> None:
     assert found.violations == 75.0
     assert found.all_s == 8 * 1200.0  # jobs come for 20 minutes
     assert (found.wait_share, found.wait_most) == (pytest.approx((10 / 20 + 20 / 21) / 2), pytest.approx(20 / 21))
+    both = 8 / 20, (7 + 4) / 21  # of the first library a second was over when the second job came
+    assert (found.start_share, found.start_most) == (pytest.approx(sum(both) / 2), pytest.approx(both[1]))
     assert found.cost(static=False, device_price_s=0.5) == 220.0
     assert found.cost(static=True, device_price_s=0.5) == 4800.0
+
+
+def test_libraries_that_start_at_the_same_time_are_waited_for_once() -> None:
+    log = EventLog()
+    log.note(0.0, Happened.CALL_CAME, call=1)
+    for library, ready_at, took_s in ((1, 6.0, 4.0), (2, 7.0, 6.0), (3, 3.0, 1.0), (4, 12.0, 3.0)):
+        log.note(ready_at, Happened.LIBRARY_READY, library=library, value=took_s)
+        log.note(10.0, Happened.CALL_BEGAN if library == 1 else Happened.PART_BEGAN, call=1, library=library)
+    log.note(20.0, Happened.CALL_ENDED, call=1, library=1)
+    found = result_of(log, [Arrival(at_s=0.0, context="m")], outcome(ended_at=20.0), gpus=4)
+    assert found.start_share == pytest.approx((7 - 1 + 10 - 9) / 20)
 
 
 def test_a_run_that_goes_on_longer_is_paid_for_longer() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.facts import Facts
@@ -34,6 +35,7 @@ from benchmarks.prompt_tuner.runs import Runs
 from benchmarks.prompt_tuner.search import Anchored, Searched
 from benchmarks.prompt_tuner.summary import evaluations
 from benchmarks.prompt_tuner.tuning import Search
+from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.statistics import MeanEstimate
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduction"
@@ -193,6 +195,34 @@ def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
     of = made()
     keep(tmp_path / "record.json", of)
     assert read(tmp_path / "record.json") == of
+
+
+def test_a_baselines_runs_are_done_again_for_what_a_record_lacks(tmp_path: Path) -> None:
+    of = made()
+    old = msgspec.structs.replace(of, runs=tuple(msgspec.structs.replace(run, start_share=None) for run in of.runs))
+    runs, again = Runs(tmp_path, jobs=1), []
+    for number, choice in enumerate(SETS):
+        for reading in (Reading.HOLD, Reading.AT_ONCE):
+            for case in MEDIUM.cases(CHOSEN[reading], choice.parameters(GRID), seeds=FEW if number else SEEDS):
+                found = result(late=30 + case.seed - 11, held_s=1500.0 + case.seed)
+                runs.keep(case, msgspec.structs.replace(found, start_share=0.25, start_most=0.4))
+                again.append((choice.places, MEDIUM.name, str(case.system), case.seed))
+
+    def do(record: Record) -> Record:
+        return everything.again(
+            runs, GRID, record, reading="INFless", tell=lambda _: lambda *_: None, command="the command"
+        )
+
+    new = do(old)
+    assert [run.name for run in new.runs] == [run.name for run in old.runs]
+    assert [run.name for run in new.runs if run.start_share is not None] == again
+    page = report.write(new)
+    assert "waiting while its instances start, % of a job's latency (3b) | 11%, at most 50% | 25.0 ± 0.0" in page
+    assert "done again by `the command`" in " ".join(page.split())
+    assert "(3b)" not in report.write(old)
+    others = tuple(msgspec.structs.replace(run, paid_s=run.paid_s + 1) for run in old.runs)
+    with pytest.raises(SimulationError, match="had come to"):
+        do(msgspec.structs.replace(old, runs=others))
 
 
 def test_of_settings_that_are_alike_the_cheapest_is_taken() -> None:
