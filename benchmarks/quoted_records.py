@@ -122,6 +122,44 @@ def fidelity() -> tuple[str, str]:
     )
 
 
+def front_awareness() -> str:
+    """README's line on what hot contexts are worth."""
+    record = read("awareness")
+    ratio = _none_against_full(record, "with a snapshot").cells["ratio"]
+    times, low, high = (f"{number:.2f}" for number in (statistics.median(ratio), min(ratio), max(ratio)))
+    what = f"fact verification {times} times as fast as without contexts, when the model is a snapshot"
+    return row(what, "`make bench ARGS=awareness`", f"{_machine(record.facts)}; {len(ratio)} pairs, {low} to {high}")
+
+
+def awareness() -> Iterator[tuple[str, str]]:
+    """The table of docs/performance.md on what hot contexts are worth, and the sentence above it."""
+    record = read("awareness")
+    begins = "Fact verification with SmolLM2-135M-Instruct in calls of 16 claims"
+    yield begins, f"{begins}; `make bench ARGS=awareness`, {_machine(record.facts)}."
+    for which, what in (
+        ("with a snapshot", "the model is a snapshot"), ("GGUF as shipped", "the model is the GGUF file as shipped")
+    ):  # fmt: skip
+        line = _none_against_full(record, which)
+        inferences = next(part for part in line.what.split(", ") if part.endswith(" inferences"))
+        without, hot = (_figure(line.cells[side], digits=line.digits) for side in ("below full", "full"))
+        times, _, between = _figure(line.cells["ratio"], digits=line.last_digits).partition(" ")
+        count = len(line.cells["ratio"])
+        pairs = "1 pair" if count == 1 else f"{count} pairs"
+        found = f"{times} times {between}".strip()
+        yield f"| {what}, ", row(f"{what}, {inferences}, {pairs}", f"{hot} s", f"{without} s", found)
+
+
+def _figure(numbers: list[float], *, digits: int) -> str:
+    """The median with its range, or the only number."""
+    return spread(numbers, digits=digits) if len(numbers) > 1 else f"{numbers[0]:,.{digits}f}"
+
+
+def _none_against_full(record: BenchRecord, which: str) -> Line:
+    begins = f"none against full, {which}, "
+    (line,) = (line for table in record.tables for line in table.lines if line.what.startswith(begins))
+    return line
+
+
 def gpu() -> tuple[str, str]:
     """The paragraph of docs/performance.md on a real GPU."""
     record = json.loads((RECORDS / "gpu-h100-load.json").read_text())

@@ -25,7 +25,7 @@ from benchmarks.words import row
 from stoker.manager.study.statistics import estimate
 
 FOLDER = ROOT / "docs" / "reproduction"
-_PEERS = "| no-op calls per second"
+_PEERS, _HOT = "| no-op calls per second", "| fact verification"
 
 
 class Quote(NamedTuple):
@@ -46,9 +46,10 @@ def quotes() -> list[Quote]:
     found.append(_quote(performance, "Of the 16 bars against these baselines", _judged(record)))
     found.append(_quote(performance, "Of the context paper", _context()))
     found.append(_quote(ROOT / "README.md", _PEERS, quoted_records.front()))
+    found.append(_quote(ROOT / "README.md", _HOT, quoted_records.front_awareness()))
     lines = (
-        *quoted_records.peers(), *quoted_records.lost(), quoted_records.preempted(), quoted_records.fidelity(),
-        quoted_records.gpu(), quoted_records.tuning(),
+        *quoted_records.peers(), *quoted_records.awareness(), *quoted_records.lost(), quoted_records.preempted(),
+        quoted_records.fidelity(), quoted_records.gpu(), quoted_records.tuning(),
     )  # fmt: skip
     found += [_quote(performance, begins, line) for begins, line in lines]
     return found
