@@ -17,6 +17,7 @@ from stoker.contexts import payloads
 from stoker.contexts.carried_modules import NO_MODULES, CarriedModules
 from stoker.contexts.digest import digest_of_code
 from stoker.contexts.editable import stamps_of
+from stoker.contexts.payload_layout import Buffer
 from stoker.contexts.user_modules import Table, modules_for
 from stoker.errors import SerializationError
 
@@ -61,7 +62,7 @@ def dumps_arguments(value: Any, *, by_name: frozenset[str] = _NONE, brought: set
     return _joined(parts, table, {})
 
 
-def _joined(parts: list[payloads.Buffer], table: Table, stamps: Mapping[str, str]) -> bytes:
+def _joined(parts: list[Buffer], table: Table, stamps: Mapping[str, str]) -> bytes:
     if table or stamps:
         packed = pickle.dumps((table, stamps), 5)
         head = _HEAD.pack(b"M", 1, 0, len(packed)) + packed
@@ -85,7 +86,7 @@ def names_carried(key: str, data: bytes) -> frozenset[str]:
     return known
 
 
-def versions_carried(data: payloads.Buffer | str) -> Mapping[str, str]:
+def versions_carried(data: Buffer | str) -> Mapping[str, str]:
     """The versions of the modules that travel in these bytes, or in the file of this path, by name.
 
     It rebuilds no value. Empty where the bytes or the file are damaged: that comes out when the value is rebuilt.
@@ -99,7 +100,7 @@ def versions_carried(data: payloads.Buffer | str) -> Mapping[str, str]:
         return {}
 
 
-def _table(data: payloads.Buffer) -> Table:
+def _table(data: Buffer) -> Table:
     length = _HEAD.unpack_from(data)[3]
     table: Table = pickle.loads(memoryview(data)[_HEAD.size : _HEAD.size + length])[0]
     return table
@@ -115,7 +116,7 @@ def _head_of_file(path: str) -> bytes:
         return head + file.read(min(_HEAD.unpack(head)[3], most))
 
 
-def loads_code(data: payloads.Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
+def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
     """The value of `dumps_code`'s bytes, and the modules that it imports, over those `under` it; they are entered.
 
     Raises SerializationError for other bytes, and whatever unpickling raises.

@@ -43,15 +43,14 @@ def taken_apart(data: Buffer) -> tuple[Buffer, list[Buffer]]:
         raise SerializationError(f"a pickled value of {len(data)} bytes is cut short", what="payload") from error
     if version != _VERSION or any(offset + length > len(view) for offset, length, _ in table):
         raise SerializationError(f"a pickled value of {len(data)} bytes is damaged or cut short", what="payload")
-    body, *buffers = (
-        bytearray(view[offset : offset + length])
-        if writable and view.readonly
-        else view[offset : offset + length]
-        if writable
-        else view[offset : offset + length].toreadonly()
-        for offset, length, writable in table
-    )
+    body, *buffers = (_part(view[offset : offset + length], writable=writable) for offset, length, writable in table)
     return body, buffers
+
+
+def _part(part: memoryview, *, writable: bool) -> Buffer:
+    if not writable:
+        return part.toreadonly()
+    return bytearray(part) if part.readonly else part
 
 
 def body_of(data: bytes) -> tuple[bytes, int]:

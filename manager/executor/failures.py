@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.contexts import payloads
+from stoker.contexts.payload_layout import Buffer
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import (
     CallCancelledError,
@@ -124,7 +125,7 @@ def _open(payload: Payload, end: CallEnd) -> Any:
         ) from error
 
 
-def _bytes(payload: Payload, end: CallEnd) -> payloads.Buffer:
+def _bytes(payload: Payload, end: CallEnd) -> Buffer:
     if not isinstance(payload, ObjectRef):
         return payload
     try:

@@ -10,6 +10,7 @@ from typing import Any
 from stoker.contexts import payloads
 from stoker.contexts.carried_modules import NO_MODULES, CarriedModules, count_forgotten, has_forgotten
 from stoker.contexts.code_payloads import loads_code, versions_carried
+from stoker.contexts.payload_layout import Buffer
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
 _ROOM = 128
@@ -61,7 +62,7 @@ class Function:
         self._modules.enter()
         return opened
 
-    def open_arguments(self, data: payloads.Buffer) -> Any:
+    def open_arguments(self, data: Buffer) -> Any:
         """The value of a call's arguments; the function is open. What they import is found over what it imports."""
         if data[:1] != b"M":
             return payloads.loads(data)
