@@ -112,13 +112,15 @@ def fidelity() -> tuple[str, str]:
             "tuning: the lookup on two devices, s",
         )
     )
-    runs = len(record.last("its own world, 450 inferences, s"))
+    runs, lookups = (
+        len(record.last(what)) for what in ("its own world, 450 inferences, s", "tuning: the lookup on two devices, s")
+    )
     begins = "`make bench ARGS=fidelity`"
     return begins, (
         f"{begins} ({_machine(record.facts)}; {runs} runs): fact verification, 450 inferences, forecast from its"
         f" own measurements, is off by {own} % in the median; forecast from those of the run before"
         f" by {before} %, because that machine is shared and its speed drifts. The lookup of a tuning"
-        f" job on two devices, forecast from one, is off by {lookup} %."
+        f" job on two devices, forecast from one, is off by {lookup} % in {lookups} runs."
     )
 
 
@@ -127,7 +129,11 @@ def front_awareness() -> str:
     record = read("awareness")
     ratio = _none_against_full(record, "with a snapshot").cells["ratio"]
     times, low, high = (f"{number:.2f}" for number in (statistics.median(ratio), min(ratio), max(ratio)))
-    what = f"fact verification {times} times as fast as without contexts, when the model is a snapshot"
+    size = ", ".join(_none_against_full(record, "with a snapshot").what.split(", ")[2:4])
+    what = (
+        f"fact verification with SmolLM2-135M, {size}: {times} times as fast as with a fresh process for each call"
+        " (awareness none; the model is a snapshot)"
+    )
     return row(what, "`make bench ARGS=awareness`", f"{_machine(record.facts)}; {len(ratio)} pairs, {low} to {high}")
 
 
@@ -147,6 +153,24 @@ def awareness() -> Iterator[tuple[str, str]]:
         pairs = "1 pair" if count == 1 else f"{count} pairs"
         found = f"{times} times {between}".strip()
         yield f"| {what}, ", row(f"{what}, {inferences}, {pairs}", f"{hot} s", f"{without} s", found)
+
+
+def whole_run() -> tuple[str, str]:
+    """The paragraph of docs/performance.md on the bars of a whole run, and of calls of different sizes."""
+    (table,) = read("awareness").tables
+    apart, own = (
+        spread(line.cells["full / that"], digits=line.last_digits)
+        for line in table.lines
+        if "full / that" in line.cells
+    )
+    slowest = read("fact_batches").last("the slowest size against the fastest (medians)")[0]
+    begins = "A whole run takes"
+    return begins, (
+        f"{begins} {apart} times what it cannot avoid, a load and the same inferences in a session that is hot, and"
+        f" {own} times a load and its own time in the model: the bar is 1.05. Of calls of 1, 16 and 256 claims those"
+        f" of the slowest size take {slowest:.3f} times as long as those of the fastest"
+        " (`make bench ARGS=fact_batches`): the bar is 1.10."
+    )
 
 
 def _figure(numbers: list[float], *, digits: int) -> str:
@@ -191,11 +215,13 @@ def tuning() -> tuple[str, str]:
         )
     )
     begins = "A real tuning job (`make bench ARGS=tuning_times`; "
-    setting = f"{record.tables[0].notes[0].split(';')[0]}, {_machine(record.facts)}"
+    runs = len(record.last("tuning: the lookup on two devices, s"))
+    setting = f"{record.tables[0].notes[0].split(';')[0]}, {runs} runs, {_machine(record.facts)}"
     return begins, (
         f"{begins}{setting}) on two devices spends {communication} % of the time of its iterations on communication,"
-        f" where the paper has 0.4 to 0.5 % on A100s, and {fixed} % of the whole on fixed costs; the error of"
-        f" forecasting its lookup from one device was {error} %."
+        f" where the paper has 0.4 to 0.5 % on A100s, and {fixed} % of the whole on fixed costs, the lookup and"
+        " checkpoints among them, where the paper has 37 to 41 % for allocating GPUs; the error of forecasting its"
+        f" lookup from one device was {error} % in these runs."
     )
 
 

@@ -1,7 +1,7 @@
 """Pilots are taken away one after the other until none is left (Pervasive Context Management §4.4).
 
 The paper ran inferences on 20 GPUs, lost one a minute from the 900th second on, and counted what was done when none was
-left: 62,900 inferences with pervasive contexts, 46,000 with partial ones (Figure 8), 1.36 times as many. Here 20
+left: 62,900 inferences with pervasive contexts, 46,000 with partial ones (Figure 8), 1.37 times as many. Here 20
 pilots on this machine sleep: a call takes 5 s, a load 0.8 of that, the ratio that the paper's Figure 6 implies; one
 pilot is killed every 8 s from the 40th second on. With awareness disk each call starts a process and loads again, as
 the paper's partial contexts do. Sleeping pilots do not compete for this machine's cores; starting a process for each

@@ -84,9 +84,11 @@ INDEX = """## Every figure and table of the paper
 | Figures 1, 2, 4 | drawings | nothing to measure |
 | Figures 3, 5 | the program without and with a context | `apps/fact_verification`, which runs on real pilots |
 | Table 1 | the GPUs of the cluster | *Table 1: the speeds of the kinds*, which are assumed |
-| Figures 6, 7 | seconds on 20 static GPUs, by awareness and by inferences a call | *Figures 6 and 7: fitted* |
+| Figures 6, 7 | seconds on 20 static GPUs, by awareness and by inferences a call | *Figures 6 and 7: fitted*; \
+real runs of a small model on two cores: `make bench ARGS="awareness fact_batches"` (found: `benchmarks/results.md`) |
 | §4.2, §4.3 (RQ1, RQ2) | ratios of the times of Figures 6 and 7 | *The ratios of §4.2 and §4.3* |
-| Figure 8 | inferences done while GPUs go one by one | *Figures 8 and 9: predicted*, and the two sections that follow |
+| Figure 8 | inferences done while GPUs go one by one | *Figures 8 and 9: predicted*, and the two sections that \
+follow; real pilots whose calls and loads sleep: `make bench ARGS=vanishing` (found: `benchmarks/results.md`) |
 | Figure 9 | a pool that grows to 20 and to 186 GPUs | *Figures 8 and 9: predicted*, and the section on capacity |
 """
 

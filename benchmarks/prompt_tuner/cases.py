@@ -96,6 +96,12 @@ APART = Group("each model with a trace and a peak of its own", changed=(("mixed"
 FEWER_GPUS = tuple(Group(f"{gpus} GPUs", gpus=gpus) for gpus in (8, 16, 24))
 """Figure 3c, whose numbers of GPUs the text does not give: medium load, S = 1.0."""
 
+VICUNA = (
+    Group("Vicuna-7B's jobs alone", "vicuna-7b"),
+    Group("Vicuna-7B's jobs alone, three times as many", "vicuna-7b", times=3),
+)
+"""Figure 3 is of this model's jobs (§3): as many as the medium load has, and about as many as it has in all."""
+
 
 def of_bank(size: int) -> Group:
     """Medium load, S = 1.0, with a bank of so many candidates."""

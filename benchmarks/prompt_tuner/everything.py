@@ -23,6 +23,7 @@ from benchmarks.prompt_tuner.cases import (
     MEDIUM,
     NOBODY,
     TUNING_SEEDS,
+    VICUNA,
     Group,
     System,
     at,
@@ -83,18 +84,21 @@ def again(
     runs: Runs, grid: Grid, record: Record, *, reading: str, tell: Callable[[str], Callable[[int, int], None]],
     command: str,
 ) -> Record:  # fmt: skip
-    """The same record with a baseline's runs done again, in all its readings whose names begin so, at medium load: they
-    have what was not measured before. Raises SimulationError, also where one came to something else than it had come
-    to: then the code is another one, and everything has to be done again."""
+    """The same record with a baseline's runs done again, in all its readings whose names begin so: those at medium load
+    have what was not measured before, and runs that the record lacks come to it. Raises SimulationError, also where one
+    came to something else than it had come to: then the code is another one, and everything has to be done again."""
     clock, chosen = Clock(command), record.chosen
-    wanted = [(MEDIUM, chosen[one]) for one in Reading if one.value.startswith(reading)]
+    systems = {chosen[one] for one in Reading if one.value.startswith(reading)}
     extent, kept = Extent(record.seeds, record.few, record.seeds[:3]), {run.name: run for run in record.runs}
     for number, choice in enumerate(record.sets):
         what = f"{reading}, set {number + 1} of {len(record.sets)}"
-        parameters = choice.parameters(grid)
-        for run in _run(runs, choice, parameters, wanted, extent, first=not number, tell=tell(what)):
-            if run.came_to != kept[run.name].came_to:
-                raise SimulationError(f"{run.name} came to {run.came_to}, and had come to {kept[run.name].came_to}")
+        asked = central(chosen) if not number else others(chosen)
+        groups = (MEDIUM, *VICUNA)
+        wanted = [(group, system) for group, system in asked if system in systems and group in groups]
+        for run in _run(runs, choice, choice.parameters(grid), wanted, extent, first=not number, tell=tell(what)):
+            before = kept.get(run.name, run)
+            if run.came_to != before.came_to:
+                raise SimulationError(f"{run.name} came to {run.came_to}, and had come to {before.came_to}")
             kept[run.name] = run
     return msgspec.structs.replace(record, runs=tuple(kept.values()), again=clock.facts())
 
@@ -160,3 +164,6 @@ def _rest(chosen: Chosen) -> Iterator[Wanted]:
             yield group, system
     for system in (readings.LEARNS, readings.baseline(chosen, Reading.HOLD, Condition.ALL)):
         yield BOUND, system
+    for group in VICUNA:
+        for reading in (Reading.HOLD, Reading.AT_ONCE):
+            yield group, chosen[reading]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 from statistics import fmean
 
 import msgspec
 
-from benchmarks.prompt_tuner import bars, index, paper, report_bars, report_figures, texts
+from benchmarks.prompt_tuner import index, report_bars, report_figures, texts
 from benchmarks.prompt_tuner.cases import MEDIUM, NOBODY, at
 from benchmarks.prompt_tuner.page import Page, lines_of, span
 from benchmarks.prompt_tuner.parameters import MODELS
 from benchmarks.prompt_tuner.readings import Reading
-from benchmarks.prompt_tuner.record import KeptRun, Record
+from benchmarks.prompt_tuner.record import Record
+from benchmarks.prompt_tuner.report_compared import compared
 from benchmarks.prompt_tuner.search import STEP, Anchored
 from benchmarks.prompt_tuner.short import short
-from benchmarks.prompt_tuner.summary import Evaluation, over, show
+from benchmarks.prompt_tuner.summary import Evaluation, show
 from benchmarks.prompt_tuner.why import WHY
 from benchmarks.words import head, paragraph, row
-from stoker.manager.study.statistics import MeanEstimate, estimate
+from stoker.manager.study.statistics import estimate
 
 RECORD = "prompttuner.json"
 
@@ -30,7 +31,7 @@ def write(record: Record) -> str:
     parts = (
         texts.HEAD, _made(page), short(page), index.write(), report_bars.against(page), report_bars.ablations(page),
         report_bars.experiments(page), _sets(page), report_figures.figure_3c(page), report_figures.figure_7(page),
-        report_figures.table_7(page), report_figures.figure_8(page), _checks(page), _settings(page), _workload(page),
+        report_figures.table_7(page), report_figures.figure_8(page), compared(page), _settings(page), _workload(page),
         texts.UNKNOWABLE,
     )  # fmt: skip
     return "\n".join(parts)
@@ -41,7 +42,8 @@ def _made(page: Page) -> str:
     others = f"other sets seeds {span(record.few)}" if sets > 1 else "no other set was run"
     return lines_of(
         paragraph(f"""Made by {record.facts.line()}. Every result on this page is computed from [{RECORD}]({RECORD}),
-            which has every run; `make reproduce` goes on where it was stopped. The search had seeds
+            which has every run; `make reproduce` goes on where it was stopped, as long as the code is
+            the same. The search had seeds
             {span(_searched_seeds(page))}, the most central set seeds {span(record.seeds)},
             {others}.{_early(page)}{_again(page)}""")
     )
@@ -52,7 +54,7 @@ def _again(page: Page) -> str:
     again = page.record.again
     if again is None:
         return ""
-    return f" Figure 3b's were done again by {again.line()}, and each came to the same violations and cost as before."
+    return f" Some were done again by {again.line()}, and each came to the same violations and cost as before."
 
 
 def _early(page: Page) -> str:
@@ -107,7 +109,20 @@ def _predicted_anchors(page: Page) -> str:
     ]
     return paragraph(f"""The most central set is the one nearest to the others in the grid, not the one that fits best.
         Under the seeds that the search has not seen it gives, with the paper's anchor in brackets:
-        {"; ".join(told)}.""")
+        {"; ".join(told)}. By the first two, {_still_within(page)} of the {len(page.sets)} sets are within
+        {page.record.searched.within:.0%} of the anchors under these seeds too.""")
+
+
+def _still_within(page: Page) -> int:
+    """How many sets would count under the seeds that results are from, by the anchors that every set is run for."""
+    late_said, allocated_said, _ = page.grid.anchors.said()
+    count = 0
+    for one in page.sets:
+        late = fmean(one.violations(MEDIUM, NOBODY))
+        allocated = fmean(100.0 * run.allocated for run in one.results(MEDIUM, page.chosen[Reading.RESIZES]))
+        worst = max(abs(late / late_said - 1.0), abs(allocated / allocated_said - 1.0))
+        count += worst <= page.record.searched.within + 1e-9
+    return count
 
 
 def _searched(page: Page) -> str:
@@ -148,32 +163,6 @@ def _distances(page: Page, one: Evaluation) -> Iterator[str]:
     both = [page.chosen[reading] for reading in (Reading.HOLD, Reading.AT_ONCE)]
     yield from (show(one.more_violations(MEDIUM, each, NOBODY)) for each in both)
     yield from (show(one.times_the_cost(MEDIUM, each, NOBODY), digits=2) for each in both)
-
-
-def _checks(page: Page) -> str:
-    wait, most = paper.INITIALISATION
-    lines = ["## What was no anchor, and can be compared", ""]
-    lines += head("what", "paper", "the most central set", f"all {len(page.sets)} sets")
-
-    def shares(reading: Reading, of: Callable[[KeptRun], float | None]) -> Callable[[Evaluation], MeanEstimate]:
-        return lambda one: estimate([100.0 * (of(run) or 0.0) for run in one.results(MEDIUM, page.chosen[reading])])
-
-    for reading in (Reading.HOLD, Reading.AT_ONCE):
-        runs = page.central.results(MEDIUM, page.chosen[reading])
-        if all(run.start_share is not None for run in runs):
-            central, between = over(page.sets, shares(reading, lambda run: run.start_share)).shown()
-            worst = 100.0 * max(run.start_most or 0.0 for run in runs)
-            what = f"{reading.value}: waiting while its instances start, % of a job's latency (3b)"
-            lines.append(row(what, f"{wait:.0%}, at most {most:.0%}", f"{central}, at most {worst:.0f}", between))
-        central, between = over(page.sets, shares(reading, lambda run: run.wait_share)).shown()
-        worst = 100.0 * max(run.wait_most for run in runs)
-        what = f"{reading.value}: all waiting before a job begins, % of its latency"
-        lines.append(row(what, "", f"{central}, at most {worst:.0f}", between))
-    mean, longest = bars.rounds(page.central)
-    said = "{:.0f} ms, at most {:.0f} ms".format(*(1e3 * seconds for seconds in paper.ROUND_S))
-    what = f"a round of scheduling at {paper.LARGE_GPUS} GPUs that has something to look at"
-    lines.append(row(what, said, f"{show(mean, digits=2)} ms, at most {longest:.0f} ms", ""))
-    return lines_of(*lines)
 
 
 def _settings(page: Page) -> str:

@@ -47,19 +47,19 @@ def _said(page: Page) -> Iterator[str]:
         for load in paper.MAIN_LOADS:
             fewer = one.more_violations(at(load, 1.0), page.chosen[reading], NOBODY)
             what = f"7a: points under {reading.value}, {load}"
-            yield row(what, f"{low:.0f} to {high:.0f}", show(fewer), _where(fewer, low, high))
+            yield row(what, f"{low:.0f} to {high:.0f}", show(fewer), verdict(fewer, low, high))
     for emergence in paper.EMERGENCES:
         for reading in TEXT:
             fewer = one.more_violations(at("medium", emergence), page.chosen[reading], NOBODY)
             least = f"at least {paper.LEAST_FEWER_POINTS:.0f}"
             what, where = (
                 f"7c: points under {reading.value}, S = {emergence:g}",
-                _where(fewer, paper.LEAST_FEWER_POINTS),
+                verdict(fewer, paper.LEAST_FEWER_POINTS),
             )
             yield row(what, least, show(fewer), where)
     for emergence, percent in paper.SAVED.items():
         saved = one.saved(at("medium", emergence), NOBODY, page.chosen[Reading.HOLD])
-        what, where = f"7d: % saved of INFless's cost, S = {emergence:g}", _where(saved, percent, percent)
+        what, where = f"7d: % saved of INFless's cost, S = {emergence:g}", verdict(saved, percent, percent)
         yield row(what, f"{percent:.0f}", show(saved), where)
     for emergence in paper.EMERGENCES:
         last = emergence == paper.EMERGENCES[-1]
@@ -68,7 +68,7 @@ def _said(page: Page) -> Iterator[str]:
         yield row(f"7d: % saved of ElasticFlow's cost, S = {emergence:g}", said, show(saved), "")
 
 
-def _where(found: MeanEstimate, low: float, high: float = float("inf")) -> str:
+def verdict(found: MeanEstimate, low: float, high: float = float("inf")) -> str:
     """Where an interval is, against what the paper has."""
     if found.low > high:
         return "over"

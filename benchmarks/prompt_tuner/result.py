@@ -105,9 +105,10 @@ class _Calls:
             self._loads[library] = (at_s - value, at_s)
         elif what in (Happened.CALL_BEGAN, Happened.PART_BEGAN):
             job = self._jobs[call]
-            self._ran_on.setdefault(job, set()).add(library)
             if what == Happened.CALL_BEGAN:
                 self._began.setdefault(job, at_s)
+            if at_s <= self._began.get(job, at_s):  # not those of a later run
+                self._ran_on.setdefault(job, set()).add(library)
         elif what == Happened.CALL_ENDED:
             self._ended[self._jobs[call]] = at_s
         elif what == Happened.CALL_FAILED:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from statistics import fmean
 
 from benchmarks.prompt_tuner import bars, paper, readings
 from benchmarks.prompt_tuner.bars import Bar
-from benchmarks.prompt_tuner.cases import FEWER_GPUS, HEAVY, MEDIUM, NOBODY, Group, at
+from benchmarks.prompt_tuner.cases import FEWER_GPUS, HEAVY, MAIN, MEDIUM, NOBODY, Group, at, of_bank
 from benchmarks.prompt_tuner.page import TEXT, Page, lines_of
 from benchmarks.prompt_tuner.readings import Condition, Reading
+from benchmarks.prompt_tuner.report_compared import starts, starts_most
 from benchmarks.prompt_tuner.summary import Evaluation, Spread, over, show
 from benchmarks.words import paragraph
 from stoker.manager.study.statistics import MeanEstimate, estimate
@@ -28,8 +30,11 @@ def short(page: Page) -> str:
         ElasticFlow that resizes) {_held(text, sets)}; of all {len(found)} {_held(found, sets)}. Of the {len(signs)}
         signs of the scheduler's parts {_held(signs, sets)}.""",
         _less(page),
+        _times(page),
         _scarce(page),
-        f"The other way round than in the paper, by the most central set: {'; '.join(_reversed(page)) or 'nothing'}.",
+        *_starting(page),
+        f"""The other way round than in the paper, by the most central set: {"; ".join(_reversed(page)) or "nothing"}.
+        Not seen, where the paper has it: {"; ".join(_not_seen(page)) or "nothing"}.""",
     ]
     return lines_of("## In short", "", *(paragraph(one, bullet=True) for one in told))
 
@@ -76,6 +81,34 @@ def _less(page: Page) -> str:
         {_range(points)} points of violations and {_range(saved)} % of the cost over S ({bank})."""
 
 
+def _times(page: Page) -> str:
+    """Beside what the paper's abstract says."""
+    one, told = page.central, []
+    for reading in TEXT:
+        theirs, policy = page.chosen[reading], readings.POLICIES[reading]
+        fewer, cheaper = [], []
+        for group in MAIN:
+            late, ours = one.violations(group, theirs), one.violations(group, NOBODY)
+            fewer.append(fmean(late) / fmean(ours))
+            cheaper.append(one.times_the_cost(group, theirs, NOBODY).mean)
+        told.append(
+            f"{max(fewer):.1f} times the violations and {max(cheaper):.1f} times the cost under {reading.value}"
+            f" ({paper.TIMES_FEWER[policy]:g} and {paper.TIMES_CHEAPER[policy]:g})"
+        )
+    return f"""Over loads and S there are up to {"; ".join(told)}: the paper's abstract has what is in brackets."""
+
+
+def _starting(page: Page) -> Iterator[str]:
+    """How long jobs wait under INFless while instances start."""
+    mean, most = (100.0 * share for share in paper.INITIALISATION)
+    found = starts(page, Reading.HOLD)
+    if found:
+        over = sum(each.mean > mean for each in found)
+        yield f"""Under {Reading.HOLD.value}, instances start during {show(found[0])} % of a job's latency, at most
+            {starts_most(page, Reading.HOLD):.0f} %; the paper has {mean:.0f} and {most:.0f}, and the mean is over that
+            in {over} of {len(found)} sets."""
+
+
 def _scarce(page: Page) -> str:
     """The distance to INFless by the number of GPUs."""
     one, hold = page.central, page.chosen[Reading.HOLD]
@@ -107,6 +140,24 @@ def _reversed(page: Page) -> Iterator[str]:
     if (large.mean > medium.mean) != (theirs[0] > theirs[1]):
         yield f"""on {paper.LARGE_GPUS} GPUs {show(large)} % are late, and {show(medium)} % on {paper.GPUS}
             ({theirs[0]:g}, {theirs[1]:g})"""
+
+
+def _not_seen(page: Page) -> Iterator[str]:
+    one, hold, resizes = page.central, page.chosen[Reading.HOLD], page.chosen[Reading.RESIZES]
+    smaller = of_bank(paper.BANK_SIZES[1])
+    points = one.more_violations(smaller, NOBODY, NOBODY, where=MEDIUM)
+    times = one.times_the_cost(smaller, NOBODY, NOBODY, where=MEDIUM)
+    if points.low <= 0.0 or times.low <= 1.0:
+        yield f"""with {paper.BANK_SIZES[1]:,} candidates many more violations and a much higher cost
+            ({show(points, sign=True)} points, {show(times, digits=2)} times the cost)"""
+    urgent = at("medium", paper.EMERGENCES[0])
+    apart = one.more_violations(urgent, resizes, hold)
+    if apart.low > 0.0:
+        yield f"""at S = {urgent.emergence:g} INFless as late as ElasticFlow ({show(apart)} points apart)"""
+    large, usual = (one.more_violations(group, hold, NOBODY) for group in (HEAVY[-1], MEDIUM))
+    if large.low <= usual.mean:
+        yield f"""a greater distance to INFless on {paper.LARGE_GPUS} GPUs ({show(large)} points, {show(usual)} on
+            {paper.GPUS})"""
 
 
 def _late(page: Page, group: Group) -> MeanEstimate:

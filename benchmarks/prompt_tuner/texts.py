@@ -56,10 +56,18 @@ instances ahead of the traffic of so many seconds (0: when a job is there); `ban
 latency budget. Jobs' *bounds*, which schedulers plan with where nobody learns, are what jobs need from an induced
 prompt in every set: whoever plans by them profits, ours most, so a row has them twice as large."""
 
-FIGURE_3C = """Medium load, S = 1, the most central set. The text says "up to 70%" of INFless and ElasticFlow, and
-neither how many GPUs there were nor which load."""
+FIGURE_3C = """Medium load, S = 1, the most central set. The text says "up to 70%" of INFless and ElasticFlow, of jobs
+of Vicuna-7B alone (§3), and neither how many GPUs there were nor how many jobs; here three models are mixed."""
 
-FIGURE_7 = "32 GPUs, jobs of GPT2-Base, GPT2-Large and Vicuna-7B at once; the most central set."
+COMPARED = """Medium load, S = 1, 32 GPUs, over jobs that were done; ± is over seeds, and *at most* is the
+most of any job under any seed, where the paper has one run. Both readings of INFless have the bank, which §6.1 gives to
+the baselines. Figure 3 is of Vicuna-7B's jobs alone (§3), without their number: these have rows of their own. While
+*instances start*, a library is being started or loaded on which the job then ran, whoever it was ordered for: so these
+are upper values of what initialisation alone costs a job. The time of a round is the policy's on one thread, under the
+first three seeds."""
+
+FIGURE_7 = """32 GPUs, jobs of GPT2-Base, GPT2-Large and Vicuna-7B at once; the most central set. The text has no S for
+7a and 7b; 1 is taken."""
 
 TABLE_7 = """Replicas of the large models take four GPUs each; the text has no S for them, 1 is taken, and 32 GPUs for
 both, which it has for the second alone. The last is the medium load three times on 96 GPUs. Its costs cannot be the
