@@ -216,7 +216,8 @@ def tuning() -> tuple[str, str]:
     )
     begins = "A real tuning job (`make bench ARGS=tuning_times`; "
     runs = len(record.last("tuning: the lookup on two devices, s"))
-    setting = f"{record.tables[0].notes[0].split(';')[0]}, {runs} runs, {_machine(record.facts)}"
+    iterations = record.tables[0].notes[0].split(";")[0]
+    setting = f"SmolLM2-135M tells even from odd numbers, {iterations}, {runs} runs, {_machine(record.facts)}"
     return begins, (
         f"{begins}{setting}) on two devices spends {communication} % of the time of its iterations on communication,"
         f" where the paper has 0.4 to 0.5 % on A100s, and {fixed} % of the whole on fixed costs, the lookup and"
