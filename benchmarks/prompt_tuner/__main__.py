@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.asking import number
 from benchmarks.prompt_tuner import drawing, report
+from benchmarks.prompt_tuner.cases import ELASTIC_FLOW, INFLESS
 from benchmarks.prompt_tuner.everything import Extent, again, evaluate, whole
 from benchmarks.prompt_tuner.grid import every_choice, read_grid
 from benchmarks.prompt_tuner.record import keep, read
@@ -50,8 +51,8 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     )
     ask.add_argument("--page-only", action="store_true", help="write the page anew from the record that is there")
     ask.add_argument(
-        "--again", metavar="BASELINE", choices=("INFless", "ElasticFlow"),
-        help="do its runs at medium load again, for what the record lacks of them, and keep the others",
+        "--again", metavar="BASELINE", choices=(INFLESS, ELASTIC_FLOW),
+        help="search its settings and do its runs again; the others of the record stay",
     )  # fmt: skip
     ask.add_argument(
         "--quick", action="store_true", help="two seeds and a quarter of cluster and jobs, for a look; wants --out"
@@ -72,7 +73,7 @@ def _reproduce(asked: argparse.Namespace) -> int:
     path, grid = asked.out / report.RECORD, read_grid()
     if asked.again:
         runs, command = Runs(asked.runs, jobs=asked.jobs), f"python -m benchmarks.prompt_tuner --again {asked.again}"
-        keep(path, again(runs, grid, read(path), reading=asked.again, tell=_tell, command=command))
+        keep(path, again(runs, grid, read(path), baseline=asked.again, tell=_tell, command=command))
     elif not asked.page_only:
         runs = Runs(asked.runs, jobs=asked.jobs)
         if asked.quick:

@@ -31,7 +31,7 @@ from benchmarks.prompt_tuner.cases import (
 )
 from benchmarks.prompt_tuner.grid import Choice, Grid
 from benchmarks.prompt_tuner.parameters import Parameters
-from benchmarks.prompt_tuner.readings import Chosen, Condition, Reading
+from benchmarks.prompt_tuner.readings import POLICIES, Chosen, Condition, Reading
 from benchmarks.prompt_tuner.record import KeptRun, Record
 from benchmarks.prompt_tuner.runs import Runs
 from benchmarks.prompt_tuner.search import Searched, search
@@ -81,26 +81,33 @@ def evaluate(
 
 
 def again(
-    runs: Runs, grid: Grid, record: Record, *, reading: str, tell: Callable[[str], Callable[[int, int], None]],
+    runs: Runs, grid: Grid, record: Record, *, baseline: str, tell: Callable[[str], Callable[[int, int], None]],
     command: str,
 ) -> Record:  # fmt: skip
-    """The same record with a baseline's runs done again, in all its readings whose names begin so: those at medium load
-    have what was not measured before, and runs that the record lacks come to it. Raises SimulationError, also where one
-    came to something else than it had come to: then the code is another one, and everything has to be done again."""
-    clock, chosen = Clock(command), record.chosen
-    systems = {chosen[one] for one in Reading if one.value.startswith(reading)}
-    extent, kept = Extent(record.seeds, record.few, record.seeds[:3]), {run.name: run for run in record.runs}
+    """The same record with all that is of one baseline's policy done again: the search for its settings, and its runs.
+    Raises SimulationError, also where a run came to something else than it had come to, or another baseline's settings
+    would be others: then the code is another one, and everything has to be done again."""
+    clock, usual = Clock(command), record.sets[0].parameters(grid)
+    searches = tuning.searched(runs.each(tuning.cases(usual), tell=tell("settings")), usual)
+    chosen = tuning.best(searches)
+    others_changed = [one.value for one in Reading if POLICIES[one] != baseline and chosen[one] != record.chosen[one]]
+    if others_changed:
+        raise SimulationError(f"{', '.join(others_changed)}: another setting is the best one now")
+    large = tuple(sorted({run.seed for run in record.runs if run.group == HEAVY[-1].name}))
+    extent, before = Extent(record.seeds, record.few, large), {run.name: run for run in record.runs}
+    kept = [run for run in record.runs if run.system.split(", ")[0] != baseline]
     for number, choice in enumerate(record.sets):
-        what = f"{reading}, set {number + 1} of {len(record.sets)}"
+        what = f"{baseline}, set {number + 1} of {len(record.sets)}"
         asked = central(chosen) if not number else others(chosen)
-        groups = (MEDIUM, *VICUNA)
-        wanted = [(group, system) for group, system in asked if system in systems and group in groups]
+        wanted = [(group, system) for group, system in asked if system.policy == baseline]
         for run in _run(runs, choice, choice.parameters(grid), wanted, extent, first=not number, tell=tell(what)):
-            before = kept.get(run.name, run)
-            if run.came_to != before.came_to:
-                raise SimulationError(f"{run.name} came to {run.came_to}, and had come to {before.came_to}")
-            kept[run.name] = run
-    return msgspec.structs.replace(record, runs=tuple(kept.values()), again=clock.facts())
+            old = before.get(run.name, run)
+            if run.came_to != old.came_to:
+                raise SimulationError(f"{run.name} came to {run.came_to}, and had come to {old.came_to}")
+            kept.append(run)
+    return msgspec.structs.replace(
+        record, searches=searches, chosen=chosen, runs=tuple(kept), again=clock.facts()
+    )  # fmt: skip
 
 
 def _run(

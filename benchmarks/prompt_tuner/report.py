@@ -23,6 +23,8 @@ from benchmarks.words import head, paragraph, row
 from stoker.manager.study.statistics import estimate
 
 RECORD = "prompttuner.json"
+_NEAR_POINTS, _FEW = 1.0, 4
+"""Of more settings than `_FEW` those are shown that have so many points more than the best one at most."""
 
 
 def write(record: Record) -> str:
@@ -54,7 +56,8 @@ def _again(page: Page) -> str:
     again = page.record.again
     if again is None:
         return ""
-    return f" Some were done again by {again.line()}, and each came to the same violations and cost as before."
+    return f""" A baseline's settings were searched and its runs done again by {again.line()}; where its setting stayed
+        the same each run came to the same violations and cost as before."""
 
 
 def _early(page: Page) -> str:
@@ -168,10 +171,23 @@ def _distances(page: Page, one: Evaluation) -> Iterator[str]:
 def _settings(page: Page) -> str:
     lines = ["## The baselines and their settings", "", texts.BASELINES, ""]
     lines += head("reading", "setting", "%", "$", "taken")
-    for each in page.record.searches:
-        taken = "yes" if page.chosen[each.reading] == each.system else ""
-        lines.append(row(each.reading.value, f"{each.system}", f"{each.violations:.1f}", f"{each.cost:.1f}", taken))
+    for reading in Reading:
+        lines += _settings_of(page, reading)
     return lines_of(*lines)
+
+
+def _settings_of(page: Page, reading: Reading) -> Iterator[str]:
+    """Those of a reading that come near to the best one, and how many do not."""
+    tried = [each for each in page.record.searches if each.reading is reading]
+    least = min(each.violations for each in tried)
+    far = [each for each in tried if each.violations > least + _NEAR_POINTS and page.chosen[reading] != each.system]
+    for each in tried:
+        if each not in far or len(tried) <= _FEW:
+            taken = "yes" if page.chosen[reading] == each.system else ""
+            yield row(reading.value, f"{each.system}", f"{each.violations:.1f}", f"{each.cost:.1f}", taken)
+    if far and len(tried) > _FEW:
+        low, high = (f"{pick(each.violations for each in far):.1f}" for pick in (min, max))
+        yield row(reading.value, f"{len(far)} others, which the record has", f"{low} to {high}", "", "")
 
 
 def _workload(page: Page) -> str:

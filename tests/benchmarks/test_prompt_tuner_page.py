@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -213,41 +213,66 @@ def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
     assert read(tmp_path / "record.json") == of
 
 
-def test_a_baselines_runs_are_done_again_for_what_a_record_lacks(tmp_path: Path) -> None:
-    of, alone = made(), {group.name for group in VICUNA}
-    kept = [msgspec.structs.replace(run, start_share=None) for run in of.runs if run.group not in alone]
-    old, runs, again = msgspec.structs.replace(of, runs=tuple(kept)), Runs(tmp_path, jobs=1), set()
-    for number, choice in enumerate(SETS):
-        parameters, seeds = choice.parameters(GRID), FEW if number else SEEDS
-        for group in (MEDIUM,) if number else (MEDIUM, *VICUNA):
-            for reading in (Reading.HOLD, Reading.AT_ONCE):
-                for case in group.cases(CHOSEN[reading], parameters, seeds=seeds):
+class Again:
+    """A record that lacks what is measured of INFless now, and the runs of which it is done again in a folder, with
+    these settings as the best ones."""
+
+    def __init__(self, folder: Path, chosen: Mapping[Reading, System]) -> None:
+        of, alone = made(), {group.name for group in VICUNA}
+        kept = [msgspec.structs.replace(run, start_share=None) for run in of.runs if run.group not in alone]
+        self.old, self.names = msgspec.structs.replace(of, runs=tuple(kept)), set[object]()
+        self._runs = Runs(folder, jobs=1)
+        for case in tuning.cases(SETS[0].parameters(GRID)):
+            self._runs.keep(case, result(late=20 if case.system in chosen.values() else 30))
+        for number, choice in enumerate(SETS):
+            parameters = choice.parameters(GRID)
+            for group, system in everything.others(chosen) if number else everything.central(chosen):
+                seeds = SEEDS[:2] if group == HEAVY[-1] else FEW if number else SEEDS
+                for case in group.cases(system, parameters, seeds=seeds) if system.policy == INFLESS else ():
                     found = result(late=30 + case.seed - 11, held_s=1500.0 + case.seed)
                     share = 0.25 if group == MEDIUM else 0.05
-                    runs.keep(case, msgspec.structs.replace(found, start_share=share, start_most=0.4))
-                    again.add((choice.places, group.name, str(case.system), case.seed))
+                    self._runs.keep(case, msgspec.structs.replace(found, start_share=share, start_most=0.4))
+                    self.names.add((choice.places, group.name, str(case.system), case.seed))
 
-    def do(record: Record) -> Record:
-        return everything.again(
-            runs, GRID, record, reading="INFless", tell=lambda _: lambda *_: None, command="the command"
-        )
+    def do(self, record: Record | None = None) -> Record:
+        old, tell = record or self.old, lambda _: lambda *_: None
+        return everything.again(self._runs, GRID, old, baseline=INFLESS, tell=tell, command="the command")
 
-    new = do(old)
-    assert {run.name for run in new.runs} == {run.name for run in old.runs} | again
+
+def test_a_baselines_runs_are_done_again_for_what_a_record_lacks(tmp_path: Path) -> None:
+    again = Again(tmp_path, CHOSEN)
+    new = again.do()
+    assert new.chosen == CHOSEN
+    assert {run.name for run in new.runs if run.system.startswith(INFLESS)} == again.names
+    assert {run.name for run in again.old.runs} <= {run.name for run in new.runs}
     assert len(new.runs) == len({run.name for run in new.runs})
-    assert {run.name for run in new.runs if run.start_share is not None} == again
+    assert {run.name for run in new.runs if run.start_share is not None} == again.names
     page = " ".join(report.write(new).split())
     judged = "25.0 to 25.0 | over; over it by the mean in 2 of 2 sets |"
     for reading in (Reading.HOLD, Reading.AT_ONCE):
         what = f"{reading.value}: waiting while instances start, % of a job's latency (3b)"
         assert f"| {what} | 11, at most 50 | 25.0 ± 0.0, at most 40 | {judged}" in page
+        assert f"| {reading.value} | 27 others, which the record has | 30.0 to 30.0 | | |" in page
     assert "| the same, Vicuna-7B's jobs alone | 11, at most 50 | 5.0 ± 0.0, at most 40 | | under |" in page
     assert "done again by `the command`" in page
     assert "instances start during 25.0 ± 0.0 % of a job's latency" in page
-    assert "(3b)" not in report.write(old)
-    others = tuple(msgspec.structs.replace(run, paid_s=run.paid_s + 1) for run in old.runs)
+    assert "(3b)" not in report.write(again.old)
+    others = tuple(msgspec.structs.replace(run, paid_s=run.paid_s + 1) for run in again.old.runs)
     with pytest.raises(SimulationError, match="had come to"):
-        do(msgspec.structs.replace(old, runs=others))
+        again.do(msgspec.structs.replace(again.old, runs=others))
+
+
+def test_a_baseline_whose_best_setting_is_another_one_now_is_run_with_it(tmp_path: Path) -> None:
+    better = {**CHOSEN, Reading.HOLD: tuning.candidates(Reading.HOLD)[3]}
+    again = Again(tmp_path, better)
+    new = again.do()
+    assert new.chosen == better
+    assert {run.name for run in new.runs if run.system.startswith(INFLESS)} == again.names
+    assert str(CHOSEN[Reading.HOLD]) not in {run.system for run in new.runs if run.group == MEDIUM.name}
+    assert f"| {better[Reading.HOLD]} | 20.0 |" in report.write(new)
+    slower = {**again.old.chosen, Reading.RESIZES: tuning.candidates(Reading.RESIZES)[1]}
+    with pytest.raises(SimulationError, match="ElasticFlow, resizes: another setting is the best one now"):
+        again.do(msgspec.structs.replace(again.old, chosen=slower))
 
 
 def test_of_settings_that_are_alike_the_cheapest_is_taken() -> None:
