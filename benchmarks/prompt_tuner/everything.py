@@ -171,6 +171,8 @@ def _rest(chosen: Chosen) -> Iterator[Wanted]:
             yield group, system
     for system in (readings.LEARNS, readings.baseline(chosen, Reading.HOLD, Condition.ALL)):
         yield BOUND, system
-    for group in VICUNA:
-        for reading in (Reading.HOLD, Reading.AT_ONCE):
+    for reading in (Reading.HOLD, Reading.AT_ONCE):
+        for group in VICUNA:
             yield group, chosen[reading]
+        for system in readings.kept(chosen[reading]):
+            yield MEDIUM, system

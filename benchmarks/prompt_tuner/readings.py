@@ -12,7 +12,7 @@ policy does learn it. So there are three conditions: nobody learns (the paper's)
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from benchmarks.prompt_tuner.cases import ELASTIC_FLOW, INFLESS, NOBODY, OURS, System
 from benchmarks.prompt_tuner.jobs import Bank
@@ -72,6 +72,15 @@ SHOWN: Mapping[str, str] = {
     "no-delay": "without DelaySchedulable",
     "no-budget": "without the latency budget",
 }
+
+
+KEPT_S = (15.0, 120.0)
+"""Seconds for which INFless keeps idle instances, where that is not by its histogram of arrivals."""
+
+
+def kept(system: System) -> Iterator[System]:
+    """A reading of INFless whose idle instances are kept for as long as `KEPT_S` says."""
+    return (system.having(keep_alive_s=seconds) for seconds in KEPT_S)
 
 
 def of_window(window_s: float, *, usual_s: float) -> System:

@@ -15,6 +15,7 @@ from benchmarks.prompt_tuner.parameters import MODELS
 from benchmarks.prompt_tuner.readings import Reading
 from benchmarks.prompt_tuner.record import Record
 from benchmarks.prompt_tuner.report_compared import compared
+from benchmarks.prompt_tuner.report_kept import kept
 from benchmarks.prompt_tuner.search import STEP, Anchored
 from benchmarks.prompt_tuner.short import short
 from benchmarks.prompt_tuner.summary import Evaluation, show
@@ -33,8 +34,8 @@ def write(record: Record) -> str:
     parts = (
         texts.HEAD, _made(page), short(page), index.write(), report_bars.against(page), report_bars.ablations(page),
         report_bars.experiments(page), _sets(page), report_figures.figure_3c(page), report_figures.figure_7(page),
-        report_figures.table_7(page), report_figures.figure_8(page), compared(page), _settings(page), _workload(page),
-        texts.UNKNOWABLE,
+        report_figures.table_7(page), report_figures.figure_8(page), compared(page), kept(page), _settings(page),
+        _workload(page), texts.UNKNOWABLE,
     )  # fmt: skip
     return "\n".join(parts)
 

@@ -13,6 +13,7 @@ from benchmarks.prompt_tuner.cases import FEWER_GPUS, HEAVY, MAIN, MEDIUM, NOBOD
 from benchmarks.prompt_tuner.page import TEXT, Page, lines_of
 from benchmarks.prompt_tuner.readings import Condition, Reading
 from benchmarks.prompt_tuner.report_compared import starts, starts_most
+from benchmarks.prompt_tuner.report_kept import apart_at_the_same_cost, theirs
 from benchmarks.prompt_tuner.summary import Evaluation, Spread, over, show
 from benchmarks.words import paragraph
 from stoker.manager.study.statistics import MeanEstimate, estimate
@@ -32,6 +33,7 @@ def short(page: Page) -> str:
         _less(page),
         _times(page),
         _scarce(page),
+        _by_cost(page),
         *_starting(page),
         f"""The other way round than in the paper, by the most central set: {"; ".join(_reversed(page)) or "nothing"}.
         Not seen, where the paper has it: {"; ".join(_not_seen(page)) or "nothing"}.""",
@@ -118,6 +120,17 @@ def _scarce(page: Page) -> str:
     ]
     return f"""How scarce GPUs are decides the distance to {Reading.HOLD.value}: {", ".join(told)} GPUs, with the same
         jobs."""
+
+
+def _by_cost(page: Page) -> str:
+    """INFless against ours at the same cost."""
+    told = []
+    for reading, how, system in theirs(page):
+        apart = apart_at_the_same_cost(page, system)
+        if apart is not None:
+            told.append(f"{apart:+.1f} ({reading.value}; {how})")
+    return f"""Who keeps idle GPUs longer has fewer late jobs and pays more. Points more late jobs than under ours at the
+        same cost, by how many seconds INFless keeps instances: {"; ".join(told) or "ours was run at no such cost"}."""
 
 
 def _range(values: Sequence[float]) -> str:
