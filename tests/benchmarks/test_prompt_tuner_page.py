@@ -30,8 +30,10 @@ from benchmarks.prompt_tuner.cases import (
 )
 from benchmarks.prompt_tuner.everything import Extent
 from benchmarks.prompt_tuner.grid import every_choice, read_grid
+from benchmarks.prompt_tuner.page import Page
 from benchmarks.prompt_tuner.readings import Condition, Reading
 from benchmarks.prompt_tuner.record import KeptRun, Record, keep, read
+from benchmarks.prompt_tuner.report_kept import apart_at_the_same_cost
 from benchmarks.prompt_tuner.result import Result
 from benchmarks.prompt_tuner.runs import Runs
 from benchmarks.prompt_tuner.search import Anchored, Searched
@@ -252,7 +254,7 @@ def test_a_baselines_runs_are_done_again_for_what_a_record_lacks(tmp_path: Path)
     for reading in (Reading.HOLD, Reading.AT_ONCE):
         what = f"{reading.value}: waiting while instances start, % of a job's latency (3b)"
         assert f"| {what} | 11, at most 50 | 25.0 ± 0.0, at most 40 | {judged}" in page
-        assert f"| {reading.value} | 27 others, which the record has | 30.0 to 30.0 | | |" in page
+        assert f"| {reading.value} | 19 others, which the record has | 30.0 to 30.0 | | |" in page
     assert "| the same, Vicuna-7B's jobs alone | 11, at most 50 | 5.0 ± 0.0, at most 40 | | under |" in page
     assert "done again by `the command`" in page
     assert "instances start during 25.0 ± 0.0 % of a job's latency" in page
@@ -273,6 +275,33 @@ def test_a_baseline_whose_best_setting_is_another_one_now_is_run_with_it(tmp_pat
     slower = {**again.old.chosen, Reading.RESIZES: tuning.candidates(Reading.RESIZES)[1]}
     with pytest.raises(SimulationError, match="ElasticFlow, resizes: another setting is the best one now"):
         again.do(msgspec.structs.replace(again.old, chosen=slower))
+
+
+def test_infless_is_set_beside_ours_at_the_same_cost() -> None:
+    hold = CHOSEN[Reading.HOLD]
+    short, long = readings.kept(hold)
+    came_to = {
+        str(readings.of_window(15.0, usual_s=paper.WINDOW_S)): (20.0, 100.0),
+        str(NOBODY): (10.0, 200.0),
+        str(readings.of_window(240.0, usual_s=paper.WINDOW_S)): (6.0, 400.0),
+        str(short): (25.0, 150.0),
+        str(hold): (13.0, 300.0),
+        str(long): (5.0, 500.0),
+    }
+    of = made()
+    runs = [
+        msgspec.structs.replace(run, violations=came_to[run.system][0], paid_s=came_to[run.system][1])
+        if run.group == MEDIUM.name and run.system in came_to
+        else run
+        for run in of.runs
+    ]
+    page = Page(msgspec.structs.replace(of, runs=tuple(runs)))
+    assert [apart_at_the_same_cost(page, system) for system in (short, hold, long)] == [
+        pytest.approx(25.0 - 15.0), pytest.approx(13.0 - 8.0), None
+    ]  # fmt: skip
+    text = " ".join(report.write(page.record).split())
+    assert "+10.0 (INFless, instances hold and wait; 15); +5.0 (INFless, instances hold and wait; by its hist" in text
+    assert "| INFless, instances hold and wait | 120 | 5.0 ± 0.0 |" in text
 
 
 def test_of_settings_that_are_alike_the_cheapest_is_taken() -> None:
