@@ -129,8 +129,9 @@ def _by_cost(page: Page) -> str:
         apart = apart_at_the_same_cost(page, system)
         if apart is not None:
             told.append(f"{apart:+.1f} ({reading.value}; {how})")
+    found = "; ".join(told) or "ours was run at no such cost"
     return f"""Who keeps idle GPUs longer has fewer late jobs and pays more. Points more late jobs than under ours at
-        the same cost, by how many seconds INFless keeps instances: {"; ".join(told) or "ours was run at no such cost"}."""
+        the same cost, by how many seconds INFless keeps instances: {found}."""
 
 
 def _range(values: Sequence[float]) -> str:
