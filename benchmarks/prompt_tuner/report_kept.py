@@ -51,7 +51,8 @@ def apart_at_the_same_cost(page: Page, system: System) -> float | None:
     points = [(fmean(one.costs(MEDIUM, each)), fmean(one.violations(MEDIUM, each))) for _, each in _ours()]
     for (low, late_low), (high, late_high) in pairwise(points):
         if low <= cost <= high:
-            return late - (late_low + (late_high - late_low) * (cost - low) / (high - low))
+            share = (cost - low) / (high - low) if high > low else 0.0
+            return late - (late_low + (late_high - late_low) * share)
     return None
 
 
