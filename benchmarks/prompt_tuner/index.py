@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from benchmarks.words import head, row
 
-_QUALITY = "`make bench ARGS=prompt_quality`, real tunings (found: `benchmarks/README.md`)"
+_QUALITY = (
+    "`make bench ARGS=prompt_quality`, real tunings (found: `benchmarks/README.md`, seven tasks with a record in"
+    " `benchmarks/results.md`)"
+)
 _PARTS: tuple[tuple[str, str, str], ...] = (
     ("Figures 1, 4 to 6, Tables 2 to 5", "an example, drawings, notation", "nothing to measure"),
     ("Table 1", "scores of tuned prompts against few shots, five large models", "not measured: none of them runs here"),
