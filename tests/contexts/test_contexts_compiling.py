@@ -276,6 +276,7 @@ print(json.dumps({"off": off, "graphs": counters["stats"]["unique_graphs"], **co
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)  # a real compiler, twice, on a machine that may be busy
 def test_a_second_process_that_starts_from_the_artifact_compiles_nothing(folder: Path, tmp_path: Path) -> None:
     """The real compiler, for this CPU; the second process has another disk, and a pilot that has brought the object."""
     found: list[dict[str, Any]] = []
@@ -283,7 +284,7 @@ def test_a_second_process_that_starts_from_the_artifact_compiles_nothing(folder:
     for home in ("first", "second"):
         done = subprocess.run(
             [sys.executable, "-c", _REAL, str(folder), json.dumps(objects)],
-            capture_output=True, text=True, timeout=280,
+            capture_output=True, text=True, timeout=450,
             env={"PATH": "/usr/bin:/bin", "STOKER_HOME": str(tmp_path / home), "HOME": str(tmp_path / home)},
             check=False,
         )  # fmt: skip
