@@ -21,7 +21,7 @@ _Times = Mapping[tuple[Awareness, int], float]
 def in_short(found: Found) -> str:
     """How many unknowns, all of which the fit varies, reproduce how many numbers, and how closely."""
     worst = max(abs(run.error(seconds)) for run, seconds in found.simulated)
-    limits = sum(run.most > 0.0 for run, _ in found.simulated)
+    limits = sum(run.most > 0.0 and run.error(seconds) == 0.0 for run, seconds in found.simulated)
     numbers = f"{len(found.simulated) - limits} numbers within {at_most(worst)}"
     if limits:
         numbers += f", and lie between the paper's limits for {limits} more"

@@ -15,7 +15,7 @@ from benchmarks.words import head, paragraph, row
 from stoker.contexts.recipe import Awareness
 
 _NAMED = 2
-"""`In short` names the variants that hold a number if there are at most so many, and else only counts them."""
+"""`In short` names up to this many of the variants that hold a number. If more hold it, it only counts them."""
 _PANELS = (
     "Lines: the most central set, with the variant that has the middle result. Bands: all sets and variants. Number of"
     " GPUs: calls of both sizes."

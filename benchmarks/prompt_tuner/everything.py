@@ -171,7 +171,7 @@ def _rest(chosen: Chosen) -> Iterator[Wanted]:
             yield group, system
     for system in (readings.LEARNS, readings.baseline(chosen, Reading.HOLD, Condition.ALL)):
         yield BOUND, system
-    for reading in (Reading.HOLD, Reading.AT_ONCE):
+    for reading in readings.OF_INFLESS:
         for group in VICUNA:
             yield group, chosen[reading]
         for system in readings.kept(chosen[reading]):

@@ -74,6 +74,7 @@ SHOWN: Mapping[str, str] = {
 }
 
 
+OF_INFLESS = (Reading.HOLD, Reading.AT_ONCE)
 KEPT_S = (15.0, 120.0)
 """Seconds for which INFless keeps idle instances, where that is not by its histogram of arrivals."""
 

@@ -61,8 +61,8 @@ class KeptRun(msgspec.Struct, frozen=True, array_like=True):
 
 class Record(msgspec.Struct, frozen=True):
     """The file. `sets`: those that were run, the most central first; `chosen`: each reading's best setting of those
-    that were tried (`searches`); `seeds`: of the central set; `few`: of the others; `again`: where and when runs were
-    done again for what was not measured before."""
+    that were tried (`searches`); `seeds`: of the central set; `few`: of the others; `again`: where and
+    when one baseline's settings and runs were done again (`everything.again`)."""
 
     facts: Facts
     searched: Searched

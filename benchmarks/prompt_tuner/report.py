@@ -25,7 +25,7 @@ from stoker.manager.study.statistics import estimate
 
 RECORD = "prompttuner.json"
 _NEAR_POINTS, _FEW = 1.0, 4
-"""Of more settings than `_FEW` those are shown that have so many points more than the best one at most."""
+"""A reading that was tried in more than `_FEW` settings shows those within `_NEAR_POINTS` of its best one."""
 
 
 def write(record: Record) -> str:

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from benchmarks.prompt_tuner import bars, paper, texts
 from benchmarks.prompt_tuner.cases import MEDIUM, VICUNA, Group
 from benchmarks.prompt_tuner.page import Page, lines_of
-from benchmarks.prompt_tuner.readings import Reading
+from benchmarks.prompt_tuner.readings import OF_INFLESS, Reading
 from benchmarks.prompt_tuner.record import KeptRun
 from benchmarks.prompt_tuner.report_figures import verdict
 from benchmarks.prompt_tuner.summary import Evaluation, show
 from benchmarks.words import head, row
 from stoker.manager.study.statistics import MeanEstimate, estimate
 
-_READINGS = (Reading.HOLD, Reading.AT_ONCE)
 _SAID, _MOST = (100.0 * share for share in paper.INITIALISATION)
 
 
@@ -22,7 +21,7 @@ def compared(page: Page) -> str:
     """The section."""
     lines = ["## What was no anchor, and can be compared", "", texts.COMPARED, ""]
     lines += head("what", "paper", "the most central set", f"all {len(page.sets)} sets", "against the paper's mean")
-    for reading in _READINGS:
+    for reading in OF_INFLESS:
         lines += [row(*cells) for cells in _waiting(page, reading)]
     mean, longest = bars.rounds(page.central)
     said = "{:.0f} ms, at most {:.0f} ms".format(*(1e3 * seconds for seconds in paper.ROUND_S))

@@ -9,12 +9,10 @@ from statistics import fmean
 from benchmarks.prompt_tuner import paper, readings, texts
 from benchmarks.prompt_tuner.cases import MEDIUM, System
 from benchmarks.prompt_tuner.page import Page, lines_of
-from benchmarks.prompt_tuner.readings import Reading
+from benchmarks.prompt_tuner.readings import OF_INFLESS, Reading
 from benchmarks.prompt_tuner.summary import show
 from benchmarks.words import head, row
 from stoker.manager.study.statistics import estimate
-
-_READINGS = (Reading.HOLD, Reading.AT_ONCE)
 
 
 def kept(page: Page) -> str:
@@ -35,7 +33,7 @@ def kept(page: Page) -> str:
 
 def theirs(page: Page) -> Iterator[tuple[Reading, str, System]]:
     """Both readings of INFless, with how long idle instances are kept, in words."""
-    for reading in _READINGS:
+    for reading in OF_INFLESS:
         least, most = sorted(readings.KEPT_S)
         short, long = readings.kept(page.chosen[reading])
         yield reading, f"{least:g}", short
