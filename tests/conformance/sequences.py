@@ -266,6 +266,7 @@ def a_call_that_a_library_holds_already_is_not_given_to_it_twice(pilot: Shell) -
     pilot.run(library, calls)
     pilot.run(library, calls)
     pilot.owed[calls[0]] -= 1
+    pilot.settle()
     pilot.end(library, calls)
     pilot.silent(CallsEnded)
 

@@ -227,12 +227,6 @@ class Shell(abc.ABC):
         """The calls that a hello lists in a library."""
         return next((facts.calls for facts in hello.libraries if facts.library == library), ())
 
-    def forget(self) -> None:
-        """What a sequence left open when it failed is no matter of the next one."""
-        self.owed.clear()
-        self.open.clear()
-        self.unread.clear()
-
     def finish(self) -> None:
         """The sequence is over: its libraries end, and every call has left as often as it came."""
         for library in sorted(self.open):

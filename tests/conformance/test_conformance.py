@@ -17,14 +17,34 @@ CORE = "core"
 NAMES = [one.name for one in SEQUENCES]
 
 
+class SharedAgent:
+    """One pilot for the sequences that leave it as they found it. After a sequence that failed comes another pilot."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._shell: RealAgent | None = None
+
+    def play(self, sequence: Sequence) -> None:
+        shell = self._shell = self._shell or RealAgent(self._folders.mktemp("agent"))
+        try:
+            sequence.run(shell)
+            shell.finish()
+            shell.unread.clear()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        shell, self._shell = self._shell, None
+        if shell:
+            shell.close()
+
+
 @pytest.fixture(scope="module")
-def shared_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealAgent]:
-    """One pilot for the sequences that leave it as they found it."""
-    shell = RealAgent(tmp_path_factory.mktemp("agent"))
-    try:
-        yield shell
-    finally:
-        shell.close()
+def shared_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedAgent]:
+    shared = SharedAgent(tmp_path_factory)
+    yield shared
+    shared.close()
 
 
 def play(shell: Shell, sequence: Sequence) -> None:
@@ -59,13 +79,20 @@ def test_a_taskvine_pool(sequence: Sequence) -> None:
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if not one.ends_pilot], ids=lambda one: one.name)
-def test_the_agent(sequence: Sequence, shared_agent: RealAgent) -> None:
+def test_the_agent(sequence: Sequence, shared_agent: SharedAgent) -> None:
     expressible(sequence, AGENT)
-    try:
-        sequence.run(shared_agent)
-        shared_agent.finish()
-    finally:
-        shared_agent.forget()
+    shared_agent.play(sequence)
+
+
+def test_a_sequence_that_fails_leaves_nothing_to_the_next_one(shared_agent: SharedAgent) -> None:
+    def stops_in_the_middle(shell: Shell) -> None:
+        shell.ready()
+        shell.run(shell.new_library(), shell.new_calls(1))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        shared_agent.play(Sequence(stops_in_the_middle))
+    shared_agent.play(next(one for one in SEQUENCES if one.name == "a_call_that_has_left_can_come_again"))
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if one.ends_pilot], ids=lambda one: one.name)
