@@ -5,7 +5,8 @@ order, and sends their ends. No thread hands anything to another, which is what 
 
 That leaves a library deaf while a call runs. The *attendant* is a second thread that sleeps while calls are short; it
 ticks every 20 ms while the library is busy, and when it finds the same call still running it does the main thread's
-talking: it sends ends that wait, and reads frames (work is queued, calls are given back, an eviction is noted).
+talking: it sends ends that wait, and reads frames (work is queued, calls are given back, an eviction is noted). The
+next call begins when all that the attendant has read is done: a call that it has read to give back does not run.
 
 An end is sent before the library waits for more work, when it is older than a millisecond, and before a call whose
 function is known to be slow or not known at all; so none waits for the call behind it, and short calls share frames.
@@ -96,6 +97,8 @@ class LibraryServer:
         self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
         self._reading = threading.Lock()
+        self._reading_at_once = threading.RLock()
+        """Held by the thread that reads without waiting, and does what it reads."""
         self._stopping = False
         self._served = 0
         self._idle: Callable[[], None] = _nothing
@@ -139,7 +142,7 @@ class LibraryServer:
             if ends and now - self.outbox.oldest_end > _PATIENCE_S:
                 self.outbox.send_waiting()
             if now - read_at > _PATIENCE_S:
-                self._receive(block=False)
+                self._receive_at_once()
                 read_at = now
             if self._resizes:
                 self._resize()
@@ -256,12 +259,18 @@ class LibraryServer:
             poll = select.poll()
             poll.register(self._sock, select.POLLIN)
             if poll.poll(seconds * 1000):
-                self._receive(block=False)
+                self._receive_at_once()
         finally:
             self._reads_for_call = False
 
+    def _receive_at_once(self) -> None:
+        """Read what has come, in the attendant or between calls. If the other thread reads just now, wait for it: what
+        it has read may be that the next call is not wanted here any more."""
+        with self._reading_at_once:
+            self._receive(block=False)
+
     def _receive(self, *, block: bool, over: Callable[[], bool] | None = None) -> None:
-        """Read what has come. In the attendant, or between short calls, without waiting."""
+        """Read what has come, or wait for it."""
         if not self._reading.acquire(blocking=block):
             return
         try:
@@ -358,7 +367,7 @@ class LibraryServer:
                 if call != NO_CALL and begun == seen:
                     self.outbox.send_waiting()
                     if not self._reads_for_call:
-                        self._receive(block=False)
+                        self._receive_at_once()
                 elif call == NO_CALL and begun == seen:  # nothing ran for a whole tick
                     break
                 seen = begun
