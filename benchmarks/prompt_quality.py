@@ -29,6 +29,9 @@ mean; when seven tasks were done, the most was raised to 60, and the target was 
   other); the median of the random prompts against it; the induced prompt against it. A bar is of the median over tasks,
   with a 95 % interval by bootstrap (10,000 draws of as many tasks).
 
+- *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for 60 iterations; their target is §6.1's, the mean of
+  the least losses that 15 iterations bring. No bar.
+
 Everything is the same in each run, up to rounding: seeds are fixed, and iterations are counted, not seconds. Curves are
 kept in `$STOKER_HOME/prompt-quality-benchmark` as they end; a run that was stopped goes on.
 `python -m benchmarks.prompt_quality_side --help` has the options; its last line is JSON.
@@ -91,8 +94,22 @@ def table_of(found: dict[str, Any]) -> Table:
             f"{task}: target {one['reach']:.3f}; chosen {one['by_score']}{'' if one['reached'] else ' (not reached)'},"
             f" short list {of['listed']}, random {of['randoms']}, induced {of['induced']}; {one['scores']} scores"
         )
+    notes += [_spread(task, one) for task, one in found.get("spread", {}).items()]
     notes.append(f"at most {settings['iterations']} iterations, {found['spent_s']:,.0f} s of processor time in all")
     return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
+
+
+def _spread(task: str, one: dict[str, Any]) -> str:
+    """The iterations of many random prompts, least, median and most, and what they are of the least."""
+    found = []
+    for name in ("iterations", "between"):
+        least, median, most = min(one[name]), statistics.median(one[name]), max(one[name])
+        numbers = f"{least:.3g}, {median:.3g} and {most:.3g}: {median / least:.1f} and {most / least:.1f} times the least"
+        found.append(("between evaluations " if name == "between" else "") + numbers)
+    return (
+        f"{task}, {len(one['between'])} random prompts to {one['reach']:.3f}: least, median and most iterations"
+        f" {'; '.join(found)} (Figure 2c: 1.7 to 4.5); {one['never']} never reach it and count as the most"
+    )
 
 
 def interval(numbers: Sequence[float], *, draws: int = DRAWS) -> tuple[float, float]:

@@ -42,6 +42,8 @@ CHOSEN = (
     "claims", "calculations", "topics", "endings", "names", "climate", "results", "articles", "opposites", "sums",
 )  # fmt: skip
 """The ten tasks, in the order in which they are run."""
+SPREAD_TASK, SPREAD = CHOSEN[0], 20
+"""The task and the number of random prompts whose iterations are compared with those of Figure 2c."""
 DEMONSTRATIONS = """\
 I gave a friend an instruction. Based on the instruction they produced the following input-output pairs:
 
@@ -121,6 +123,11 @@ class Bench:
         text = self.keep("induction", "", self.induce)["text"]
         self.reached("induced", text, reach=self.target(), most=self.settings.iterations)
 
+    def spread(self, count: int) -> None:
+        """The whole curves of so many random prompts. The first of them are those of the target."""
+        for text in self.draw(count):
+            self.tuned("spread", text, reach=None, most=self.settings.iterations)
+
     def target(self) -> float:
         """What random prompts are tuned to."""
         most = self.settings.target_iterations
@@ -158,12 +165,12 @@ class Bench:
         losses = {key: round(loss, 4) for key, loss in found.losses.items()}
         return {"best": found.best(settings.shortlist), "scores": found.scores, "losses": losses}
 
-    def draw(self) -> list[str]:
-        """Random candidates of the bank."""
+    def draw(self, count: int = 0) -> list[str]:
+        """Random candidates of the bank: those of the target, or so many."""
         chance = Stream(self.settings.seed, f"random prompts, {self.task}")
         every = list(self.layers.candidates.values())
         order = sorted(range(len(every)), key=chance.uniform)
-        return [every[place].text for place in order[: self.settings.randoms]]
+        return [every[place].text for place in order[: count or self.settings.randoms]]
 
     def induce(self) -> Record:
         """What the model writes after a few demonstrations."""
@@ -243,6 +250,22 @@ def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
     return found
 
 
+def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] | None:
+    """Iterations of the whole curves to their own target: §6.1's, the mean of the least losses that the iterations of
+    the target bring. None if there are none."""
+    curves: list[Points] = [one["points"] for one in records if one["part"] == "spread"]
+    if not curves:
+        return None
+    first = [[point for point in points if point[0] <= settings.target_iterations] for points in curves]
+    reach, most = target([{"points": points} for points in first]), settings.iterations
+    return {
+        "reach": reach,
+        "iterations": [iterations_to(points, reach, most=most) for points in curves],
+        "between": [crossing(points, reach, most=most) for points in curves],
+        "never": sum(min(loss for _, loss in points) > reach for points in curves),
+    }
+
+
 def summary(log: RecordLog, settings: Settings, tasks: Sequence[str]) -> dict[str, Any]:
     """What is known of each task that is whole."""
     records = list(log)
@@ -250,6 +273,8 @@ def summary(log: RecordLog, settings: Settings, tasks: Sequence[str]) -> dict[st
     return {
         "machine": machine(), "settings": msgspec.to_builtins(settings),
         "tasks": {task: found for task, found in of.items() if found is not None},
+        "spread": {task: found for task in tasks if (found := spread_of(
+            [one for one in records if one["task"] == task], settings)) is not None},
         "spent_s": math.fsum(one["spent_s"] for one in records),
     }  # fmt: skip
 
@@ -290,6 +315,9 @@ def fill(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argpar
             bench.compare()
         for bench in benches:
             bench.compare_induced()
+        for bench in benches:
+            if asked.quick or bench.task == SPREAD_TASK:
+                bench.spread(4 if asked.quick else SPREAD)
     finally:
         ambient.leave_library()
 

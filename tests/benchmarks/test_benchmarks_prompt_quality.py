@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.prompt_quality import interval, table_of
-from benchmarks.prompt_quality_side import CHOSEN, crossing, iterations_to, of_task, options, run, target
+from benchmarks.prompt_quality_side import CHOSEN, Settings, crossing, iterations_to, of_task, options, run, spread_of, target
 from benchmarks.prompt_tasks import TASKS
 from benchmarks.table import Verdict
 
@@ -72,6 +72,22 @@ def test_a_task_without_its_records_is_not_counted(missing: str) -> None:
 
 def test_a_short_list_that_is_not_tuned_to_its_end_is_not_counted() -> None:
     assert of_task([one for one in records() if one["prompt"] != "a"], most=9) is None
+
+
+def test_the_spread_of_random_prompts_has_a_target_of_its_own() -> None:
+    settings = Settings(target_iterations=6, iterations=12)
+    assert spread_of(records(), settings) is None
+    some = [
+        record("spread", "a", 6.0, 4.0, 3.0, 2.5, 1.0),
+        record("spread", "b", 9.0, 8.0, 7.0, 6.0, 4.5),
+        record("spread", "c", 9.0, 9.0, 8.0, 7.0, 6.5),
+    ]
+    spread = spread_of([*records(), *some], settings)
+    assert spread == {"reach": 6.0, "iterations": [1, 9, 12], "between": [1.0, 9.0, 12.0], "never": 1}
+    told = table_of({**found([6] * 10, [6] * 10, [[8]] * 10), "spread": {"one": spread}}).notes
+    (line,) = [note for note in told if "random prompts to 6.000" in note]
+    assert "least, median and most iterations 1, 9 and 12: 9.0 and 12.0 times the least" in line
+    assert "1 never reach it" in line
 
 
 def test_a_task_whose_induced_prompt_was_not_tuned_yet_counts_for_the_others() -> None:
@@ -139,11 +155,14 @@ def test_it_runs_on_a_tiny_model_and_goes_on_where_it_was(tmp_path: Path, one_th
     lines = log.read_bytes().splitlines(keepends=True)
     parts = [json.loads(line)["part"] for line in lines]
     listed = ["listed"] * 3
-    assert parts == ["lookup", "random", "random", *listed, "random, on", "induction", "induced"]
+    whole = ["spread"] * 4
+    assert parts == ["lookup", "random", "random", *listed, "random, on", "induction", "induced", *whole]
     log.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed in the middle of a record
     assert run(options((*asked, "--report")))["tasks"] == {}
     again = run(options(asked))
     assert again["tasks"] == first["tasks"]
+    assert again["spread"] == first["spread"]
+    assert len(again["spread"]["letters"]["iterations"]) == 4
     assert again["tasks"]["letters"]["by_score"] >= again["tasks"]["letters"]["best"] >= 1
     assert log.read_bytes().startswith(b"".join(lines[:3]))
     assert log.read_bytes().count(b"\n") == len(lines)
