@@ -169,10 +169,10 @@ class Toy(Desk):
             self.greet(pilot)
 
     def greet(self, pilot: ToyPilot) -> None:
-        """A pilot sends again what was not acknowledged, and then a hello that speaks of the time after it."""
+        """A pilot says hello, and then again what was not acknowledged."""
+        self.from_pilot(pilot, 0, [pilot.hello()])
         for frame in pilot.outbox.unacked():
             self.from_pilot(pilot, *_decode(frame))
-        self.from_pilot(pilot, 0, [pilot.hello()])
 
     def from_pilot(self, pilot: ToyPilot, sequence: int, messages: list[Any]) -> None:
         link, event = self.links.get(pilot.name), FromPilot(pilot.name, sequence, messages)  # type: ignore[arg-type]

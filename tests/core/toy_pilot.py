@@ -18,6 +18,7 @@ from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot, wire
 from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.reliable import Outbox
+from stoker.pilot.agent.link import said_in
 
 if TYPE_CHECKING:
     from core.toy import Toy
@@ -74,6 +75,8 @@ class ToyPilot:
     def __init__(self, toy: Toy, name: str, devices: tuple[say.DeviceFacts, ...], *, block: str = "") -> None:
         self.toy, self.name, self.devices, self.block = toy, name, devices, block
         self.libraries: dict[int, ToyLibrary] = {}
+        self.gone: dict[int, ToyLibrary] = {}
+        """Libraries that have ended, as they were then."""
         self.outbox = Outbox()
         self.alive = True
         self.draining = False
@@ -131,12 +134,18 @@ class ToyPilot:
         self._leave_if_drained()
 
     def hello(self) -> say.PilotHello:
+        """It speaks of the time before the frames that are not acknowledged, which follow it."""
         self.hellos += 1
+        before = said_in(self.outbox.unacked())
+        every = [*self.libraries.values(), *(self.gone[id] for id in before.gone if id in self.gone)]
         return say.PilotHello(
             wire.VERSION, self.toy.session, f"host-{self.name}", 7, self.devices, self.block,
             tuple(
-                say.LibraryFacts(x.id, x.recipe.key, x.devices, x.ready, (*x.running, *x.waiting))  # type: ignore[arg-type]
-                for x in self.libraries.values()
+                say.LibraryFacts(
+                    x.id, x.recipe.key, x.devices, x.ready and x.id not in before.ready,  # type: ignore[arg-type]
+                    tuple(dict.fromkeys((*before.left.get(x.id, ()), *x.running, *x.waiting))),  # type: ignore[arg-type]
+                )
+                for x in every
             ),
             acknowledged=self.outbox.acknowledged, number=self.hellos,
         )  # fmt: skip
@@ -171,10 +180,12 @@ class ToyPilot:
 
     def _start(self, order: to_pilot.StartLibrary) -> None:
         assert order.library not in self.libraries, "a library was started twice"
+        library = ToyLibrary(order)
         if self.draining:
+            self.gone[library.id] = library
             self.say(say.LibraryGone(order.library, None, loading=True))
             return
-        library = self.libraries[order.library] = ToyLibrary(order)
+        self.libraries[order.library] = library
         self._budgets()
         if self._takes(library):
             self._load(library)
@@ -219,6 +230,7 @@ class ToyPilot:
     def _gone(self, library: ToyLibrary, failure: Failure | None) -> None:
         if self.libraries.pop(library.id, None) is None:
             return
+        self.gone[library.id] = library
         running, rest = tuple(library.running), tuple(library.waiting)
         self.say(say.LibraryGone(library.id, failure, not library.ready, running, rest))  # type: ignore[arg-type]
         self._memory_freed()
