@@ -62,27 +62,28 @@ class LibraryOutbox:
         self.ends.append(outcome)
 
     def send_waiting(self) -> None:
-        """Send the ends and the progress that wait."""
-        ends, out = self.ends, []
-        while ends:
-            try:
+        """Send the ends and the progress that wait. Afterwards what another thread took to send is sent too."""
+        with self._sending:
+            ends, out = self.ends, []
+            while ends:
                 out.append(ends.popleft())
-            except IndexError:  # the other thread took it
-                break
-        messages: list[Any] = [RunsEnded(out)] if out else []
-        if self._reports:
-            reports, self._reports = self._reports, {}
-            messages.append(Reports(list(reports.values())))
-            self._reported_at = _now()
-        if messages:
-            self.send(messages)
+            messages: list[Any] = [RunsEnded(out)] if out else []
+            if self._reports:
+                reports, self._reports = self._reports, {}
+                messages.append(Reports(list(reports.values())))
+                self._reported_at = _now()
+            if messages:
+                self._send(messages)
 
     def send(self, messages: list[Any]) -> None:
         """Send these messages now, as one frame."""
+        with self._sending:
+            self._send(messages)
+
+    def _send(self, messages: list[Any]) -> None:
         data = frames.pack(messages)
         try:
-            with self._sending:
-                self._sock.sendall(data)
+            self._sock.sendall(data)
         except OSError as error:
             self._lost(error, _ended(messages))
 

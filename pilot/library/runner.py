@@ -107,6 +107,8 @@ class Runner:
         self._ground = ScratchGuard(os.path.dirname(settings.folder))
         self.call = NO_CALL
         """The id of the call that runs."""
+        self.taken = NO_CALL
+        """The id of the call that was taken for this slot, until its end waits to be sent."""
         self.begun = 0
         """How many calls have begun, counted by the caller of `run`. A watcher compares it between two looks."""
         self.evict = False
@@ -116,12 +118,16 @@ class Runner:
         self.ended_at = 0.0
         """When the last call ended, on `time.perf_counter`."""
 
+    def take(self, call: int) -> None:
+        """This slot runs a call next: from now on it may be asked to end."""
+        self.evict = False
+        self.taken = call
+
     def run(self, work: RunnableCall) -> CallEnd | CallProgress:
         """Run a call. Returns how it ended, or its checkpoint if it was evicted."""
         spec, packer = work.spec, self._packer
         call = spec.call
         self._marker.begin(self._slot, call, _clock_ns())
-        self.evict = False
         self.call = call
         self._tail.begin()
         started = _now()
@@ -297,6 +303,8 @@ class Runner:
         return msgspec.structs.replace(failure, device=failed) if failed else failure
 
     def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
+        if os.getpid() != self._pid:  # a process that the call has forked has nobody to tell
+            return False
         if state and not self._may_checkpoint:
             raise StokerError(
                 "stoker.progress(state=...) in a function that yields: such a call begins again with its first piece,"

@@ -5,8 +5,10 @@ order, and sends their ends. No thread hands anything to another, which is what 
 
 That leaves a library deaf while a call runs. The *attendant* is a second thread that sleeps while calls are short; it
 ticks every 20 ms while the library is busy, and when it finds the same call still running it does the main thread's
-talking: it sends ends that wait, and reads frames (work is queued, calls are given back, an eviction is noted). The
-next call begins when all that the attendant has read is done: a call that it has read to give back does not run.
+talking: it sends ends that wait, and reads frames (work is queued, calls are given back, an eviction is noted).
+
+A call is taken from the queue under the lock under which frames are read and carried out: whatever one of them says of a
+call finds it in the queue or taken, and a call that was read to be given back does not run.
 
 An end is sent before the library waits for more work, when it is older than a millisecond, and before a call whose
 function is known to be slow or not known at all; so none waits for the call behind it, and short calls share frames.
@@ -97,8 +99,9 @@ class LibraryServer:
         self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
         self._reading = threading.Lock()
-        self._reading_at_once = threading.RLock()
-        """Held by the thread that reads without waiting, and does what it reads."""
+        self._handling = threading.RLock()
+        """Held while a call is taken from the queue, and while what was read is carried out."""
+        self._slots = 1
         self._stopping = False
         self._served = 0
         self._idle: Callable[[], None] = _nothing
@@ -115,22 +118,33 @@ class LibraryServer:
         self._idle = idle
         self.lane.read = self._read_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
-        take, run, ends, soundness = self._queue.take, runner.run, self.outbox.ends, self._soundness
+        take, run, ends, soundness, handling = (
+            self._queue.take,
+            runner.run,
+            self.outbox.ends,
+            self._soundness,
+            self._handling,
+        )
         read_at = 0.0
         while not self._over():
-            entry = take()
+            with handling:
+                if self._resizes:
+                    self._resize()
+                entry = take()
+                if entry is not None:
+                    runner.take(entry[0])
             if entry is None:
                 self._idle()
                 self.outbox.send_waiting()
                 if runner.ended_at - soundness.checked_at > EVERY_S:
-                    self._leave_if_unfit()
+                    self._leave_if_unfit(runner)
                 self._receive(block=True)
                 read_at = _now()
                 continue
             work = entry[1]
             mean_s = work.function.mean_s
             if not 0.0 < mean_s < EVERY_S or max(runner.ended_at, read_at) - soundness.checked_at > EVERY_S:
-                self._leave_if_unfit()
+                self._leave_if_unfit(runner)
             runner.begun += 1  # before looking whether the attendant sleeps: it looks in the opposite order
             if self._parked:
                 self._parked = False
@@ -144,20 +158,21 @@ class LibraryServer:
             if now - read_at > _PATIENCE_S:
                 self._receive_at_once()
                 read_at = now
-            if self._resizes:
-                self._resize()
         self._idle()
         self.outbox.send_waiting()
 
     def serve_threads(self, make_runner: Callable[[int], Runner], slots: int, *, idle: Callable[[int], None]) -> None:
-        """Run calls in `slots` threads; this one reads."""
-        work_came = threading.Condition()
+        """Run calls in `slots` threads; this one reads, once each slot has its runner."""
+        self._slots = slots
+        work_came = threading.Condition(self._handling)
+        all_made = threading.Barrier(slots + 1)
         side_by_side = SideBySide()
         threads: list[threading.Thread] = []
 
         def worker(slot: int) -> None:
             runner = make_runner(slot)
             self._runners.append(runner)
+            all_made.wait()
             while True:
                 with work_came:
                     if side_by_side.end(slot):
@@ -168,25 +183,36 @@ class LibraryServer:
                         idle(slot)
                         carried_modules.leave()
                         work_came.wait()
+                    runner.take(work.spec.call)
                     carried_modules.leave(keep=work.function.modules)  # before a call in another slot may want others
                 if not 0.0 < work.function.mean_s < EVERY_S or _now() - self._soundness.checked_at > EVERY_S:
-                    self._leave_if_unfit()
+                    self._leave_if_unfit(runner)
                 self._note(runner.run(work), runner)
                 del work
                 if not len(self._queue):
                     idle(slot)
                 self.outbox.send_waiting()
                 if _now() - self._soundness.checked_at > EVERY_S:
-                    self._leave_if_unfit()
+                    self._leave_if_unfit(runner)
                 if self._over():
                     with work_came:
                         work_came.notify_all()
                     self._sock.shutdown(socket.SHUT_RD)  # wakes the reader
 
+        def work_or_end(slot: int) -> None:
+            try:
+                worker(slot)
+            except BaseException:  # as in a library with one slot: its process ends, and the agent says so
+                traceback.print_exc()
+                self.outbox.send_waiting()
+                os._exit(1)
+
         for slot in range(slots):
             run = contextvars.copy_context().run  # with the context variables that the loader has set
-            threads.append(threading.Thread(target=run, args=(worker, slot), name=f"stoker-slot-{slot}", daemon=True))
+            name = f"stoker-slot-{slot}"
+            threads.append(threading.Thread(target=run, args=(work_or_end, slot), name=name, daemon=True))
             threads[-1].start()
+        all_made.wait()
         while not self._over():
             self._receive(block=True, over=self._over)
             with work_came:
@@ -204,9 +230,10 @@ class LibraryServer:
         self._served += 1
         self.outbox.add(outcome, ended_at=runner.ended_at)
         if isinstance(outcome, CallEnd) and (self._faults or outcome.failure is not None):
-            self._leave_if_failing(outcome.failure)
+            self._leave_if_failing(outcome.failure, runner)
+        runner.taken = NO_CALL
 
-    def _leave_if_failing(self, failure: Failure | None) -> None:
+    def _leave_if_failing(self, failure: Failure | None, own: Runner) -> None:
         """End the library if its device has failed, or if call after call fails of its node. Those that run elsewhere
         then have not failed: they count as not begun."""
         if failure is None or failure.kind is not FailureKind.INFRASTRUCTURE:
@@ -215,20 +242,30 @@ class LibraryServer:
         self._faults += 1
         if failure.device:
             self.leave(LibraryFault(exits.DEVICE_FAILED, failure.message))
-        if self._faults >= _FAULTS and all(each.call == NO_CALL for each in self._runners):
-            self.leave(LibraryFault(exits.NODE_FAILED, f"{self._faults} calls in a row failed: {failure.message}"))
+        if self._faults >= _FAULTS:
+            with self._handling:
+                if self._is_alone(own):
+                    self.leave(
+                        LibraryFault(exits.NODE_FAILED, f"{self._faults} calls in a row failed: {failure.message}")
+                    )
 
-    def _leave_if_unfit(self) -> None:
-        """End the library if calls have left it unfit for more. Between calls: then none that it holds has begun."""
+    def _leave_if_unfit(self, own: Runner) -> None:
+        """End the library if calls have left it unfit for more. Between calls: then none that it holds has begun, and
+        none begins meanwhile."""
         soundness = self._soundness
-        if soundness.unchecked and all(each.call == NO_CALL for each in self._runners):
-            fault = soundness.restore(_now())
-            if fault is not None:
-                self.leave(fault)
+        if soundness.unchecked:
+            with self._handling:
+                fault = soundness.restore(_now()) if self._is_alone(own) else None
+                if fault is not None:
+                    self.leave(fault)
+
+    def _is_alone(self, own: Runner) -> bool:
+        """Whether no other slot has a call that was taken and whose end does not wait to be sent yet."""
+        return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:
         """End the process, because calls have left it unfit for more: those that it holds run elsewhere."""
-        self.outbox.send_waiting()
+        self.outbox.send_waiting()  # and wait for what another thread sends just now
         for runner in self._runners:
             runner.forgive()
         os.write(2, f"the library ends: {fault.text}\n".encode())
@@ -264,9 +301,8 @@ class LibraryServer:
             self._reads_for_call = False
 
     def _receive_at_once(self) -> None:
-        """Read what has come, in the attendant or between calls. If the other thread reads just now, wait for it: what
-        it has read may be that the next call is not wanted here any more."""
-        with self._reading_at_once:
+        """Read what has come, in the attendant or between calls. No call is taken meanwhile."""
+        with self._handling:
             self._receive(block=False)
 
     def _receive(self, *, block: bool, over: Callable[[], bool] | None = None) -> None:
@@ -288,9 +324,10 @@ class LibraryServer:
                 if over is not None and over():
                     return
                 _leave(None)
-            while (frame := self._reader.next()) is not None:
-                for message in self._decode(frame).messages:
-                    self._handle(message)
+            with self._handling:
+                while (frame := self._reader.next()) is not None:
+                    for message in self._decode(frame).messages:
+                        self._handle(message)
         finally:
             self._reading.release()
 
@@ -304,7 +341,7 @@ class LibraryServer:
                     self.outbox.send([GivenBack(tuple(back), order=order)])  # type: ignore[arg-type]
             case Evict(call=call):
                 for runner in self._runners:
-                    if runner.call == call:
+                    if runner.taken == call:
                         runner.evict = True
                         self.meetings.told(call, "")
                         self.lane.wake()
@@ -317,8 +354,8 @@ class LibraryServer:
                 self.lane.taken(message)
             case Resize(device_memory_bytes=size):
                 self._resizes.append(size)
-                side_by_side = len(self._runners) > 1  # then there may never be a moment between calls
-                if self._resizer is None or side_by_side or self._runners[0].call == NO_CALL:
+                side_by_side = self._slots > 1  # then there may never be a moment between calls
+                if self._resizer is None or side_by_side or self._runners[0].taken == NO_CALL:
                     self._resize()
             case Stop():
                 self._stopping = True

@@ -250,6 +250,25 @@ def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager) 
     assert behind[1] not in served.ends()
 
 
+def test_a_process_that_a_call_forks_reports_no_progress_and_lives(served: FakeManager) -> None:
+    """It has nobody to tell, and what it closes and locks is its own."""
+
+    def forks() -> int:
+        import stoker
+
+        stoker.progress(1)
+        child = os.fork()
+        if not child:
+            os._exit(0 if stoker.progress(2) is None else 3)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    served.ready(recipe())
+    calls = served.run(forks, [()])
+    assert served.results(calls) == [0]
+    reports = [each for message in served.said if isinstance(message, CallsProgress) for each in message.reports]
+    assert {each.done for each in reports} <= {1.0}
+
+
 def test_taking_back_from_an_idle_library_is_answered(served: FakeManager) -> None:
     served.ready(recipe())
     served.send(TakeBack(library=1, count=5))

@@ -1,78 +1,136 @@
-"""What the attendant reads while a call runs is done before the next call begins."""
+"""What is read while calls run, and when: all that one frame says of a call finds it in the queue, or taken."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec
-from stoker.manager.protocol.to_agent import GivenBack, RunsEnded
-from stoker.manager.protocol.to_library import GiveBack, Run, Stop
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec
+from stoker.manager.protocol.to_agent import GivenBack, Resized, RunEvicted, RunsEnded
+from stoker.manager.protocol.to_library import Evict, GiveBack, Resize, Run, Stop
 from stoker.manager.protocol.to_pilot import FunctionBlob
-from stoker.pilot.library import frames
+from stoker.pilot.core import exits
+from stoker.pilot.library import frames, server
 from stoker.pilot.library.runner import NO_CALL
 from stoker.pilot.library.server import LibraryServer
-from stoker.pilot.library.soundness import Soundness
+from stoker.pilot.library.soundness import LibraryFault, Soundness
 
 LONG, NEXT, LAST = 1, 2, 3
-CALL_S = 0.3
 LIMIT_S = 20.0
+ATTENDANT = "stoker-attendant"
 
 
-class TimedRunner:
-    """A slot whose calls take their time and give nothing."""
+class GatedRunner:
+    """A slot whose calls begin and end when the test lets them. `ended_at` is when the function has ended, and packing
+    its result comes after that, as in a real one."""
 
     def __init__(self) -> None:
         self.call: Any = NO_CALL
+        self.taken: Any = NO_CALL
         self.begun = 0
         self.evict = False
         self.ended_at = 0.0
         self.ran: list[int] = []
+        self.may_begin, self.may_end = threading.Event(), threading.Event()
+        self.may_begin.set()
         self.runs = threading.Event()
 
-    def run(self, work: Any) -> CallEnd:
-        self.call = work.spec.call
-        self.ran.append(work.spec.call)
+    def take(self, call: int) -> None:
+        self.evict = False
+        self.taken = call
+
+    def run(self, work: Any) -> CallEnd | CallProgress:
+        assert self.may_begin.wait(LIMIT_S)
+        self.call = call = work.spec.call
+        self.ended_at = time.perf_counter()
+        self.ran.append(call)
         self.runs.set()
-        time.sleep(CALL_S)
-        self.call, self.ended_at = NO_CALL, time.perf_counter()
-        return CallEnd(work.spec.call, ok=True, payload=b"")
+        assert self.may_end.wait(LIMIT_S)
+        self.call = NO_CALL
+        return CallProgress(call) if self.evict else CallEnd(call, ok=True, payload=b"")
+
+    def forgive(self) -> None:
+        pass
+
+
+class Resizable:
+    """A context that can be told to take less, which takes a moment."""
+
+    def __init__(self) -> None:
+        self.runners: list[GatedRunner] = []
+        self.seen: list[tuple[str, list[int]]] = []
+
+    def resize(self, *, device_memory_bytes: int) -> None:
+        del device_memory_bytes
+        for runner in self.runners:
+            runner.may_end.set()
+        time.sleep(0.1)
+        self.seen.append((threading.current_thread().name, [each.call for each in self.runners]))
 
 
 class Served:
     """A library's server in a thread, and the other end of its socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int = 1) -> None:
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(LIMIT_S)
-        self.runner = TimedRunner()
-        self.server = LibraryServer(theirs, library=1, context=None, calls_allowed=0, soundness=Soundness())
-        self._thread = threading.Thread(target=self.server.serve, args=(self.runner,), kwargs={"idle": lambda: None})
+        self.context = Resizable()
+        self.runners = self.context.runners = [GatedRunner() for _ in range(slots)]
+        self.soundness = Soundness()
+        self.server = LibraryServer(theirs, library=1, context=self.context, calls_allowed=0, soundness=self.soundness)
+        self.may_make = threading.Event()
+        self._reader, self._decode = frames.FrameReader(self.sock), wire.to_agent_decoder()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def start(self) -> Served:
         self._thread.start()
+        return self
+
+    def _serve(self) -> None:
+        if len(self.runners) == 1:
+            self.server.serve(self.runners[0], idle=lambda: None)  # type: ignore[arg-type]
+        else:
+            self.server.serve_threads(self._make, len(self.runners), idle=lambda slot: None)
+
+    def _make(self, slot: int) -> Any:
+        assert slot == 0 or self.may_make.wait(LIMIT_S)
+        return self.runners[slot]
 
     def say(self, *messages: Any) -> None:
         self.sock.sendall(frames.pack(list(messages)))
 
-    def said(self) -> list[Any]:
-        """All that the server says until it ends."""
+    def hear(self, kind: type, count: int = 1) -> list[Any]:
+        """The next messages of a kind."""
+        found: list[Any] = []
+        while len(found) < count:
+            assert self._reader.fill(block=True)
+            while (frame := self._reader.next()) is not None:
+                found += [message for message in self._decode(frame).messages if isinstance(message, kind)]
+        return found
+
+    def end(self) -> list[Any]:
+        """Let every call end, and the server; all that it has said until then and was not heard."""
+        for runner in self.runners:
+            runner.may_begin.set()
+            runner.may_end.set()
         self.say(Stop())
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
         self.sock.setblocking(False)
-        reader, decode, messages = frames.FrameReader(self.sock), wire.to_agent_decoder(), []
+        messages: list[Any] = []
         while True:
             try:
-                reader.fill(block=False)
+                self._reader.fill(block=False)
             except BlockingIOError:
                 return messages
-            while (frame := reader.next()) is not None:
-                messages += decode(frame).messages
+            while (frame := self._reader.next()) is not None:
+                messages += self._decode(frame).messages
 
 
 @pytest.fixture
@@ -82,35 +140,190 @@ def served() -> Iterator[Served]:
     served.sock.close()
 
 
+@pytest.fixture
+def two_slots() -> Iterator[Served]:
+    served = Served(slots=2)
+    yield served
+    served.sock.close()
+
+
 def order(*calls: int) -> Run:
     blob = FunctionBlob("f", "f", b"x")  # type: ignore[arg-type]
     return Run("f", [CallSpec(call, b"") for call in calls], CallOptions(), blob)  # type: ignore[arg-type]
 
 
+def until(is_so: Callable[[], object]) -> None:
+    ends_at = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < ends_at
+        time.sleep(0.001)
+
+
 def test_a_call_that_the_attendant_has_read_to_give_back_does_not_begin(served: Served) -> None:
-    """The attendant is slow at it: the long call ends meanwhile."""
-    decode = served.server._decode
-    began = threading.Event()
+    """The attendant is slow at it: the result of the call before is packed meanwhile."""
+    decode, (runner,) = served.server._decode, served.runners
+    read = threading.Event()
 
     def slowly(frame: memoryview) -> Any:
-        read = decode(frame)
-        if isinstance(read.messages[0], GiveBack):
-            assert threading.current_thread().name == "stoker-attendant"
-            assert served.runner.call == LONG
-            began.set()
-            time.sleep(2 * CALL_S)
-        return read
+        found = decode(frame)
+        if isinstance(found.messages[0], GiveBack):
+            assert (threading.current_thread().name, runner.call) == (ATTENDANT, LONG)
+            read.set()
+            runner.may_end.set()
+            time.sleep(0.2)
+        return found
 
     served.server._decode = slowly  # type: ignore[assignment]
-    served.say(order(LONG, NEXT, LAST))
-    assert served.runner.runs.wait(LIMIT_S)
+    served.start().say(order(LONG, NEXT, LAST))
+    assert runner.runs.wait(LIMIT_S)
     served.say(GiveBack(count=1, order=7), GiveBack(calls=(NEXT,)))  # type: ignore[arg-type]
-    assert began.wait(LIMIT_S)
-    time.sleep(2 * CALL_S)
-    said = served.said()
-    assert served.runner.ran == [LONG]
+    assert read.wait(LIMIT_S)
+    until(lambda: served.server._served == 1)
+    said = served.end()
+    assert runner.ran == [LONG]
     assert [end.call for message in said if isinstance(message, RunsEnded) for end in message.ends] == [LONG]
     assert [message for message in said if isinstance(message, GivenBack)] == [
         GivenBack((LAST,), order=7), GivenBack((NEXT,)),
     ]  # type: ignore[arg-type]  # fmt: skip
 
+
+@pytest.mark.parametrize("message", [Evict(NEXT), Resize(5)], ids=["evict", "resize"])  # type: ignore[arg-type]
+def test_what_the_attendant_reads_late_finds_the_call_that_was_taken_meanwhile(served: Served, message: Any) -> None:
+    """It saw a call run, was held up by a socket that is full, and reads when the next call is taken and not begun."""
+    (runner,) = served.runners
+    send = served.server.outbox.send_waiting
+    held_up, goes_on = threading.Event(), threading.Event()
+
+    def slow_send() -> None:
+        if threading.current_thread().name == ATTENDANT and not held_up.is_set():
+            held_up.set()
+            assert goes_on.wait(LIMIT_S)
+        send()
+
+    served.server.outbox.send_waiting = slow_send  # type: ignore[method-assign]
+    served.start().say(order(LONG, NEXT))
+    assert held_up.wait(LIMIT_S)
+    runner.may_begin.clear()
+    runner.may_end.set()
+    until(lambda: runner.taken == NEXT)
+    runner.may_end.clear()
+    served.say(message)
+    goes_on.set()
+    if isinstance(message, Evict):
+        until(lambda: runner.evict)
+        said = served.end()
+        assert [each.progress.call for each in said if isinstance(each, RunEvicted)] == [NEXT]
+    else:
+        until(lambda: served.server._resizes)
+        runner.may_begin.set()
+        runner.may_end.set()
+        assert served.hear(Resized) == [Resized(5)]
+        served.end()
+        assert served.context.seen[0][1] == [NO_CALL]
+
+
+def test_a_call_that_a_slot_has_just_taken_can_be_evicted(two_slots: Served) -> None:
+    for runner in two_slots.runners:
+        runner.may_begin.clear()
+    two_slots.may_make.set()
+    two_slots.start().say(order(LONG))
+    until(lambda: any(each.taken == LONG for each in two_slots.runners))
+    two_slots.say(GiveBack(calls=(LONG,)), Evict(LONG))  # type: ignore[arg-type]
+    until(lambda: any(each.evict for each in two_slots.runners))
+    assert [each.progress.call for each in two_slots.end() if isinstance(each, RunEvicted)] == [LONG]
+
+
+def test_a_resize_before_every_slot_is_there_is_answered(two_slots: Served) -> None:
+    two_slots.say(Resize(5))
+    two_slots.start()
+    until(lambda: two_slots.server._runners)
+    assert not two_slots.context.seen, "nothing is read before every slot is there"
+    two_slots.may_make.set()
+    assert two_slots.hear(Resized) == [Resized(5)]
+    two_slots.end()
+
+
+def test_a_resize_is_answered_while_a_slot_runs_a_call(two_slots: Served) -> None:
+    two_slots.may_make.set()
+    two_slots.start().say(order(LONG))
+    until(lambda: any(each.call == LONG for each in two_slots.runners))
+    two_slots.say(Resize(5))
+    assert two_slots.hear(Resized) == [Resized(5)]
+    two_slots.end()
+
+
+class LeftError(Exception):
+    """The process would have ended here."""
+
+
+@pytest.fixture
+def leaves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The exit codes of processes that would have ended."""
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        raise LeftError
+
+    monkeypatch.setattr(server.os, "_exit", leave)
+    return codes
+
+
+def test_a_library_that_leaves_has_sent_the_ends_that_another_thread_is_sending(leaves: list[int]) -> None:
+    served = Served()
+    outbox, sock = served.server.outbox, _SlowSocket()
+    outbox._sock = sock  # type: ignore[assignment]
+    outbox.add(CallEnd(LONG, ok=True, payload=b""), ended_at=1.0)  # type: ignore[arg-type]
+    sender = threading.Thread(target=outbox.send_waiting)
+    sender.start()
+    assert sock.begun.wait(LIMIT_S)
+    threading.Timer(0.1, sock.goes_on.set).start()
+    with pytest.raises(LeftError):
+        served.server.leave(LibraryFault(exits.NODE_FAILED, "it is unfit"))
+    assert sock.sent == 1
+    sender.join(LIMIT_S)
+    served.sock.close()
+
+
+class _SlowSocket:
+    def __init__(self) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        self.sent = 0
+
+    def sendall(self, data: bytes) -> None:
+        del data
+        self.begun.set()
+        assert self.goes_on.wait(LIMIT_S)
+        self.sent += 1
+
+
+def test_an_unfit_library_stays_while_another_slot_has_an_end_to_tell(leaves: list[int]) -> None:
+    served = Served(slots=2)
+    one, two = served.runners
+    served.server._runners = [one, two]  # type: ignore[list-item]
+    served.soundness.unchecked = 1
+    served.soundness.restore = lambda now: LibraryFault(exits.NODE_FAILED, "unfit")  # type: ignore[method-assign]
+    two.take(LONG)
+    served.server._leave_if_unfit(one)  # type: ignore[arg-type]
+    assert not leaves
+    two.taken = NO_CALL
+    one.take(NEXT)
+    with pytest.raises(LeftError):
+        served.server._leave_if_unfit(one)  # type: ignore[arg-type]
+    assert leaves == [exits.NODE_FAILED]
+    served.sock.close()
+
+
+def test_a_slot_that_fails_ends_its_library(two_slots: Served, leaves: list[int]) -> None:
+    """As in a library with one slot: or its call would be answered by nobody."""
+
+    def broken(slot: int) -> Any:
+        raise OSError(28, f"no room for slot {slot}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda arguments: None)
+        threading.Thread(
+            target=two_slots.server.serve_threads, args=(broken, 2), kwargs={"idle": lambda slot: None}, daemon=True
+        ).start()
+        until(lambda: len(leaves) == 2)
+    assert leaves == [1, 1]
