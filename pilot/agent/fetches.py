@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from stoker.contexts.recipe import ObjectRef
@@ -83,15 +83,15 @@ class Fetches:
         """Where an object comes from, as far as this pilot reaches it: its path, or the session's seed."""
         peers = self._agent.peers
         path, seed = order.object.source, peers.seed()
-        seen = bool(path) and not (seed and peers.carried) and Path(path).exists()
-        if seen:
+        why = _why_not_here(path) if path and not (seed and peers.carried) else "there is none"
+        if not why:
             origin = [ObjectSource(path=path, origin=True)]
         else:
             origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
-        self._agent.later(lambda: self._offer(fetching, order, origin))
+        self._agent.later(lambda: self._offer(fetching, order, origin, why=why))
 
-    def _offer(self, fetching: _Fetching, order: FetchObject, origin: list[ObjectSource]) -> None:
-        """Have it brought from there, unless the core has said something else meanwhile."""
+    def _offer(self, fetching: _Fetching, order: FetchObject, origin: list[ObjectSource], *, why: str = "") -> None:
+        """Have it brought from there, unless the core has said something else since. `why`: it is not at its path."""
         ref = order.object
         if self._fetches.get(ref.name) is not fetching or fetching.order is not order:
             return
@@ -100,7 +100,7 @@ class Fetches:
         peers = [ObjectSource(address=peer.address, label=peer.pilot) for peer in order.peers]
         fetching.bringing.offer([*peers, *origin], manifest=order.manifest)
         if order.origin and not origin:
-            where = f"at {ref.source}" if ref.source else "anywhere that this pilot knows"
+            where = f"at {ref.source} ({why})" if ref.source else "anywhere that this pilot knows"
             what = f"the object {ref.name} is not {where}; put it on a file system that compute nodes see"
             self._agent.handle(SourceFailed(ref.name, what))
 
@@ -157,3 +157,12 @@ class Fetches:
             waiting = [state.libraries[number] for number in state.wants[name].libraries if number in state.libraries]
             in_use = {library.number: self._agent.cache.lacks_bytes(library.recipe.objects) for library in waiting}
         self._agent.handle(ObjectLost(name, FetchFailure(why, is_pilots_fault=ours, in_use_bytes=in_use)))
+
+
+def _why_not_here(path: str) -> str:
+    """Why nothing can be read at a path; empty: it is there."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return ""

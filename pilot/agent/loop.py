@@ -123,14 +123,14 @@ class Loop:
         for source, what in agent.wires.wait(timeout):
             if source is None:
                 continue
-            if isinstance(source, Zygote):
-                processes.hear_zygote(agent, source)
-                continue
             if what & select.EPOLLOUT:
                 source.push()
                 agent.wires.watch(source)
             if what & ~select.EPOLLOUT:
-                agent.hear(source)
+                if isinstance(source, Zygote):
+                    processes.hear_zygote(agent, source)
+                else:
+                    agent.hear(source)
         agent.take_done()
 
     def _next_due(self) -> float:

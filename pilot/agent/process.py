@@ -160,11 +160,11 @@ class Wires:
         return [(self._sources.get(number), what) for number, what in self._epoll.poll(timeout_s)]
 
     def watch(self, source: Source) -> None:
-        """Wait for this one; for a library with bytes to send, also for room."""
+        """Wait for this one; if it has bytes to send, also for room."""
         number = source.fileno()
         if number < 0:
             return
-        what = select.EPOLLIN | (select.EPOLLOUT if isinstance(source, LibraryProcess) and source.unsent else 0)
+        what = select.EPOLLIN | (select.EPOLLOUT if source.unsent else 0)
         if number not in self._watched:
             self._epoll.register(number, what)
         elif self._watched[number] != what:

@@ -88,9 +88,9 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
     theirs = process.connect()
     try:
         zygote, is_fresh = agent.zygotes.get(() if fork.fresh else recipe.preload)
-        if is_fresh:
-            agent.wires.watch(zygote)
         zygote.fork(fork, theirs)
+        if is_fresh or zygote.unsent:
+            agent.wires.watch(zygote)
     except OSError as error:
         what = no_process(error) if lacks_processes(error) else f"its process could not be started: {error}"
         _ended(agent, number, cause=what, ours=is_pilots_fault(error) or lacks_processes(error))
@@ -107,6 +107,8 @@ def kill(agent: Agent, number: LibraryId) -> None:
     process = agent.processes.get(number)
     if process is not None and process.zygote is not None:
         process.zygote.kill(number)
+        if process.zygote.unsent:
+            agent.wires.watch(process.zygote)
 
 
 def kill_zygote(agent: Agent, number: LibraryId) -> None:

@@ -47,10 +47,10 @@ class Zygotes:
         return iter(list(self._by_preload.values()))
 
     def forget(self, zygote: Zygote) -> None:
-        """It has ended: kill it for good, and whatever its libraries left behind."""
+        """It has ended: kill it for good, and whatever its libraries left behind, but no probe of a device."""
         self._by_preload.pop(zygote.preload, None)
         zygote.destroy()
-        processes.kill_strays({other.pid for other in self})
+        processes.kill_strays({other.pid for other in self}, of_main=True)
 
     def idle(self) -> list[Zygote]:
         """Zygotes without libraries that nobody has asked for in a long time."""

@@ -7,8 +7,8 @@ That leaves a library deaf while a call runs. The *attendant* is a second thread
 ticks every 20 ms while the library is busy, and when it finds the same call still running it does the main thread's
 talking: it sends ends that wait, and reads frames (work is queued, calls are given back, an eviction is noted).
 
-A call is taken from the queue under the lock under which frames are read and carried out: whatever one of them says of a
-call finds it in the queue or taken, and a call that was read to be given back does not run.
+A call is taken from the queue under the lock under which frames are read and carried out: whatever one of them says of
+a call finds it in the queue or taken, and a call that was read to be given back does not run.
 
 An end is sent before the library waits for more work, when it is older than a millisecond, and before a call whose
 function is known to be slow or not known at all; so none waits for the call behind it, and short calls share frames.

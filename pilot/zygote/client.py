@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,6 +35,8 @@ class Zygote:
         self.log = log
         self.ready = False
         self.libraries: set[int] = set()
+        self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
+        """Orders that wait until it reads, each with the socket that goes along: it does not while it imports."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         single = dict.fromkeys(THREAD_VARIABLES, "1")
         single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -69,11 +72,42 @@ class Zygote:
         """For a poller."""
         return self._sock.fileno()
 
+    @property
+    def unsent(self) -> bool:
+        """Whether orders wait for room in the socket."""
+        return bool(self._unsent)
+
     def fork(self, order: Fork, sock: socket.socket) -> None:
         """Ask for a library that talks over `sock`, which this process then no longer has. Raises OSError."""
-        with sock:
-            socket.send_fds(self._sock, [_encode(order)], [sock.fileno()])
+        self._unsent.append((_encode(order), sock))
+        try:
+            self._push()
+        except OSError:
+            self._drop_unsent()
+            raise
         self.libraries.add(order.library)
+
+    def push(self) -> None:
+        """Send what waits, as far as there is room. A zygote to which nothing can be sent ends: `receive` says so."""
+        try:
+            self._push()
+        except OSError:
+            self._drop_unsent()
+            self.stop()
+
+    def _push(self) -> None:
+        while self._unsent:
+            data, sock = self._unsent[0]
+            try:
+                if sock is None:
+                    self._sock.send(data)
+                else:
+                    socket.send_fds(self._sock, [data], [sock.fileno()])
+            except BlockingIOError:
+                return
+            self._unsent.popleft()
+            if sock is not None:
+                sock.close()
 
     def kill(self, library: int, how: int = signal.SIGKILL) -> None:
         """Send a signal to a library."""
@@ -98,6 +132,7 @@ class Zygote:
 
     def close(self) -> None:
         """Let it end: it kills its libraries and removes the scratch folder by itself."""
+        self._drop_unsent()
         self._sock.close()
 
     def wait(self, timeout_s: float) -> bool:
@@ -114,12 +149,17 @@ class Zygote:
 
     def destroy(self) -> None:
         """Kill it, and with it its libraries."""
+        self._drop_unsent()
         self._sock.close()
         self._process.kill()
         self._process.wait()
 
     def _send(self, message: ToZygote) -> None:
-        try:
-            self._sock.send(_encode(message))
-        except OSError:
-            pass  # it has ended: `receive` says so
+        self._unsent.append((_encode(message), None))
+        self.push()
+
+    def _drop_unsent(self) -> None:
+        for _, sock in self._unsent:
+            if sock is not None:
+                sock.close()
+        self._unsent.clear()

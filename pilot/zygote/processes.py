@@ -14,6 +14,8 @@ from stoker.pilot.zygote.leftovers import LIMIT_S, is_tracker
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_stuck: set[int] = set()
+"""Children that were killed and have not ended."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -33,11 +35,11 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def children(pid: int) -> list[int]:
-    """Direct children of a process; none if it is gone."""
+def children(pid: int, *, of_main: bool = False) -> list[int]:
+    """Direct children of a process; none if it is gone. `of_main`: those that its main thread has made or adopted."""
     found: list[int] = []
     try:
-        for task in os.listdir(f"/proc/{pid}/task"):
+        for task in [str(pid)] if of_main else os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                 found += map(int, file.read().split())
     except FileNotFoundError:
@@ -76,22 +78,28 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> int:
     return sent
 
 
-def kill_strays(known: Collection[int], *, wait_s: float = 2.0) -> set[int]:
+def kill_strays(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
     """Kill every child of this process that is not in `known`, and theirs, until none is left; which children.
 
-    Works because this process adopts orphans: whatever a killed one leaves behind becomes a child of this process.
-    Trackers of shared memory are spared: they clean up after the others and end by themselves (`end_trackers`).
+    Works because this process adopts orphans: whatever a killed one leaves behind becomes a child of this process, and
+    of its main thread. So `of_main` spares what its other threads have made and wait for. Trackers of shared memory are
+    spared: they clean up after the others and end by themselves (`end_trackers`). One that the kernel does not let end
+    (a driver that hangs) is waited for once.
     """
     killed: set[int] = set()
     until = time.monotonic() + wait_s
     while True:
-        strays = [pid for pid in children(os.getpid()) if pid not in known and not is_tracker(pid)]
+        here = children(os.getpid(), of_main=of_main)
+        strays = [pid for pid in here if pid not in known and not is_tracker(pid)]
         below = (pid for stray in strays for pid in reversed(list(tree(stray))))
         kill_all(pid for pid in below if not is_tracker(pid))
         killed.update(strays)
         for pid in strays:
             reap(pid)
-        if not strays or time.monotonic() > until:
+        if _stuck.issuperset(strays):
+            return killed
+        if time.monotonic() > until:
+            _stuck.update(strays)
             return killed
         time.sleep(0.001)
 

@@ -303,3 +303,15 @@ def test_a_context_beside_whose_files_those_of_others_have_no_room_says_how_much
     assert left.failure is not None
     assert "running libraries use what is here" in left.failure.message
     assert left.cache_lacks_bytes == 200_000
+
+
+def test_an_object_whose_path_cannot_even_be_looked_at_fails_the_load(keyed: FakeManager, big: ObjectRef) -> None:
+    """As on a file system for which the node has no ticket; a name that is too long is refused in the same way."""
+    keyed.start_pilot()
+    ref = ObjectRef(big.name, big.size_bytes, "/" + "x" * 5000)
+    keyed.start(wanting(ref))
+    keyed.until(lambda: keyed.wanted)
+    keyed.send(FetchObject(ref, origin=True))
+    failed = keyed.wait_for(FetchFailed)
+    assert failed.origin
+    assert "(file name too long); put it on a file system that compute nodes see" in failed.reason

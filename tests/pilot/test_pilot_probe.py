@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
+import subprocess
 import sys
+import threading
+import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +24,7 @@ from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.devices import PilotDevice, find_devices, gpu
 from stoker.pilot.devices.cuda import DeviceError
 from stoker.pilot.devices.probe import SIZE, examine
+from stoker.pilot.zygote import processes
 
 DEVICE = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 
@@ -99,6 +106,42 @@ def test_a_probe_that_cannot_be_started() -> None:
     answer, said = probing.run(("/no/such/probe",), DEVICE)
     assert answer is ProbeVerdict.UNKNOWN
     assert "could not be started" in said
+
+
+def test_a_probe_lives_on_when_the_pilot_clears_away_what_libraries_left() -> None:
+    known = processes.children(os.getpid())
+    said: list[tuple[ProbeVerdict, str]] = []
+    command = ("sh", "-c", f"read line; exit {ProbeVerdict.FAILED.value}")
+    with pytest.MonkeyPatch.context() as patch:
+        ours, theirs = os.pipe()
+        patch.setattr(probing.subprocess, "DEVNULL", ours)
+        probing_thread = threading.Thread(target=lambda: said.append(probing.run(command, DEVICE)))
+        probing_thread.start()
+        until_there_is(lambda: set(processes.children(os.getpid())) - set(known))
+        stray = subprocess.Popen(["sleep", "100"])
+        assert processes.kill_strays(known, of_main=True) == {stray.pid}
+        os.close(theirs)
+        probing_thread.join(20.0)
+        os.close(ours)
+    assert stray.wait() in (0, -signal.SIGKILL)  # 0: its end was taken before
+    assert [answer for answer, _ in said] == [ProbeVerdict.FAILED]
+
+
+def test_a_child_that_does_not_end_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that a driver holds: each clearing up would stop the pilot's loop."""
+    monkeypatch.setattr(processes, "children", lambda pid, **more: [4_000_000] if pid == os.getpid() else [])
+    monkeypatch.setattr(processes, "_stuck", set())
+    began = time.monotonic()
+    assert processes.kill_strays((), wait_s=0.2) == {4_000_000}
+    assert time.monotonic() - began >= 0.2
+    assert processes.kill_strays((), wait_s=3600.0) == {4_000_000}
+
+
+def until_there_is(found: Callable[[], object]) -> None:
+    ends_at = time.monotonic() + 20.0
+    while not found():
+        assert time.monotonic() < ends_at
+        time.sleep(0.001)
 
 
 def probe(folder: Path, text: str) -> str:

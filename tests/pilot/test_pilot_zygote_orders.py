@@ -1,0 +1,70 @@
+"""Orders to a zygote that reads nothing while it imports."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from stoker.pilot.library import frames
+from stoker.pilot.zygote.client import Zygote
+from stoker.pilot.zygote.messages import Exited, Fork, Forked, FromZygote
+
+LIMIT_S = 30.0
+COUNT = 1_000
+"""More than its socket has room for."""
+
+
+def test_orders_wait_until_a_zygote_that_imports_reads(tmp_path: Path) -> None:
+    gate = tmp_path / "go on"
+    (tmp_path / "slow_to_import.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
+    )
+    zygote = Zygote(
+        ("slow_to_import",),
+        log=tmp_path / "log",
+        scratch=tmp_path / "scratch",
+        environ={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+    )
+    try:
+        for _ in range(COUNT):
+            zygote.kill(999)
+        assert zygote.unsent
+        ours, theirs = socket.socketpair()
+        folder = tmp_path / "lib-1"
+        folder.mkdir()
+        entry = "stoker.pilot.library.main:serve"
+        zygote.fork(Fork(1, entry, log=str(tmp_path / "lib.log"), folder=str(folder), environment={}), theirs)
+        assert theirs.fileno() >= 0, "it is kept until it is sent"
+        gate.touch()
+        said: list[FromZygote] = []
+        ends_at = time.monotonic() + LIMIT_S
+        while not any(isinstance(message, Forked) for message in said):
+            assert time.monotonic() < ends_at, said
+            zygote.push()
+            said += zygote.receive() or []
+            time.sleep(0.005)
+        assert not zygote.unsent
+        assert theirs.fileno() < 0
+        with ours:
+            ours.sendall(frames.pack_raw(b"no settings"))
+        while not any(isinstance(message, Exited) for message in said):
+            assert time.monotonic() < ends_at, said
+            said += zygote.receive() or []
+            time.sleep(0.005)
+    finally:
+        zygote.destroy()
+
+
+def test_a_zygote_that_is_gone_is_told_nothing_and_says_so(tmp_path: Path) -> None:
+    zygote = Zygote((), log=tmp_path / "log", scratch=tmp_path / "scratch", environ=os.environ)
+    zygote.stop()
+    ends_at = time.monotonic() + LIMIT_S
+    while zygote.receive() is not None:
+        assert time.monotonic() < ends_at
+        time.sleep(0.005)
+    zygote.kill(1)
+    assert not zygote.unsent
+    assert zygote.receive() is None
+    zygote.destroy()
