@@ -367,12 +367,15 @@ class Link:
         )
 
     def _find_manager(self) -> None:
-        """Connect to the address that the session file names now."""
+        """Connect to the address that the session file names now. If the session's folder says that the session is
+        over, end as when the manager says so."""
         try:
             found = self.membership.find_manager(time.monotonic())
         except SessionError as error:
             self.fail_all(error)
             return
+        if self.membership.why_over:
+            self._session_over(self.membership.why_over)
         if found is not None:
             with self._lock:
                 self._dealer.move_to(found.address)
@@ -414,8 +417,11 @@ class Link:
             case to_client.ClientRefused():
                 self.fail_all(SessionError(f"the manager refused this client: {message.reason}"))
             case to_client.SessionOver():
-                self._finished.set()
-                self.fail_all(session_over(self.session.session, message.reason))
+                self._session_over(message.reason)
+
+    def _session_over(self, reason: str) -> None:
+        self._finished.set()
+        self.fail_all(session_over(self.session.session, reason))
 
     def _take_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
         inbox = self.waiting.inboxes.get(message.call)

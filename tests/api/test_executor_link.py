@@ -245,6 +245,19 @@ def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, rout
         link.ask_status().result(1)
 
 
+def test_the_end_of_the_session_is_read_from_its_folder_while_the_manager_is_away(link, router):
+    """`stoker down` starts a manager where the last one was killed, and this client is never connected to that one."""
+    future = submit(link, submission())
+    router.calls(1)
+    router.folder.lease.write_bytes(msgspec.json.encode({"over": "stoker down"}))
+    router.hang_up()
+    with pytest.raises(SessionError, match="session test is over: stoker down"):
+        future.result(10)
+    with pytest.raises(SessionError, match="stoker down"):
+        submit(link, submission())
+    assert link.wait_finished(0)
+
+
 def test_a_rejected_call_fails_with_the_reason(link, router):
     future, other = submit(link, submission()), submit(link, submission())
     call = router.calls(2)[0].call
