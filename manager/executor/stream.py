@@ -104,7 +104,10 @@ class ResultStream(Iterator[Any]):
 
     def __next__(self) -> Any:
         with self._taking:
-            return self._take_or_end()
+            result = self._take_or_end()
+        if self._is_stopped:  # by a thread that found this one at work, and left the rest to it
+            self.close()
+        return result
 
     def _take_or_end(self) -> Any:
         try:
@@ -123,19 +126,31 @@ class ResultStream(Iterator[Any]):
             raise
 
     def close(self) -> None:
-        """Cancel the calls that are left, and drop their results."""
-        if not self._closed:
-            self._finish()
+        """Cancel the calls that are left, and drop their results. Any thread may call this. Where another one takes a
+        result just now, that one finishes the closing: it may be about to send calls."""
+        if self._closed:
+            return
+        self.stop()
+        if not self._taking.acquire(blocking=False):
             self._link.cancel(list(self._window.in_flight))
-            self._collect()
-            for end in self._ready.values():
-                if isinstance(end, CallEnd):
-                    discard_result(end)
-            self._window.clear()
-            self._ready.clear()
+            return
+        try:
+            self._close()
+        finally:
+            self._taking.release()
+
+    def _close(self) -> None:
+        self._finish()
+        self._link.cancel(list(self._window.in_flight))
+        self._collect()
+        for end in self._ready.values():
+            if isinstance(end, CallEnd):
+                discard_result(end)
+        self._window.clear()
+        self._ready.clear()
 
     def stop(self) -> None:
-        """Have the thread that waits for a result, if there is one, close the stream. Any thread may call this."""
+        """Have the thread that takes a result, if there is one, close the stream. Any thread may call this."""
         self._is_stopped = True
         self._bell.put(None)
 
@@ -181,15 +196,14 @@ class ResultStream(Iterator[Any]):
         if self._closed:
             raise StopIteration
         while True:
+            if self._arrived:
+                self._collect()
+            # One at a time: a result before the next item.
+            if not self._is_stopped and (self._window.most_calls > 1 or self._next not in self._ready):
+                self._fill()
             if self._is_stopped:
                 self.close()
                 raise StopIteration
-            if self._arrived:
-                self._collect()
-            if (
-                self._window.most_calls > 1 or self._next not in self._ready
-            ):  # one at a time: a result before the next item
-                self._fill()
             if self._next in self._ready:
                 end = self._ready.pop(self._next)
                 self._next += 1

@@ -77,6 +77,66 @@ def test_a_result_does_not_wait_for_the_next_item(session, ordered):
     assert_no_reader()
 
 
+class Bell:
+    """A stream's bell that says when its stream waits for it."""
+
+    def __init__(self, bell):
+        self.waited_for = threading.Event()
+        self.put, self.empty, self.get_nowait = bell.put, bell.empty, bell.get_nowait
+        self._get = bell.get
+
+    def get(self, timeout):
+        self.waited_for.set()
+        return self._get(timeout=timeout)
+
+
+def for_ever(number):
+    time.sleep(3600)
+    return number
+
+
+def consume(results):
+    """A thread that loops over a map, and what it gets."""
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(results), daemon=True)
+    thread.start()
+    return thread, got
+
+
+def test_a_map_that_another_thread_closes_ends_the_loop_that_waits_for_a_result(session, until):
+    """Ctrl-C at the main thread closes every map, and a loop in another thread waited for ever."""
+    results = stoker.map(for_ever, range(2))
+    results._bell = bell = Bell(results._bell)
+    thread, got = consume(results)
+    assert bell.waited_for.wait(10)
+    results.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert got == []
+    assert not session.executor.link.waiting
+    until(lambda: session.status().running == session.status().queued == 0)
+
+
+def test_calls_that_a_loop_sends_while_another_thread_closes_its_map_are_cancelled(session):
+    at_item, go = threading.Event(), threading.Event()
+
+    def items():
+        yield 0
+        at_item.set()
+        go.wait(20)
+        yield 1
+
+    results = stoker.map(for_ever, items())
+    thread, got = consume(results)
+    assert at_item.wait(10)
+    results.close()
+    go.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert got == []
+    assert not session.executor.link.waiting
+
+
 def test_batches_of_a_slow_input_come_too(session):
     def items():
         for number in range(10):
