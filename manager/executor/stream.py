@@ -244,10 +244,11 @@ class ResultStream(Iterator[Any]):
         return value
 
     def _wait(self) -> None:
-        """Wait until something arrives. Rings for results that were collected already are dropped first."""
+        """Wait until something arrives. Rings for results that were collected already are dropped first; the ring of
+        `stop` may be among them."""
         while not self._bell.empty():
             self._bell.get_nowait()
-        if self._arrived:
+        if self._arrived or self._is_stopped:
             return
         if isinstance(self._inputs, PulledInputs) and self._inputs.is_ready and self._room() and not self._exhausted:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -135,6 +136,60 @@ def test_calls_that_a_loop_sends_while_another_thread_closes_its_map_are_cancell
     assert not thread.is_alive()
     assert got == []
     assert not session.executor.link.waiting
+
+
+def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
+    results = stoker.map(for_ever, range(2))
+    results._bell = bell = Bell(results._bell)
+    stops = iter([results.stop])
+
+    def empty():
+        for stop in stops:
+            stop()
+        return results._inbox.bell.empty()
+
+    bell.empty = empty
+    thread, got = consume(results)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert got == []
+    assert not session.executor.link.waiting
+
+
+@pytest.mark.parametrize("is_awaited", [False, True], ids=["plain", "awaited"])
+def test_a_task_that_is_cancelled_while_its_map_takes_an_item_cancels_the_calls(session, is_awaited):
+    """The map's thread had dropped the ring that told it to stop, and its calls ran to their ends."""
+    at_item, go = threading.Event(), threading.Event()
+
+    def items():
+        yield 0
+        at_item.set()
+        go.wait(20)
+        yield 1
+
+    async def awaited_items():
+        yield 0
+        at_item.set()
+        await asyncio.sleep(20)
+
+    async def consume():
+        async for _ in stoker.amap(for_ever, awaited_items() if is_awaited else items()):
+            pass
+
+    async def run():
+        before = set(threading.enumerate())
+        task = asyncio.create_task(consume())
+        assert await asyncio.to_thread(at_item.wait, 10)
+        [thread] = [each for each in set(threading.enumerate()) - before if each.name == "stoker-amap"]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive()
+        assert not session.executor.link.waiting
+
+    asyncio.run(run())
 
 
 def test_batches_of_a_slow_input_come_too(session):
