@@ -139,7 +139,8 @@ class Link:
         features: Features | None = None,
         inbox: PieceInbox | None = None,
     ) -> CallId:
-        """Send a call; `waiter` gets its end, and `inbox` its pieces. Raises SessionError if the session is over."""
+        """Send a call; `waiter` gets its end, and `inbox` its pieces. Raises SessionError if the session is over; where
+        it ends meanwhile, the waiter gets that error."""
         if self._over is not None:
             raise self._over
         call = CallId(self._first_id | next(self._sequence))
@@ -149,6 +150,8 @@ class Link:
             self._send_now()
         elif not self._woken:
             self.wake()
+        if self.over is not None:  # it ended meanwhile, and what was open had failed before this was added
+            self.fail_all(self.over)
         return call
 
     def submit_many(
@@ -166,6 +169,8 @@ class Link:
         else:
             self._out.queue.extend(zip(submission, specs, strict=True))
         self._send_now()
+        if self.over is not None:  # it ended meanwhile, and what was open had failed before this was added
+            self.fail_all(self.over)
         return calls
 
     def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
@@ -256,6 +261,8 @@ class Link:
         with self._lock:
             future = self._questions.ask(question, answer=answer)
         self._send_now()
+        if self.over is not None:  # it ended meanwhile, and what was open had failed before this was added
+            self.fail_all(self.over)
         return future
 
     def _send_now(self) -> None:

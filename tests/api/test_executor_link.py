@@ -258,6 +258,33 @@ def test_the_end_of_the_session_is_read_from_its_folder_while_the_manager_is_awa
     assert link.wait_finished(0)
 
 
+@pytest.mark.parametrize("what", ["a call", "many calls", "a question"])
+def test_what_is_added_while_the_session_ends_fails_too(link, monkeypatch, what):
+    """Its thread has seen that the session goes on, and adds it when all that was open has failed."""
+
+    def late(owner, name):
+        add = getattr(owner, name)
+
+        def add_late(*args, **options):
+            link.fail_all(SessionError("stoker down"))
+            return add(*args, **options)
+
+        monkeypatch.setattr(owner, name, add_late)
+
+    future: Any = CallFuture(link)
+    if what == "a question":
+        late(link._questions, "ask")
+        future = link.ask_status()
+    elif what == "a call":
+        late(link.waiting, "add")
+        link.submit(submission(), b"x", future)
+    else:
+        late(link.waiting, "add_all")
+        link.submit_many(submission(), [b"x"], future)
+    with pytest.raises(SessionError, match="stoker down"):
+        future.result(1)
+
+
 def test_a_rejected_call_fails_with_the_reason(link, router):
     future, other = submit(link, submission()), submit(link, submission())
     call = router.calls(2)[0].call
