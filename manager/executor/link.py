@@ -246,8 +246,10 @@ class Link:
             pass
 
     def forked(self) -> None:
-        """Disable the link in a forked child of the program: the socket and its thread are the parent's."""
+        """Disable the link in a forked child of the program: the socket and its thread are the parent's, and so are the
+        open calls and the files of their arguments."""
         self._over = forked_process(self.session.session)
+        self.waiting.waiters.clear()  # what the child drops cancels none of them
         self._lock = threading.Lock()
         self._lock.acquire()  # no thread of this process may use the socket
 

@@ -13,6 +13,7 @@ the stream's `MapInbox` alone. Ctrl-C in the body of a loop also drops the strea
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -94,6 +95,7 @@ class ResultStream(Iterator[Any]):
         self._exhausted = False
         self._closed = False
         self._is_stopped = False
+        self._pid = os.getpid()
         self.taken = 0
         self.items = 0
         self.failed_item = -1
@@ -127,8 +129,9 @@ class ResultStream(Iterator[Any]):
 
     def close(self) -> None:
         """Cancel the calls that are left, and drop their results. Any thread may call this. Where another one takes a
-        result just now, that one finishes the closing: it may be about to send calls."""
-        if self._closed:
+        result just now, that one finishes the closing: it may be about to send calls. A forked child of the program
+        closes nothing of it."""
+        if self._closed or os.getpid() != self._pid:
             return
         self.stop()
         if not self._taking.acquire(blocking=False):
@@ -181,7 +184,7 @@ class ResultStream(Iterator[Any]):
         self.close()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not getattr(self, "_closed", True) and not _ending():
+        if not getattr(self, "_closed", True) and os.getpid() == self._pid and not _ending():
             _left.append((time.monotonic(), self.interrupted()))
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import pickle
 import re
 import threading
@@ -383,6 +384,21 @@ def test_nothing_is_kept_of_a_future_that_is_done(link, router):
     router.calls(2)
     gc.collect()
     assert kept() is None
+
+
+def test_a_forked_child_that_cancels_a_call_of_its_parent_leaves_the_file_of_its_arguments(link, router):
+    payload = link.large.put(b"large")
+    future = CallFuture(link)
+    future.call = link.submit(submission(), payload, future)
+    router.calls(1)
+    child = os.fork()
+    if not child:
+        future.cancel()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.path.exists(payload.source)
+    future.cancel()
+    assert not os.path.exists(payload.source)
 
 
 def test_closing_fails_what_waits(router):

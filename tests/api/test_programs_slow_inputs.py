@@ -156,6 +156,33 @@ def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
     assert not session.executor.link.waiting
 
 
+@pytest.mark.parametrize("how", ["dropped", "closed"])
+def test_a_forked_child_closes_no_map_of_its_parent(session, tmp_path, how):
+    """Its collector removed the files of arguments whose calls had not begun, and of results that had come."""
+    gate = tmp_path / "go"
+
+    def size(data):
+        while not gate.exists():
+            time.sleep(0.01)
+        return data
+
+    large = [bytes([number]) * 2_000_000 for number in range(6)]
+    results = stoker.map(size, large)
+    results._fill()
+    child = os.fork()
+    if not child:
+        try:
+            if how == "closed":
+                results.close()
+            else:
+                del results
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    gate.touch()
+    assert list(results) == large
+
+
 @pytest.mark.parametrize("is_awaited", [False, True], ids=["plain", "awaited"])
 def test_a_task_that_is_cancelled_while_its_map_takes_an_item_cancels_the_calls(session, is_awaited):
     """The map's thread had dropped the ring that told it to stop, and its calls ran to their ends."""
