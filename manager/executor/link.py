@@ -195,11 +195,11 @@ class Link:
         self._send_now()
 
     def ask_status(self) -> Future[to_client.Status]:
-        """Ask for the state of the session."""
+        """Ask for the state of the session. To cancel the future gives the question up."""
         return self._ask(to_manager.AskStatus(), answer=to_client.Status)
 
     def ask_story(self, subject: str) -> Future[to_client.Story]:
-        """Ask why a call, pilot, library or context is where it is."""
+        """Ask why a call, pilot, library or context is where it is. To cancel the future gives the question up."""
         return self._ask(to_manager.AskStory(subject), answer=to_client.Story)
 
     def fail_all(self, error: Exception) -> None:
@@ -300,9 +300,8 @@ class Link:
                 taken = self._taken.popleft()
                 latest[taken.call, taken.again] = taken
             self._socket.send(wire.encode(list(latest.values())))
-        if self._questions.unsent:
-            self._socket.send(wire.encode(self._questions.unsent))
-            self._questions.unsent.clear()
+        if self._questions.has_unsent:
+            self._socket.send(wire.encode(self._questions.take_unsent()))
 
     # ---- the I/O thread
 

@@ -295,20 +295,6 @@ def test_a_rejected_call_fails_with_the_reason(link, router):
     assert not other.done()
 
 
-def test_questions_are_answered_in_order_and_asked_again_after_a_break(link, router, until):
-    story = link.ask_story("c-1")
-    router.hear(to_manager.AskStory)
-    assert all(sequence == 0 for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
-    router.hang_up()
-    until(lambda: not link._joined.is_set())
-    router.frames.clear()
-    router.listen()
-    router.welcome()
-    assert router.hear(to_manager.AskStory)[0].subject == "c-1"
-    router.say(to_client.Story("c-1", True, "headline", ()))
-    assert story.result(10).headline == "headline"
-
-
 def test_a_client_with_another_key_is_refused(router, tmp_path):
     other = SessionFolder(tmp_path / "other")
     make_folder(other)
