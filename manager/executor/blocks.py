@@ -16,6 +16,7 @@ from parsl.providers.base import ExecutionProvider
 from stoker.config import Site
 from stoker.errors import SessionError
 from stoker.locks import is_locked
+from stoker.manager.executor.questions import wait_for_answer
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.protocol.session import SessionFolder
 
@@ -129,7 +130,8 @@ def most_pilots(provider: ExecutionProvider) -> int:
 def with_pilots(link: Link) -> set[str]:
     """Blocks whose pilots can be told to end."""
     try:
-        return {pilot.block for pilot in link.ask_status().result(STATUS_LIMIT_S).pilots}
+        status = wait_for_answer(link.ask_status(), timeout_s=STATUS_LIMIT_S)
+        return {pilot.block for pilot in status.pilots}
     except Exception:  # no answer: whatever is left will be cancelled
         return set()
 

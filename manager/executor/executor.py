@@ -42,6 +42,7 @@ from stoker.manager.executor.packing import is_same, pack_arguments, place_argum
 from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
+from stoker.manager.executor.questions import wait_for_answer
 from stoker.manager.executor.wait_notices import WaitNotices
 from stoker.manager.executor.wants import Wants
 from stoker.manager.factory import block_keys
@@ -362,7 +363,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self._link is None or self._stopped:
             return None
         try:
-            return self._link.ask_status().result(timeout_s)
+            return wait_for_answer(self._link.ask_status(), timeout_s=timeout_s)
         except (FutureTimeoutError, SessionError, BadStateException):
             return None
 

@@ -53,7 +53,14 @@ class CallFuture(Future[Any]):
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Have a function called when the call has ended, on a thread for callbacks. It may wait for other calls."""
+        record = _record_of(fn)
+        if record is not None:
+            record["exec_fu"] = self
         callbacks.add_to(self, fn, register=super().add_done_callback)
+        # The app's future may have been cancelled while the executor submitted the call. Its `cancel` marks the record
+        # and then looks for this future; here it is the other way round, so that one of the two finds the other.
+        if record is not None and record.get("resource_specification") is CANCELLED:
+            self.cancel()
 
     def cancel(self) -> bool:
         """Cancel the call, also when it runs. False if it has ended."""
@@ -85,8 +92,8 @@ class CallFuture(Future[Any]):
     def _runs_users_code(self) -> bool:
         """True if to settle this runs a program's callback here: the future of an app of Parsl's own has one."""
         for callback in callbacks.of(self):
-            record = callback.args[0] if isinstance(callback, functools.partial) and callback.args else None
-            app = record.get("app_fu") if isinstance(record, dict) else None
+            record = _record_of(callback)
+            app = None if record is None else record.get("app_fu")
             if (
                 isinstance(app, Future)
                 and not isinstance(app, AppCallFuture)
@@ -140,6 +147,12 @@ class CallFuture(Future[Any]):
 
     def __repr__(self) -> str:
         return f"<call {self.parsl_executor_task_id or 'not sent'} {self._state.lower()}>"
+
+
+def _record_of(callback: Callable[..., object]) -> dict[str, Any] | None:
+    """The task's record, if this is the callback of Parsl's kernel on the future of a call."""
+    given = callback.args[0] if isinstance(callback, functools.partial) and callback.args else None
+    return given if isinstance(given, dict) and "app_fu" in given else None
 
 
 def _finish(inbox: PieceInbox, future: Future[Any]) -> None:

@@ -139,7 +139,8 @@ class Link:
         features: Features | None = None,
         inbox: PieceInbox | None = None,
     ) -> CallId:
-        """Send a call; `waiter` gets its end, and `inbox` its pieces. Raises SessionError if the session is over."""
+        """Send a call; `waiter` gets its end, and `inbox` its pieces. Raises SessionError if the session is over; where
+        it ends meanwhile, the waiter gets that error."""
         if self._over is not None:
             raise self._over
         call = CallId(self._first_id | next(self._sequence))
@@ -149,6 +150,8 @@ class Link:
             self._send_now()
         elif not self._woken:
             self.wake()
+        if self.over is not None:  # it ended meanwhile, and what was open had failed before this was added
+            self.fail_all(self.over)
         return call
 
     def submit_many(
@@ -166,6 +169,8 @@ class Link:
         else:
             self._out.queue.extend(zip(submission, specs, strict=True))
         self._send_now()
+        if self.over is not None:  # it ended meanwhile, and what was open had failed before this was added
+            self.fail_all(self.over)
         return calls
 
     def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
@@ -190,11 +195,11 @@ class Link:
         self._send_now()
 
     def ask_status(self) -> Future[to_client.Status]:
-        """Ask for the state of the session."""
+        """Ask for the state of the session. To cancel the future gives the question up."""
         return self._ask(to_manager.AskStatus(), answer=to_client.Status)
 
     def ask_story(self, subject: str) -> Future[to_client.Story]:
-        """Ask why a call, pilot, library or context is where it is."""
+        """Ask why a call, pilot, library or context is where it is. To cancel the future gives the question up."""
         return self._ask(to_manager.AskStory(subject), answer=to_client.Story)
 
     def fail_all(self, error: Exception) -> None:
@@ -241,8 +246,10 @@ class Link:
             pass
 
     def forked(self) -> None:
-        """Disable the link in a forked child of the program: the socket and its thread are the parent's."""
+        """Disable the link in a forked child of the program: the socket and its thread are the parent's, and so are the
+        open calls and the files of their arguments."""
         self._over = forked_process(self.session.session)
+        self.waiting.waiters.clear()  # what the child drops cancels none of them
         self._lock = threading.Lock()
         self._lock.acquire()  # no thread of this process may use the socket
 
@@ -256,6 +263,8 @@ class Link:
         with self._lock:
             future = self._questions.ask(question, answer=answer)
         self._send_now()
+        if self.over is not None:  # it ended meanwhile, and what was open had failed before this was added
+            self.fail_all(self.over)
         return future
 
     def _send_now(self) -> None:
@@ -291,9 +300,8 @@ class Link:
                 taken = self._taken.popleft()
                 latest[taken.call, taken.again] = taken
             self._socket.send(wire.encode(list(latest.values())))
-        if self._questions.unsent:
-            self._socket.send(wire.encode(self._questions.unsent))
-            self._questions.unsent.clear()
+        if self._questions.has_unsent:
+            self._socket.send(wire.encode(self._questions.take_unsent()))
 
     # ---- the I/O thread
 
@@ -367,12 +375,15 @@ class Link:
         )
 
     def _find_manager(self) -> None:
-        """Connect to the address that the session file names now."""
+        """Connect to the address that the session file names now. If the session's folder says that the session is
+        over, end as when the manager says so."""
         try:
             found = self.membership.find_manager(time.monotonic())
         except SessionError as error:
             self.fail_all(error)
             return
+        if self.membership.why_over:
+            self._session_over(self.membership.why_over)
         if found is not None:
             with self._lock:
                 self._dealer.move_to(found.address)
@@ -414,8 +425,11 @@ class Link:
             case to_client.ClientRefused():
                 self.fail_all(SessionError(f"the manager refused this client: {message.reason}"))
             case to_client.SessionOver():
-                self._finished.set()
-                self.fail_all(session_over(self.session.session, message.reason))
+                self._session_over(message.reason)
+
+    def _session_over(self, reason: str) -> None:
+        self._finished.set()
+        self.fail_all(session_over(self.session.session, reason))
 
     def _take_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
         inbox = self.waiting.inboxes.get(message.call)

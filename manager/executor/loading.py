@@ -33,6 +33,7 @@ from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.options import check_count, check_load, parsls_config
 from stoker.manager.executor.prepared import AppWants
+from stoker.manager.executor.questions import wait_for_answer
 from stoker.manager.executor.retries import retry_cost
 from stoker.manager.executor.standing import JOINS
 from stoker.manager.executor.stream import interrupt_open
@@ -198,7 +199,7 @@ class Session:
         """Pilots, contexts, queues and rates at this moment. Raises SessionError if the manager does not answer."""
         if self._over:
             raise SessionError(f"session {self.id} was stopped; stoker.load() loads a new one", session=self.id)
-        return self.executor.link.ask_status().result(timeout_s)
+        return wait_for_answer(self.executor.link.ask_status(), timeout_s=timeout_s)
 
     def explain(self, subject: str, timeout_s: float = 5.0) -> Story:
         """Why a call (`c-12`), pilot, library or context is where it is; of calls that have ended, why they went so.
@@ -207,7 +208,7 @@ class Session:
         """
         if not isinstance(subject, str):
             raise ConfigError(f"session.explain: {subject!r:.80} is not a name, such as 'c-12'")
-        story = self.executor.link.ask_story(subject).result(timeout_s)
+        story = wait_for_answer(self.executor.link.ask_story(subject), timeout_s=timeout_s)
         if not story.found:  # a manager forgets calls that ended well; its journal remembers them
             from stoker.manager.live.replay import story_with_journal
 

@@ -1,6 +1,8 @@
 """Whether the manager has welcomed a client, and what the client does and says while the manager does not answer.
 
 A manager that was started again may listen at another address, so the client reads the session file again every second.
+The manager that ended the session may be one that this client was never connected to (`stoker down` starts one where
+the last was killed), so the client also reads then whether the session's folder says that it is over, as pilots do.
 It logs a long absence, with the reason as far as it can be seen from here.
 """
 
@@ -37,6 +39,8 @@ class Membership:
         """True once the manager has welcomed this client."""
         self.session = folder.read()
         """The session file as it was read last."""
+        self.why_over = ""
+        """Why the session is over, as its folder says; empty while it does not."""
         self._folder = folder
         self._check_at = 0.0
         self._report_at = math.inf
@@ -80,11 +84,14 @@ class Membership:
         raise self._not_joined(f"{why}; that lasted for {timeout_s:.0f} s")
 
     def find_manager(self, now: float) -> SessionFile | None:
-        """Read the session file if that is due, and report a long absence. For use while the manager is away. Raises
-        SessionError if the session's folder is gone."""
-        if now < self._check_at:
+        """Read the session file if that is due, and report a long absence. For use while the manager is away. If the
+        session is over it sets `why_over`. Raises SessionError if the session's folder is gone."""
+        if now < self._check_at or self.why_over:
             return None
         self._check_at = now + CHECK_EVERY_S
+        self.why_over = self._folder.over()
+        if self.why_over:
+            return None
         if now >= self._report_at:
             if not os.path.isdir(self._folder.path):
                 raise removed(self._folder)

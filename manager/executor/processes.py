@@ -3,7 +3,7 @@
 The manager is in a process session of its own, so that Ctrl-C at the terminal reaches the program and not its manager.
 If it dies it is started again in the same folder, where it finds its journal; the user sees one line. A manager that
 dies again and again and does nothing meanwhile (`manager.live.restarts`), or that dies before it ever listened, takes
-the session down with its log's last lines as the reason.
+the session down with its log's last lines as the reason. A start that fails counts as a death.
 """
 
 from __future__ import annotations
@@ -201,22 +201,34 @@ class ManagerProcess:
             if not os.path.isdir(self._folder.path):
                 self._on_lost(removed(self._folder))
                 return
-            listened = self._folder.file.exists()
-            pause_s = self._restarts.died()
-            if pause_s is None or not listened:
-                again = " again and again" if pause_s is None else ""
-                self._on_lost(self._error(f"the manager ended with exit code {code}{again}"))
+            what = f"the manager ended with exit code {code}"
+            if not self._folder.file.exists():
+                self._on_lost(self._error(what))
                 return
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            log, later = self._folder.manager_log, after(pause_s)
-            logger.warning("the manager %s; it is started again%s with its journal (%s)", how, later, log)
-            self._stopping.wait(pause_s)
-            with self._lock:
-                if not self._stopping.is_set():
-                    self._process = self._start()
+            how = f"the manager was killed by signal {-code}" if code < 0 else what
+            while (pause_s := self._restarts.died()) is not None:
+                log = self._folder.manager_log
+                logger.warning("%s; it is started again%s with its journal (%s)", how, after(pause_s), log)
+                self._stopping.wait(pause_s)
+                try:
+                    self._start_again()
+                    break
+                except OSError as error:  # out of descriptors, memory or processes, for a while
+                    what = how = f"the manager could not be started ({error})"
+            else:
+                self._on_lost(self._error(f"{what} again and again"))
+                return
+
+    def _start_again(self) -> None:
+        with self._lock:
+            if not self._stopping.is_set():
+                self._process = self._start()
 
     def _error(self, what: str) -> SessionError:
         log = self._folder.manager_log
-        lines = log.read_text(errors="replace").splitlines()[-15:] if log.exists() else []
+        try:
+            lines = log.read_text(errors="replace").splitlines()[-15:]
+        except OSError:
+            lines = []
         text = "".join(f"\n  {line}" for line in lines) or " (it is empty)"
         return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

@@ -13,6 +13,7 @@ the stream's `MapInbox` alone. Ctrl-C in the body of a loop also drops the strea
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -94,6 +95,7 @@ class ResultStream(Iterator[Any]):
         self._exhausted = False
         self._closed = False
         self._is_stopped = False
+        self._pid = os.getpid()
         self.taken = 0
         self.items = 0
         self.failed_item = -1
@@ -104,7 +106,10 @@ class ResultStream(Iterator[Any]):
 
     def __next__(self) -> Any:
         with self._taking:
-            return self._take_or_end()
+            result = self._take_or_end()
+        if self._is_stopped:  # by a thread that found this one at work, and left the rest to it
+            self.close()
+        return result
 
     def _take_or_end(self) -> Any:
         try:
@@ -123,19 +128,32 @@ class ResultStream(Iterator[Any]):
             raise
 
     def close(self) -> None:
-        """Cancel the calls that are left, and drop their results."""
-        if not self._closed:
-            self._finish()
+        """Cancel the calls that are left, and drop their results. Any thread may call this. Where another one takes a
+        result just now, that one finishes the closing: it may be about to send calls. A forked child of the program
+        closes nothing of it."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self.stop()
+        if not self._taking.acquire(blocking=False):
             self._link.cancel(list(self._window.in_flight))
-            self._collect()
-            for end in self._ready.values():
-                if isinstance(end, CallEnd):
-                    discard_result(end)
-            self._window.clear()
-            self._ready.clear()
+            return
+        try:
+            self._close()
+        finally:
+            self._taking.release()
+
+    def _close(self) -> None:
+        self._finish()
+        self._link.cancel(list(self._window.in_flight))
+        self._collect()
+        for end in self._ready.values():
+            if isinstance(end, CallEnd):
+                discard_result(end)
+        self._window.clear()
+        self._ready.clear()
 
     def stop(self) -> None:
-        """Have the thread that waits for a result, if there is one, close the stream. Any thread may call this."""
+        """Have the thread that takes a result, if there is one, close the stream. Any thread may call this."""
         self._is_stopped = True
         self._bell.put(None)
 
@@ -166,7 +184,7 @@ class ResultStream(Iterator[Any]):
         self.close()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not getattr(self, "_closed", True) and not _ending():
+        if not getattr(self, "_closed", True) and os.getpid() == self._pid and not _ending():
             _left.append((time.monotonic(), self.interrupted()))
 
     def __repr__(self) -> str:
@@ -181,15 +199,14 @@ class ResultStream(Iterator[Any]):
         if self._closed:
             raise StopIteration
         while True:
+            if self._arrived:
+                self._collect()
+            # One at a time: a result before the next item.
+            if not self._is_stopped and (self._window.most_calls > 1 or self._next not in self._ready):
+                self._fill()
             if self._is_stopped:
                 self.close()
                 raise StopIteration
-            if self._arrived:
-                self._collect()
-            if (
-                self._window.most_calls > 1 or self._next not in self._ready
-            ):  # one at a time: a result before the next item
-                self._fill()
             if self._next in self._ready:
                 end = self._ready.pop(self._next)
                 self._next += 1
@@ -230,10 +247,11 @@ class ResultStream(Iterator[Any]):
         return value
 
     def _wait(self) -> None:
-        """Wait until something arrives. Rings for results that were collected already are dropped first."""
+        """Wait until something arrives. Rings for results that were collected already are dropped first; the ring of
+        `stop` may be among them."""
         while not self._bell.empty():
             self._bell.get_nowait()
-        if self._arrived:
+        if self._arrived or self._is_stopped:
             return
         if isinstance(self._inputs, PulledInputs) and self._inputs.is_ready and self._room() and not self._exhausted:
             return

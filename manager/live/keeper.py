@@ -2,7 +2,7 @@
 
 A manager that dies is started again, and goes on from its journal. One that ends by itself is not: its session is over,
 or somebody else runs it. A manager that dies again and again, and does nothing meanwhile, is left alone (`restarts`);
-`stoker attach` tries once more.
+`stoker attach` tries once more. A start that fails counts as a death.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ def keep(command: Sequence[str], *, progress: Path) -> int:
     signal.signal(signal.SIGTERM, stop)
     while not stopped:
         restarts.started()
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        code = process.wait()
-        if code >= 0 and code != FAILED and (code != NO_PORT or is_first):
-            return code
-        is_first = False
-        how = "failed" if code > 0 else f"was killed by signal {-code}"
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        except OSError as error:  # out of descriptors, memory or processes, for a while
+            how = f"could not be started ({error})"
+        else:
+            code = process.wait()
+            if code >= 0 and code != FAILED and (code != NO_PORT or is_first):
+                return code
+            is_first = False
+            how = "failed" if code > 0 else f"was killed by signal {-code}"
         pause_s = restarts.died()
         if pause_s is None:
             log.critical("the manager %s, again and again; `stoker attach` starts it once more", how)

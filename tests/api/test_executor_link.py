@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import pickle
 import re
 import threading
@@ -245,6 +246,46 @@ def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, rout
         link.ask_status().result(1)
 
 
+def test_the_end_of_the_session_is_read_from_its_folder_while_the_manager_is_away(link, router):
+    """`stoker down` starts a manager where the last one was killed, and this client is never connected to that one."""
+    future = submit(link, submission())
+    router.calls(1)
+    router.folder.lease.write_bytes(msgspec.json.encode({"over": "stoker down"}))
+    router.hang_up()
+    with pytest.raises(SessionError, match="session test is over: stoker down"):
+        future.result(10)
+    with pytest.raises(SessionError, match="stoker down"):
+        submit(link, submission())
+    assert link.wait_finished(0)
+
+
+@pytest.mark.parametrize("what", ["a call", "many calls", "a question"])
+def test_what_is_added_while_the_session_ends_fails_too(link, monkeypatch, what):
+    """Its thread has seen that the session goes on, and adds it when all that was open has failed."""
+
+    def late(owner, name):
+        add = getattr(owner, name)
+
+        def add_late(*args, **options):
+            link.fail_all(SessionError("stoker down"))
+            return add(*args, **options)
+
+        monkeypatch.setattr(owner, name, add_late)
+
+    future: Any = CallFuture(link)
+    if what == "a question":
+        late(link._questions, "ask")
+        future = link.ask_status()
+    elif what == "a call":
+        late(link.waiting, "add")
+        link.submit(submission(), b"x", future)
+    else:
+        late(link.waiting, "add_all")
+        link.submit_many(submission(), [b"x"], future)
+    with pytest.raises(SessionError, match="stoker down"):
+        future.result(1)
+
+
 def test_a_rejected_call_fails_with_the_reason(link, router):
     future, other = submit(link, submission()), submit(link, submission())
     call = router.calls(2)[0].call
@@ -252,20 +293,6 @@ def test_a_rejected_call_fails_with_the_reason(link, router):
     with pytest.raises(ProtocolError, match="no such context"):
         future.result(10)
     assert not other.done()
-
-
-def test_questions_are_answered_in_order_and_asked_again_after_a_break(link, router, until):
-    story = link.ask_story("c-1")
-    router.hear(to_manager.AskStory)
-    assert all(sequence == 0 for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
-    router.hang_up()
-    until(lambda: not link._joined.is_set())
-    router.frames.clear()
-    router.listen()
-    router.welcome()
-    assert router.hear(to_manager.AskStory)[0].subject == "c-1"
-    router.say(to_client.Story("c-1", True, "headline", ()))
-    assert story.result(10).headline == "headline"
 
 
 def test_a_client_with_another_key_is_refused(router, tmp_path):
@@ -343,6 +370,21 @@ def test_nothing_is_kept_of_a_future_that_is_done(link, router):
     router.calls(2)
     gc.collect()
     assert kept() is None
+
+
+def test_a_forked_child_that_cancels_a_call_of_its_parent_leaves_the_file_of_its_arguments(link, router):
+    payload = link.large.put(b"large")
+    future = CallFuture(link)
+    future.call = link.submit(submission(), payload, future)
+    router.calls(1)
+    child = os.fork()
+    if not child:
+        future.cancel()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.path.exists(payload.source)
+    future.cancel()
+    assert not os.path.exists(payload.source)
 
 
 def test_closing_fails_what_waits(router):

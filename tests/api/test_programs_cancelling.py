@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from concurrent.futures import CancelledError, wait
 
@@ -69,6 +70,29 @@ def test_one_that_waits_for_another_ends_at_once_and_never_runs(session, tmp_pat
     assert nap(0).result(60) == 0
     until(lambda: left(session) == 0, limit_s=60, why="nothing is left")
     assert not begun.exists()
+
+
+packing, go_on = threading.Event(), threading.Event()
+
+
+class SlowToPack:
+    """An argument whose packing begins and then waits, as that of a large array takes its time."""
+
+    def __reduce__(self):
+        packing.set()
+        go_on.wait(20)
+        return str, ("packed",)
+
+
+def test_one_that_is_cancelled_while_its_arguments_are_packed_does_not_run(session):
+    """Its executor had looked before: the call was sent, and ran to its end."""
+    future = nap(600, SlowToPack(), after=nap(0))  # a future among its arguments: they are packed when it is submitted
+    assert packing.wait(10)
+    assert future.cancel()
+    go_on.set()
+    until(lambda: future.task_record["exec_fu"] is not None, limit_s=10, why="it is submitted")
+    until(lambda: not session.executor.link.waiting, limit_s=10, why="no call is open")
+    until(lambda: left(session) == 0, limit_s=60, why="nothing runs")
 
 
 def test_a_call_that_has_ended_cannot_be_cancelled(session):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -75,6 +76,147 @@ def test_a_result_does_not_wait_for_the_next_item(session, ordered):
     assert source.late == 0
     assert source.closed.wait(5)
     assert_no_reader()
+
+
+class Bell:
+    """A stream's bell that says when its stream waits for it."""
+
+    def __init__(self, bell):
+        self.waited_for = threading.Event()
+        self.put, self.empty, self.get_nowait = bell.put, bell.empty, bell.get_nowait
+        self._get = bell.get
+
+    def get(self, timeout):
+        self.waited_for.set()
+        return self._get(timeout=timeout)
+
+
+def for_ever(number):
+    time.sleep(3600)
+    return number
+
+
+def consume(results):
+    """A thread that loops over a map, and what it gets."""
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(results), daemon=True)
+    thread.start()
+    return thread, got
+
+
+def test_a_map_that_another_thread_closes_ends_the_loop_that_waits_for_a_result(session, until):
+    """Ctrl-C at the main thread closes every map, and a loop in another thread waited for ever."""
+    results = stoker.map(for_ever, range(2))
+    results._bell = bell = Bell(results._bell)
+    thread, got = consume(results)
+    assert bell.waited_for.wait(10)
+    results.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert got == []
+    assert not session.executor.link.waiting
+    until(lambda: session.status().running == session.status().queued == 0)
+
+
+def test_calls_that_a_loop_sends_while_another_thread_closes_its_map_are_cancelled(session):
+    at_item, go = threading.Event(), threading.Event()
+
+    def items():
+        yield 0
+        at_item.set()
+        go.wait(20)
+        yield 1
+
+    results = stoker.map(for_ever, items())
+    thread, got = consume(results)
+    assert at_item.wait(10)
+    results.close()
+    go.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert got == []
+    assert not session.executor.link.waiting
+
+
+def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
+    results = stoker.map(for_ever, range(2))
+    results._bell = bell = Bell(results._bell)
+    stops = iter([results.stop])
+
+    def empty():
+        for stop in stops:
+            stop()
+        return results._inbox.bell.empty()
+
+    bell.empty = empty
+    thread, got = consume(results)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert got == []
+    assert not session.executor.link.waiting
+
+
+@pytest.mark.parametrize("how", ["dropped", "closed"])
+def test_a_forked_child_closes_no_map_of_its_parent(session, tmp_path, how):
+    """Its collector removed the files of arguments whose calls had not begun, and of results that had come."""
+    gate = tmp_path / "go"
+
+    def size(data):
+        while not gate.exists():
+            time.sleep(0.01)
+        return data
+
+    large = [bytes([number]) * 2_000_000 for number in range(6)]
+    results = stoker.map(size, large)
+    results._fill()
+    child = os.fork()
+    if not child:
+        try:
+            if how == "closed":
+                results.close()
+            else:
+                del results
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    gate.touch()
+    assert list(results) == large
+
+
+@pytest.mark.parametrize("is_awaited", [False, True], ids=["plain", "awaited"])
+def test_a_task_that_is_cancelled_while_its_map_takes_an_item_cancels_the_calls(session, is_awaited):
+    """The map's thread had dropped the ring that told it to stop, and its calls ran to their ends."""
+    at_item, go = threading.Event(), threading.Event()
+
+    def items():
+        yield 0
+        at_item.set()
+        go.wait(20)
+        yield 1
+
+    async def awaited_items():
+        yield 0
+        at_item.set()
+        await asyncio.sleep(20)
+
+    async def consume():
+        async for _ in stoker.amap(for_ever, awaited_items() if is_awaited else items()):
+            pass
+
+    async def run():
+        before = set(threading.enumerate())
+        task = asyncio.create_task(consume())
+        assert await asyncio.to_thread(at_item.wait, 10)
+        [thread] = [each for each in set(threading.enumerate()) - before if each.name == "stoker-amap"]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive()
+        assert not session.executor.link.waiting
+
+    asyncio.run(run())
 
 
 def test_batches_of_a_slow_input_come_too(session):

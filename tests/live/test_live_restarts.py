@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from live.peers import until
 
+from stoker.errors import SessionError
+from stoker.manager.executor.processes import ManagerProcess
+from stoker.manager.live import keeper, restarts
 from stoker.manager.live.attendants import PAUSE_S, Attendant
 from stoker.manager.live.restarts import MOST_DEATHS, RestartProgress, Restarts
 from stoker.manager.protocol.session import SessionFolder
@@ -79,3 +88,102 @@ def test_a_factory_that_says_hello_before_it_dies_is_followed_as_soon_as_the_fir
         pids.add(process.pid)
         now += PAUSE_S + 0.01
     assert len(pids) == (4 if says_hello else 3)
+
+
+SLEEPS = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+
+
+@pytest.fixture
+def lost() -> queue.SimpleQueue[SessionError]:
+    """Why the manager cannot be kept running."""
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def sleeper(folder: SessionFolder, lost: queue.SimpleQueue[SessionError]) -> Iterator[ManagerProcess]:
+    """The process of a manager that has listened, which only sleeps."""
+    folder.file.touch()
+    manager = ManagerProcess(folder, on_lost=lost.put, command=SLEEPS)
+    yield manager
+    manager.end(grace_s=0)
+
+
+class Heard(logging.Handler):
+    """Puts what is logged into a queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.put(record.getMessage())
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    heard, log = Heard(), logging.getLogger("stoker")
+    log.addHandler(heard)
+    yield heard
+    log.removeHandler(heard)
+
+
+def forbid_start(folder: SessionFolder) -> None:
+    """Let no manager start: its log cannot be opened."""
+    folder.manager_log.unlink()
+    folder.manager_log.mkdir()
+
+
+def test_a_manager_that_cannot_be_started_for_a_while_is_tried_again(
+    folder: SessionFolder, sleeper: ManagerProcess, heard: Heard
+) -> None:
+    """The thread that watches it died of the error, and the session had no manager any more."""
+    first = sleeper.pid
+    forbid_start(folder)
+    os.kill(first, signal.SIGKILL)
+    assert "was killed by signal 9; it is started again with" in heard.said.get(timeout=10)
+    said = heard.said.get(timeout=10)
+    assert "the manager could not be started" in said
+    assert "it is started again in 1 s" in said
+    folder.manager_log.rmdir()
+    until(lambda: sleeper.pid != first and sleeper.is_running())
+
+
+def test_a_manager_that_cannot_be_started_again_and_again_is_given_up(
+    folder: SessionFolder,
+    sleeper: ManagerProcess,
+    lost: queue.SimpleQueue[SessionError],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restarts, "PAUSE_S", 0.01)
+    forbid_start(folder)
+    os.kill(sleeper.pid, signal.SIGKILL)
+    assert "the manager could not be started ([Errno 21]" in str(lost.get(timeout=10))
+
+
+@pytest.fixture
+def _sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_sigterm")
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_keeper_tries_again_when_a_manager_cannot_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, comes: bool
+) -> None:
+    monkeypatch.setattr(restarts, "PAUSE_S", 0.01)
+    program = tmp_path / "manager"
+
+    class Mends(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if comes:
+                program.symlink_to("/bin/true")
+
+    log, mends = logging.getLogger("stoker.manager"), Mends()
+    log.addHandler(mends)
+    try:
+        assert keeper.keep([str(program)], progress=tmp_path / "progress") == (0 if comes else 1)
+    finally:
+        log.removeHandler(mends)
+    assert caplog.text.count("the manager could not be started") == (1 if comes else MOST_DEATHS)

@@ -1,0 +1,49 @@
+"""A client's questions to its manager, against a manager's socket that is played by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.manager.executor.questions import wait_for_answer
+from stoker.manager.protocol import to_client, to_manager
+
+
+def test_questions_are_answered_in_order_and_asked_again_after_a_break(link, router, until):
+    story = link.ask_story("c-1")
+    router.hear(to_manager.AskStory)
+    assert all(sequence == 0 for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
+    router.hang_up()
+    until(lambda: not link._joined.is_set())
+    router.frames.clear()
+    router.listen()
+    router.welcome()
+    assert router.hear(to_manager.AskStory)[0].subject == "c-1"
+    router.say(to_client.Story("c-1", True, "headline", ()))
+    assert story.result(10).headline == "headline"
+
+
+def test_questions_that_are_given_up_are_forgotten_and_take_no_answer_of_others(link, router):
+    """A program that asked a stopped manager each second kept them all, and asked all again when it was back."""
+    for number in range(5):
+        with pytest.raises(TimeoutError):
+            wait_for_answer(link.ask_story(f"c-{number}"), timeout_s=0)
+    story = link.ask_story("c-5")
+    assert len(link._questions) == 1
+    asked = router.hear(to_manager.AskStory, count=6)
+    router.say(*[to_client.Story(question.subject, True, "headline", ()) for question in asked])
+    assert story.result(10).subject == "c-5"
+    assert len(link._questions) == 0
+
+
+def test_a_question_that_was_given_up_is_not_asked_again_after_a_break(link, router, until):
+    gone, kept = link.ask_story("c-1"), link.ask_story("c-2")
+    router.hear(to_manager.AskStory, count=2)
+    gone.cancel()
+    router.hang_up()
+    until(lambda: not link._joined.is_set())
+    router.frames.clear()
+    router.listen()
+    router.welcome()
+    assert [question.subject for question in router.hear(to_manager.AskStory)] == ["c-2"]
+    router.say(to_client.Story("c-2", True, "headline", ()))
+    assert kept.result(10).subject == "c-2"
