@@ -50,6 +50,9 @@ from stoker.chance import Stream
 
 NAME, TITLE = "prompt_quality", "the prompt chosen by score: iterations to accuracy against others"
 DRAWS = 10_000
+SPREAD_TASK, SPREAD = "claims", 20
+"""The task and the number of random prompts whose iterations are compared with those of Figure 2c."""
+SPREAD_LINE = "{} random prompts of {} to their own target (Figure 2c)"
 KINDS = (
     ("the best of the short list / the one chosen by score", "best", 0.9),
     ("a random prompt / the one chosen by score", "randoms", 1.3),
@@ -94,7 +97,12 @@ def table_of(found: dict[str, Any]) -> Table:
             f"{task}: target {one['reach']:.3f}; chosen {one['by_score']}{'' if one['reached'] else ' (not reached)'},"
             f" short list {of['listed']}, random {of['randoms']}, induced {of['induced']}; {one['scores']} scores"
         )
-    notes += [_spread(task, one) for task, one in found.get("spread", {}).items()]
+    for task, one in found.get("spread", {}).items():
+        for name, how in (("iterations", ""), ("between", ", between evaluations")):
+            lines.append(
+                Line(what=SPREAD_LINE.format(len(one[name]), task) + how, cells={"its ITA": one[name]}, digits=1)
+            )
+        notes.append(_spread(task, one))
     notes.append(f"at most {settings['iterations']} iterations, {found['spent_s']:,.0f} s of processor time in all")
     return Table(name=NAME, title=TITLE, lines=lines, notes=notes)
 
@@ -104,7 +112,9 @@ def _spread(task: str, one: dict[str, Any]) -> str:
     found = []
     for name in ("iterations", "between"):
         least, median, most = min(one[name]), statistics.median(one[name]), max(one[name])
-        numbers = f"{least:.3g}, {median:.3g} and {most:.3g}: {median / least:.1f} and {most / least:.1f} times the least"
+        numbers = (
+            f"{least:.3g}, {median:.3g} and {most:.3g}: {median / least:.1f} and {most / least:.1f} times the least"
+        )
         found.append(("between evaluations " if name == "between" else "") + numbers)
     return (
         f"{task}, {len(one['between'])} random prompts to {one['reach']:.3f}: least, median and most iterations"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from benchmarks.paired import machine
+from benchmarks.prompt_quality import SPREAD, SPREAD_TASK
 from benchmarks.prompt_tasks import PROMPTS, TASKS, Pairs
 from stoker.chance import Stream
 from stoker.contexts import ambient
@@ -42,8 +43,6 @@ CHOSEN = (
     "claims", "calculations", "topics", "endings", "names", "climate", "results", "articles", "opposites", "sums",
 )  # fmt: skip
 """The ten tasks, in the order in which they are run."""
-SPREAD_TASK, SPREAD = CHOSEN[0], 20
-"""The task and the number of random prompts whose iterations are compared with those of Figure 2c."""
 DEMONSTRATIONS = """\
 I gave a friend an instruction. Based on the instruction they produced the following input-output pairs:
 

@@ -1,4 +1,4 @@
-"""What README and docs/performance.md quote of benchmarks, from their records in `benchmarks/records`."""
+"""What README and other pages quote of benchmarks, from their records in `benchmarks/records`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks import prompt_quality
 from benchmarks.facts import Facts
 from benchmarks.paired import spread
 from benchmarks.table import Line, Table
@@ -170,6 +171,48 @@ def whole_run() -> tuple[str, str]:
         f" {own} times a load and its own time in the model: the bar is 1.05. Of calls of 1, 16 and 256 claims those"
         f" of the slowest size take {slowest:.3f} times as long as those of the fastest"
         " (`make bench ARGS=fact_batches`): the bar is 1.10."
+    )
+
+
+def quality() -> Iterator[tuple[str, str]]:
+    """What benchmarks/README.md says of the prompt that a score chooses, and docs/prompt-bank.md of random ones."""
+    record, found = read("prompt_quality"), []
+    for what, _, bar in prompt_quality.KINDS:
+        ratios = record.last(what)
+        middle, (low, high) = statistics.median(ratios), prompt_quality.interval(ratios)
+        judged = "" if bar is None else f"; bar {bar:g}: {'met' if middle >= bar else '**missed**'}"
+        found.append((f"{middle:.2f}", f"{low:.2f} to {high:.2f}", judged))
+    best, random, induced = (f"{middle} ({between}{judged})" for middle, between, judged in found)
+    begins = "Over ten tasks"
+    line = (
+        f"{begins} (median, 95 % interval) the best of the short list needs {best} of the iterations of the prompt"
+        f" that the score chooses, random prompts {random} times as many, and the prompt that the model writes itself"
+        f" {induced} times as many."
+    )
+    yield begins, line
+    begins, (times, between, _) = "- Iterations to a target loss:", found[1]
+    line = (
+        f"{begins} a random prompt needs {times} times as many, the median of ten tasks (95 % interval {between}):"
+        " more where tuning has to teach the form of a short answer, such as the results of calculations, and no more"
+        " where it is free text, of which the model has little to learn in some iterations."
+    )
+    yield begins, line
+
+
+def prompt_spread() -> str:
+    """How far random prompts of one task are apart, as in Figure 2c."""
+    (table,) = read("prompt_quality").tables
+    found, task = [], prompt_quality.SPREAD_TASK
+    name = prompt_quality.SPREAD_LINE.format(prompt_quality.SPREAD, task)
+    for what in (name, f"{name}, between evaluations"):
+        (line,) = [line for line in table.lines if line.what == what]
+        every = line.cells["its ITA"]
+        least, middle, most = min(every), statistics.median(every), max(every)
+        times = f"{middle / least:.1f} and {most / least:.1f} times the least"
+        found.append(f"{least:.3g} to {most:.3g} iterations, median {middle:.3g}: {times}")
+    return (
+        f"{prompt_quality.SPREAD} random prompts of `{task}` need {found[0]} (between evaluations {found[1]}); in"
+        " the paper the median and the most are 1.7 to 4.5 times the least"
     )
 
 
