@@ -120,6 +120,11 @@ class Doors:
             return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
         raise ports_taken(folder, interface=interface, ports=ports)
 
+    @property
+    def has_unread_connection(self) -> bool:
+        """True if a connection is open from which no frame was read: nobody knows yet which peer made it."""
+        return len(self._unproven.places) > 0
+
     def watch(self, fd: int) -> None:
         """Have `wait` return when a descriptor becomes readable."""
         self._poller.register(fd, zmq.POLLIN)

@@ -180,10 +180,10 @@ class ManagerServer:
         return self._ended
 
     def _wait_for_room(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for a moment. Peers do not count as silent meanwhile, and `stoker down` has a file to say
-        that the session is to end."""
+        """Read no messages for a moment. Peers do not count as silent meanwhile, nor as absent if one of them may have
+        made a new connection, and `stoker down` has a file to say that the session is to end."""
         time.sleep(FULL_S)
-        self._peers.excuse_silence(now)
+        self._peers.excuse_silence(now, may_be_back=self.doors.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
             self._give(events.SessionEnded("stoker down"), now, commands)
 
