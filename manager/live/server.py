@@ -158,8 +158,8 @@ class ManagerServer:
             self._wait_until_sure()
             commands: list[Command] = []
             now = self.clock.now()
-            for peer in gone:
-                self._connection_broke(peer.decode(), now, commands)
+            for name in gone:
+                self._connection_broke(name, now, commands)
             if self.journal.pending_bytes < FULL_BYTES:
                 for user, peer, data in doors.frames():
                     self._frame(user, peer, data, now, commands)
