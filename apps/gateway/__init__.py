@@ -22,6 +22,8 @@ HTTP:
     http.py         all addresses
     uploads.py      files of clients: what batches read and write
     batches.py      batches, each of which is a `stoker batch`
+    batch_following.py
+                    the process of an open batch, and what is tried again because there was no room
     batch_routes.py the addresses of files and batches
     pages.py        the page, its figures, metrics
     metrics.py      the figures for Prometheus

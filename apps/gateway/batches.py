@@ -1,39 +1,40 @@
 """Batches of requests: `/v1/batches`. Each is a `stoker batch` of its own, which joins the gateway's session.
 
 What a batch has come to lies in its folder, so it goes on when the gateway is killed and started again: a `stoker
-batch` that still runs is found by its process, one that was stopped is started with the same command.
+batch` that still runs is found by its process, one that was stopped is started with the same command. What the system
+has no room for is tried again (`batch_following`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import secrets
 import shutil
-import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from stoker.apps.common.openai.request import RequestRefused
 from stoker.apps.gateway.batch_bodies import AskedBatch
+from stoker.apps.gateway.batch_following import FollowedBatch, find_process
 from stoker.apps.gateway.uploads import KEPT_S, FileStore
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
 _DAY_S = 86400
-_LOOK_S = 0.5
 _OPEN, _ENDS = ("in_progress", "cancelling"), ("completed", "failed", "cancelled")
 _ENDED_WELL = (0, 1)
 """What `stoker batch` returns once its files are written: 1 if some requests have no answer."""
 
 
 class GatewayBatch(msgspec.Struct):
-    """One batch, as OpenAI has it but for `owner` (the name of its key) and `pid` (of its `stoker batch`)."""
+    """One batch, as OpenAI has it but for `owner` (the name of its key), `pid` (of its `stoker batch`) and `waits` (why
+    something is to be tried again, which is not kept)."""
 
     id: str
     owner: str
@@ -51,15 +52,17 @@ class GatewayBatch(msgspec.Struct):
     cancelling_at: int | None = None
     problem: str = ""
     pid: int = 0
+    waits: str = ""
 
     @property
     def body(self) -> dict[str, Any]:
         """As OpenAI has it."""
-        problem = {"code": "batch_failed", "message": self.problem, "line": None, "param": None}
+        code, message = ("batch_failed", self.problem) if self.problem else ("batch_waits", self.waits)
+        problem = {"code": code, "message": message, "line": None, "param": None}
         ends = {f"{end}_at": self.ended_at if self.status == end else None for end in _ENDS}
         return {
             "id": self.id, "object": "batch", "endpoint": self.endpoint, "completion_window": "24h",
-            "errors": {"object": "list", "data": [problem]} if self.problem else None, "status": self.status,
+            "errors": {"object": "list", "data": [problem]} if message else None, "status": self.status,
             "input_file_id": self.input_file_id, "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id, "created_at": self.created_at, "in_progress_at": self.created_at,
             "expires_at": self.created_at + _DAY_S, "cancelling_at": self.cancelling_at, **ends,
@@ -78,12 +81,18 @@ class Batches:
         self._models = models
         self._session = session
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._followed: dict[str, FollowedBatch] = {}
 
     def resume(self) -> None:
         """Go on with the batches that have not ended."""
-        for batch in self._all():
-            if batch.status in _OPEN:
-                self._follow(batch)
+        for id in self._ids():
+            try:
+                batch = self._read(id)
+            except OSError:  # it is read again when there is room
+                self._follow(id)
+            else:
+                if batch is not None and batch.status in _OPEN:
+                    self._follow(id)
 
     async def leave(self) -> None:
         """Let go of them: what runs is stopped, keeps its answers, and goes on with the next gateway."""
@@ -101,7 +110,7 @@ class Batches:
             batch.status, batch.ended_at = "failed", int(time.time())
         self._keep(batch)
         if not batch.problem:
-            self._follow(batch)
+            self._follow(batch.id)
         return batch
 
     def get(self, id: str, *, owner: str) -> GatewayBatch:
@@ -112,6 +121,8 @@ class Batches:
         if found.status in _OPEN:
             with contextlib.suppress(OSError):
                 found.completed = (self._run(found) / "results.jsonl.part").read_bytes().count(b"\n")
+            if followed := self._followed.get(id):
+                found.waits = followed.waits
         return found
 
     def all(self, *, owner: str) -> list[GatewayBatch]:
@@ -126,7 +137,9 @@ class Batches:
             raise RequestRefused(f"batch {id} is {batch.status}", param="id", code="batch_is_over", status=409)
         batch.status, batch.cancelling_at = "cancelling", int(time.time())
         self._keep(batch)
-        _stop(_process_of(batch, self._run(batch)))
+        if followed := self._followed.get(id):
+            followed.stop()
+            followed.hurry()
         return batch
 
     def remove_old(self, now: float) -> None:
@@ -143,35 +156,48 @@ class Batches:
 
     # ---- one batch, to its end
 
-    def _follow(self, batch: GatewayBatch) -> None:
-        task = asyncio.create_task(self._see_through(batch.id))
-        self._tasks[batch.id] = task
-        task.add_done_callback(lambda _task: self._tasks.pop(batch.id, None))
+    def _follow(self, id: str) -> None:
+        self._followed[id] = FollowedBatch(id)
+        task = asyncio.create_task(self._see_through(self._followed[id]))
+        self._tasks[id] = task
+        task.add_done_callback(lambda _task: self._forget(id))
 
-    async def _see_through(self, id: str) -> None:
-        batch = self._read(id)
-        assert batch is not None
-        run = self._run(batch)
-        code: int | None = None
-        running = _process_of(batch, run)
+    def _forget(self, id: str) -> None:
+        del self._tasks[id], self._followed[id]
+
+    async def _see_through(self, followed: FollowedBatch) -> None:
+        is_over = False
         try:
-            if running is None and batch.status == "in_progress":
-                process = await self._spawn(batch)
-                running = psutil.Process(process.pid)
-                batch = self._read(id) or batch  # it may have been cancelled meanwhile
-                batch.pid = process.pid
-                self._keep(batch)
-                if batch.status == "cancelling":
-                    _stop(running)
-                code = await process.wait()
-            while running is not None and running.is_running() and running.status() != psutil.STATUS_ZOMBIE:
-                await asyncio.sleep(_LOOK_S)
-        except psutil.NoSuchProcess:
-            pass
+            while not is_over:
+                await followed.until_done(lambda: self._start(followed))
+                code = await followed.process_end()
+                is_over = await followed.until_done(functools.partial(self._end, followed, code))
         except asyncio.CancelledError:
-            _stop(running)
+            followed.stop()
             raise
-        self._end(id, code)
+
+    async def _start(self, followed: FollowedBatch) -> None:
+        """Find the process of a batch, or start it and note which it is. Raises OSError, and goes on when it is called
+        again."""
+        batch = self._read(followed.id)
+        if batch is None or batch.status not in _OPEN:
+            return
+        if not followed.has_process:
+            followed.process = await asyncio.to_thread(find_process, batch.pid, self._run(batch))
+        if not followed.has_process and self._is_wanted(followed.id):
+            followed.child = await self._spawn(batch)
+        if not followed.has_process:
+            return
+        batch = self._read(followed.id) or batch  # it may have been cancelled meanwhile
+        if batch.status == "cancelling":
+            followed.stop()
+        if followed.child is not None:
+            batch.pid = followed.child.pid
+            self._keep(batch)
+
+    def _is_wanted(self, id: str) -> bool:
+        batch = self._read(id)
+        return batch is not None and batch.status == "in_progress"
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
         """Its `stoker batch`, which a gateway that is killed does not take along."""
@@ -183,34 +209,39 @@ class Batches:
                 start_new_session=True,
             )  # fmt: skip
 
-    def _end(self, id: str, code: int | None) -> None:
-        """Its process is over. `code`: what it returned; None where that is not known."""
-        batch = self._read(id)
-        assert batch is not None
+    async def _end(self, followed: FollowedBatch, code: int | None) -> bool:
+        """Its process is over: note what came of it. False if it has to be started again. `code`: what it returned;
+        None where that is not known. Raises OSError, and has noted nothing then."""
+        batch = self._read(followed.id)
+        if batch is None or batch.status not in _OPEN:
+            return True
         run = self._run(batch)
         summary: dict[str, Any] = {}
-        with contextlib.suppress(OSError, msgspec.DecodeError):
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             summary = msgspec.json.decode((run / "summary.json").read_bytes())
         if summary and (code is None or code in _ENDED_WELL):
             batch.status = "completed"
             batch.completed, batch.failed = summary["answered"], summary["errors"]
-            batch.output_file_id = self._given(batch, run / "responses.jsonl")
-            batch.error_file_id = self._given(batch, run / "errors.jsonl")
+            batch.output_file_id = self._given(followed, batch, run / "responses.jsonl")
+            batch.error_file_id = self._given(followed, batch, run / "errors.jsonl")
         elif batch.status == "cancelling":
             batch.status = "cancelled"
         elif code is None:  # it was stopped while no gateway was here
-            self._follow(batch)
-            return
+            return False
         else:
-            batch.status, batch.problem = "failed", self._last_words(id) or f"stoker batch ended with {code}"
+            batch.status, batch.problem = "failed", self._last_words(batch.id) or f"stoker batch ended with {code}"
         batch.ended_at = int(time.time())
         self._keep(batch)
+        return True
 
-    def _given(self, batch: GatewayBatch, path: Path) -> str | None:
+    def _given(self, followed: FollowedBatch, batch: GatewayBatch, path: Path) -> str | None:
         if not path.exists() or not path.stat().st_size:
             return None
         name = f"{batch.id}_{path.name}"
-        return self.files.add(path, filename=name, purpose="batch_output", owner=batch.owner).id
+        if name not in followed.given:
+            stored = self.files.add(path, filename=name, purpose="batch_output", owner=batch.owner)
+            followed.given[name] = stored.id
+        return followed.given[name]
 
     def _last_words(self, id: str) -> str:
         with contextlib.suppress(OSError):
@@ -224,18 +255,23 @@ class Batches:
         return self._folder / f"{batch.id}.run"
 
     def _all(self) -> list[GatewayBatch]:
-        return [found for path in self._folder.glob("batch_*.json") if (found := self._read(path.stem)) is not None]
+        return [found for id in self._ids() if (found := self._read(id)) is not None]
+
+    def _ids(self) -> list[str]:
+        return [path.stem for path in self._folder.glob("batch_*.json")]
 
     def _read(self, id: str) -> GatewayBatch | None:
+        """What is kept of a batch; None if there is none, or it is damaged. Raises OSError."""
         try:
             return msgspec.json.decode((self._folder / f"{id}.json").read_bytes(), type=GatewayBatch)
-        except (OSError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError):
             return None
 
     def _keep(self, batch: GatewayBatch) -> None:
+        """Write a batch down. Raises OSError, and leaves what was written before."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self._folder / f".{batch.id}.json"
-        draft.write_bytes(msgspec.json.encode(batch))
+        draft.write_bytes(msgspec.json.encode(msgspec.structs.replace(batch, waits="")))
         draft.replace(self._folder / f"{batch.id}.json")
 
 
@@ -255,18 +291,3 @@ def _checked(path: Path, endpoint: str) -> tuple[int, str]:
             if isinstance(url, str) and url != endpoint:
                 return total, f"line {number}: url is {url!r:.60}, and the batch is for {endpoint}"
     return total, "" if total else "the file holds no requests"
-
-
-def _process_of(batch: GatewayBatch, run: Path) -> psutil.Process | None:
-    """The `stoker batch` of a batch, if it runs."""
-    try:
-        process = psutil.Process(batch.pid)
-        return process if batch.pid and str(run) in process.cmdline() else None
-    except psutil.Error:
-        return None
-
-
-def _stop(process: psutil.Process | None) -> None:
-    if process is not None:
-        with contextlib.suppress(psutil.Error):
-            process.send_signal(signal.SIGTERM)

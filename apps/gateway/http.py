@@ -95,7 +95,10 @@ class Gateway:
     async def _tidy(self) -> None:
         """Remove files and batches that are older than the gateway keeps them."""
         while self._batches is not None:
-            await asyncio.to_thread(self._batches.remove_old, time.time())
+            try:
+                await asyncio.to_thread(self._batches.remove_old, time.time())
+            except OSError as error:
+                log.warning("old files and batches could not be removed, and are removed later: %s", error)
             await asyncio.sleep(_TIDY_EVERY_S)
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:

@@ -44,6 +44,16 @@ def name_of(identity: bytes) -> bytes:
     return identity.partition(IDENTITY_MARK)[0]
 
 
+def text_of(name: bytes) -> str:
+    """A peer's name as text; empty if it is no name: nothing, not UTF-8, or not printable, as the identity is that
+    ZeroMQ makes for a peer that chose none."""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return ""
+    return text if text.isprintable() else ""
+
+
 class Doors:
     """The socket, the check of its peers' keys, and its monitor."""
 
@@ -120,6 +130,11 @@ class Doors:
             return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
         raise ports_taken(folder, interface=interface, ports=ports)
 
+    @property
+    def has_unread_connection(self) -> bool:
+        """True if a connection is open from which no frame was read: nobody knows yet which peer made it."""
+        return len(self._unproven.places) > 0
+
     def watch(self, fd: int) -> None:
         """Have `wait` return when a descriptor becomes readable."""
         self._poller.register(fd, zmq.POLLIN)
@@ -128,9 +143,10 @@ class Doors:
         """Have `wait` no longer look at a descriptor."""
         self._poller.unregister(fd)
 
-    def wait(self, timeout_ms: int) -> list[bytes]:
-        """Wait until something comes or time is up, and check the keys of new peers. Returns the peers whose connection
-        broke. The caller handles them before it reads `frames`: a peer that is back already has a frame there."""
+    def wait(self, timeout_ms: int) -> list[str]:
+        """Wait until something comes or time is up, and check the keys of new peers. Returns the names of the peers
+        whose connection broke. The caller handles them before it reads `frames`: a peer that is back already has a
+        frame there."""
         late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
         ready = dict(self._poller.poll(0 if late else timeout_ms))
@@ -140,10 +156,12 @@ class Doors:
         self._answer_key_checks()
         return self._names_of(broken)
 
-    def _names_of(self, identities: Iterable[bytes]) -> list[bytes]:
-        """The names of the peers that use these connections. A connection that no peer took (`take`) has no name."""
+    def _names_of(self, identities: Iterable[bytes]) -> list[str]:
+        """The names of the peers that use these connections. A connection that no peer took (`take`), or whose identity
+        is no name, has none."""
         pairs = [(name_of(identity), identity) for identity in identities]
-        return [name for name, identity in pairs if self._identities.get(name, name) == identity]
+        taken = [text_of(name) for name, identity in pairs if self._identities.get(name, name) == identity]
+        return [name for name in taken if name]
 
     def _broken(self) -> Iterator[bytes]:
         """Read the socket's monitor: the identities of the connections that broke."""

@@ -1,7 +1,8 @@
 """Makes events of the frames that peers send, and refuses frames of other sessions.
 
-A frame is refused if it is not in the protocol, if it is the hello of another version or session, or if the key of one
-block sends it for a pilot of another. Refused frames are counted; the core hears of the counts.
+A frame is refused if it is not in the protocol, if its sender has no readable name, if it is the hello of another
+version or session, or if the key of one block sends it for a pilot of another. Refused frames are counted; the core
+hears of the counts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from stoker.errors import ProtocolError
 from stoker.manager.core.events import FromClient, FromPilot
 from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role, User, foreign
-from stoker.manager.live.doors import Doors, name_of
+from stoker.manager.live.doors import Doors, name_of, text_of
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol.ids import ClientId, PilotId
 from stoker.manager.protocol.to_manager import AskCalls, AskStatus, AskStory, ClientHello
@@ -43,12 +44,14 @@ class EventReader:
         """The event that a frame is; None if it is refused. `user`: the owner of the key that the peer used."""
         role = user.role
         try:
-            name = name_of(peer).decode()
+            name = text_of(name_of(peer))
+            if not name:
+                raise ProtocolError("its identity is not the name of a peer: printable UTF-8, one character at least")
             if role is Role.CLIENT:
                 asked = self._read_client(data)
                 return FromClient(ClientId(name), asked.sequence, asked.messages)
             frame = self._read_pilot(data)
-        except (ProtocolError, UnicodeDecodeError) as error:
+        except ProtocolError as error:
             self._refuse_unreadable(role, peer, data, error)
             return None
         event = FromPilot(PilotId(name), frame.sequence, frame.messages)

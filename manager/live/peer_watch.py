@@ -48,10 +48,11 @@ class PeerWatch:
         """A connection of this name broke. True if a peer of this role used it: it has a moment to come back."""
         if (role, name) not in self._heard_at:
             return False
-        patience = self._patience
-        back_s = patience.pilot_back_s if role is Role.PILOT else patience.client_back_s
-        self._back_by[role, name] = now + back_s
+        self._back_by[role, name] = now + self._back_s(role)
         return True
+
+    def _back_s(self, role: Role) -> float:
+        return self._patience.pilot_back_s if role is Role.PILOT else self._patience.client_back_s
 
     def expect_all_back(self, state: State, now: float) -> None:
         """A restarted manager waits for the pilots and clients that its journal names."""
@@ -67,9 +68,13 @@ class PeerWatch:
         """A new session ends if no client joins it."""
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
-    def excuse_silence(self, now: float) -> None:
-        """The manager reads no messages at the moment: count every peer as heard."""
+    def excuse_silence(self, now: float, *, may_be_back: bool = True) -> None:
+        """The manager reads no messages at the moment: count every peer as heard. If an absent peer `may_be_back`, with
+        a hello that is not read yet, each has the time of a broken connection from now on."""
         self._heard_at = dict.fromkeys(self._heard_at, now)
+        if may_be_back:
+            for peer, until in self._back_by.items():
+                self._back_by[peer] = max(until, now + self._back_s(peer[0]))
 
     def due_at(self) -> float:
         """When `overdue` is to be called next; infinite if nothing is awaited."""

@@ -18,7 +18,6 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
@@ -45,6 +44,7 @@ from stoker.manager.live.comeback import come_back
 from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.core_failures import CoreFailedError, refusal_after
 from stoker.manager.live.decisions import check_of
+from stoker.manager.live.discarding import discard_result
 from stoker.manager.live.doors import PORTS, Doors, name_of
 from stoker.manager.live.event_reader import EventReader, has_only_questions, is_from_observer
 from stoker.manager.live.held_commands import HeldCommands
@@ -158,8 +158,8 @@ class ManagerServer:
             self._wait_until_sure()
             commands: list[Command] = []
             now = self.clock.now()
-            for peer in gone:
-                self._connection_broke(peer.decode(), now, commands)
+            for name in gone:
+                self._connection_broke(name, now, commands)
             if self.journal.pending_bytes < FULL_BYTES:
                 for user, peer, data in doors.frames():
                     self._frame(user, peer, data, now, commands)
@@ -180,10 +180,10 @@ class ManagerServer:
         return self._ended
 
     def _wait_for_room(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for a moment. Peers do not count as silent meanwhile, and `stoker down` has a file to say
-        that the session is to end."""
+        """Read no messages for a moment. Peers do not count as silent meanwhile, nor as absent if one of them may have
+        made a new connection, and `stoker down` has a file to say that the session is to end."""
         time.sleep(FULL_S)
-        self._peers.excuse_silence(now)
+        self._peers.excuse_silence(now, may_be_back=self.doors.has_unread_connection)
         if not self.core.state.ending and self._end_request.is_new():
             self._give(events.SessionEnded("stoker down"), now, commands)
 
@@ -369,7 +369,7 @@ class ManagerServer:
                 case _ if isinstance(command, Record):
                     self.history.record(command)
                 case DiscardObject(path):
-                    self._discard(path)
+                    discard_result(self.folder, path)
                 case EndManager(reason):
                     self._ended = reason
         for peer, messages in frames.items():
@@ -379,12 +379,6 @@ class ManagerServer:
                 log.info("nobody is connected as %s", peer)
         for ask in advice:
             self._advise(ask)
-
-    def _discard(self, path: str) -> None:
-        """Remove a result file of the session. A pilot names it: no other file is removed."""
-        file = Path(path)
-        if file.parent == self.folder.objects and file.name.startswith("result-"):
-            file.unlink(missing_ok=True)
 
     def _advise(self, ask: AskAdvice) -> None:
         """Say what history has of a context at once, and ask the advisor, which answers when it can."""

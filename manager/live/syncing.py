@@ -28,34 +28,33 @@ class Syncing:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._asked = threading.Semaphore(0)
         self._order: tuple[int, int, int] | None = None
-        self._result: Synced | None = Synced(0, 0)
-        """None while a sync is under way."""
+        self._result = Synced(0, 0)
+        self._under_way = False
+        """True from `begin` until `done` has read `wake_fd`, which the thread writes after the result: once a sync."""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="stoker-sync", daemon=True)
         self._thread.start()
 
     def begin(self, fd: int, *, position: int, turns: int) -> None:
         """Have a file synced; `done` tells of it. None may be under way."""
-        self._result, self._order = None, (fd, position, turns)
+        self._under_way, self._order = True, (fd, position, turns)
         self._asked.release()
 
     def done(self) -> Synced | None:
         """The last sync that is over, once; one that made nothing safe if there is none; None while one is under
         way."""
-        result = self._result
-        if result is None:
-            return None
-        self._result = Synced(result.position, 0)
-        if result.turns or result.error is not None:
+        if self._under_way:
             try:
                 os.eventfd_read(self.wake_fd)
             except BlockingIOError:
-                pass
+                return None
+            self._under_way = False
+        result, self._result = self._result, Synced(self._result.position, 0)
         return result
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the sync that is under way is over."""
-        if self._result is None:
+        if self._under_way:
             select.select([self.wake_fd], [], [], max(0.0, timeout_s))
 
     def close(self) -> None:

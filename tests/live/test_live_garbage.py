@@ -8,11 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from live.peers import Manager, Peer, until
+import zmq
+from live.peers import Manager, Peer, pilot_hello, until
 
 from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor.link import Link
-from stoker.manager.protocol import to_client, wire
+from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.session import SessionFile, SessionFolder
 
@@ -68,6 +69,48 @@ def test_a_manager_outlives_garbage_from_a_peer_with_a_key(
 
     until(lines, what="a line about the frames, which may be read after the other peer's")
     assert len(lines()) <= 5, "one line in ten seconds about one peer"
+
+
+NO_NAMES = [b"\xff\xfe-pilot", b"~0123456789abcdef", b"n1\nWARNING pilot n2 is lost", b""]
+"""Identities of connections that name no peer. For an empty one ZeroMQ makes one: a zero and four bytes of any kind."""
+
+
+def test_a_peer_without_a_readable_name_is_refused_and_ends_nothing(
+    folder: SessionFolder, manager: Manager, peers: Callable[..., Peer]
+) -> None:
+    """Bytes that are not UTF-8 ended the manager when their connection broke. The loss of a pilot with an empty name
+    was taken for a first client that never came, which ends the session."""
+    client = peers("client")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    client.hear(to_client.ClientWelcome)
+    there, pair = folder.read(), folder.read_key("pilot")
+    opened = []
+    for identity in NO_NAMES:
+        rude = context.socket(zmq.DEALER)
+        opened.append(rude)  # one that nobody has is closed
+        rude.curve_serverkey, rude.linger = there.server_key.encode(), 0
+        rude.curve_publickey, rude.curve_secretkey = pair.public.encode(), pair.secret.encode()
+        if identity:
+            rude.routing_id = identity
+        rude.connect(there.address)
+        rude.send(wire.encode([pilot_hello(there.session)]))
+
+    def refused() -> int:
+        client.send(say.AskStatus(), numbered=False)
+        return client.hear(to_client.Status).refused.get("frame that is not in the protocol", 0)
+
+    try:
+        until(lambda: refused() == len(NO_NAMES), what="all are refused", seconds=20)
+    finally:
+        context.destroy(0)
+    late = peers("pilot")
+    late.hear(to_pilot.PilotWelcome)
+    late.close()  # its connection breaks after theirs, and it is given up after they would be
+    until(lambda: f"pilot {late.name} did not come back" in folder.manager_log.read_text(), what="the loss of a pilot")
+    assert manager.process is not None
+    assert manager.process.poll() is None
+    client.send(say.AskStatus(), numbered=False)
+    assert [pilot.pilot for pilot in client.hear(to_client.Status).pilots] == []
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"public": "x", "secret": "y"}', None])

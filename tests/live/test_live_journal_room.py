@@ -17,6 +17,7 @@ from stoker.manager.cli import ask, down
 from stoker.manager.core.events import FromClient, TimerFired
 from stoker.manager.live import journal, lease
 from stoker.manager.live.journal_trouble import words
+from stoker.manager.live.patience import Patience
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallSpec
@@ -160,6 +161,28 @@ def test_down_ends_a_session_whose_manager_reads_nothing_for_want_of_room(folder
         assert manager.ended(seconds=20) == 0
         assert folder.over() == "stoker down"
         assert not folder.asked_to_end.exists()
+    finally:
+        manager.close()
+
+
+def test_a_pilot_is_not_given_up_while_the_manager_does_not_read_which_peer_has_come(
+    folder: SessionFolder, peers: Peers
+) -> None:
+    """It was given up a second after its connection broke: it had come back, and its hello waited unread."""
+    manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
+    try:
+        client, pilot = fill_up(manager, peers, folder)
+        unread = peers("client", hello=False)
+        client.send(say.Submit("f", "bare", [CallSpec(1, bytes(5000))]))  # type: ignore[arg-type]
+        until(lambda: not answers(folder), what="it reads nothing any more")
+        pilot.close()
+        broke = f"connection to pilot {pilot.name} broke"
+        until(lambda: broke in folder.manager_log.read_text(), what="it notices that the connection broke")
+        time.sleep(Patience().pilot_back_s + 0.5)
+        given_up = f"pilot {pilot.name} did not come back"
+        assert given_up not in folder.manager_log.read_text()
+        unread.close()
+        until(lambda: given_up in folder.manager_log.read_text(), what="it is given up, as no connection is left")
     finally:
         manager.close()
 

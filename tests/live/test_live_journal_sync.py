@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from live.peers import Peer, until
+from polling import PATIENCE_S
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.events import TimerFired
 from stoker.manager.executor.processes import manager_options
-from stoker.manager.live import journal
+from stoker.manager.live import journal, syncing
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallSpec
@@ -142,3 +145,35 @@ def test_what_a_failed_sync_may_have_lost_is_written_again(tmp_path: Path, monke
     assert book.settle()
     book.close()
     assert [event for _, event in journal.read(path)] == [TimerFired("first"), TimerFired("second")]
+
+
+def test_a_sync_that_is_over_wakes_the_loop_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that looked between the thread's result and its wake-up took the result, and the descriptor stayed
+    readable: the manager span until the next sync."""
+    really, reached, go = os.eventfd_write, threading.Event(), threading.Event()
+
+    def late(fd: int, value: int) -> None:
+        reached.set()
+        go.wait()
+        really(fd, value)
+
+    monkeypatch.setattr(os, "eventfd_write", late)
+    sync = syncing.Syncing()
+
+    def is_woken(timeout_s: float) -> bool:
+        return bool(select.select([sync.wake_fd], [], [], timeout_s)[0])
+
+    with (tmp_path / "file").open("wb") as file:
+        for position in (10, 20):
+            reached.clear()
+            go.clear()
+            sync.begin(file.fileno(), position=position, turns=1)
+            assert reached.wait(PATIENCE_S)
+            early = sync.done()
+            go.set()
+            assert is_woken(PATIENCE_S)
+            found = [early, sync.done()]
+            assert [each for each in found if each and each.turns] == [syncing.Synced(position, 1)]
+            assert not is_woken(0)
+            assert sync.done() == syncing.Synced(position, 0)
+    sync.close()

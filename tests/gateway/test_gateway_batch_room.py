@@ -1,0 +1,236 @@
+"""A batch outlives that its gateway's machine has no room for a moment: no disk, or no descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from polling import PATIENCE_S
+
+from stoker.apps.gateway import batch_following
+from stoker.apps.gateway.batch_bodies import AskedBatch
+from stoker.apps.gateway.batches import Batches, GatewayBatch
+from stoker.apps.gateway.uploads import KEPT_S, FileStore, StoredFile
+
+CHAT = "/v1/chat/completions"
+ANSWERS = """
+import pathlib, sys
+run = pathlib.Path(sys.argv[2])
+run.mkdir()
+(run / "responses.jsonl").write_text("{}\\n")
+(run / "errors.jsonl").write_text("{}\\n")
+(run / "summary.json").write_text('{"answered": 1, "errors": 1}')
+"""
+SLEEPS = "import time; time.sleep(60)"
+
+
+class Room:
+    """What the system has no room for, each until it is let in."""
+
+    def __init__(self) -> None:
+        self.lacking: dict[str, int] = {}
+        self.tried: list[str] = []
+
+    def use(self, what: str) -> None:
+        self.tried.append(what)
+        if what in self.lacking:
+            raise OSError(self.lacking[what], os.strerror(self.lacking[what]))
+
+
+class SmallBatches(Batches):
+    """Batches whose `stoker batch` is a small program, with what they need room for."""
+
+    def __init__(self, folder: Path, room: Room, program: str) -> None:
+        super().__init__(folder / "batches", CrowdedStore(folder / "files", room), models=Path("m.toml"), session="s")
+        self.room, self.program = room, program
+        self.started: list[asyncio.subprocess.Process] = []
+
+    async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
+        self.room.use("spawn")
+        words = [sys.executable, "-c", self.program, "--out", str(self._run(batch))]
+        self.started.append(await asyncio.create_subprocess_exec(*words))
+        return self.started[-1]
+
+    def _keep(self, batch: GatewayBatch) -> None:
+        self.room.use("keep the process" if batch.pid else "keep")
+        super()._keep(batch)
+
+    def _read(self, id: str) -> GatewayBatch | None:
+        self.room.use("read")
+        return super()._read(id)
+
+    async def begun(self) -> str:
+        line = json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": {}}).encode()
+        file = self.files.add(line, filename="f", purpose="batch", owner="")
+        return (await self.add(AskedBatch(CHAT, file.id), owner="")).id
+
+    async def waits_for(self, id: str, why: str) -> None:
+        """Wait until the batch says why it waits, as its owner sees it."""
+        await until(lambda: why in str(self.get(id, owner="").body["errors"]))
+
+    async def over(self, id: str) -> GatewayBatch:
+        if id in self._tasks:
+            await asyncio.wait_for(self._tasks[id], PATIENCE_S)
+        return self.get(id, owner="")
+
+
+class CrowdedStore(FileStore):
+    """A store on that disk."""
+
+    def __init__(self, folder: Path, room: Room) -> None:
+        super().__init__(folder)
+        self._room = room
+
+    def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
+        self._room.use(filename.partition("_")[2].partition("_")[2])
+        return super().add(data, filename=filename, purpose=purpose, owner=owner)
+
+
+async def until(true: Callable[[], Any]) -> None:
+    async def found() -> None:
+        while not true():
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(found(), PATIENCE_S)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_following, "PAUSE_S", 0.02)
+    monkeypatch.setattr(batch_following, "LONGEST_PAUSE_S", 0.05)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, PATIENCE_S))
+
+
+def test_a_full_disk_at_the_end_of_a_batch_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was in progress until the gateway was started again."""
+    room = Room()
+
+    async def test() -> None:
+        batches = SmallBatches(tmp_path, room, ANSWERS)
+        room.lacking["errors.jsonl"] = errno.ENOSPC
+        id = await batches.begun()
+        await batches.waits_for(id, "No space left on device")
+        assert batches.get(id, owner="").body["errors"]["data"][0]["code"] == "batch_waits"
+        await until(lambda: room.tried.count("errors.jsonl") >= 3)
+        room.lacking.clear()
+        done = await batches.over(id)
+        assert (done.status, done.body["errors"]) == ("completed", None)
+        assert (done.completed, done.failed, len(batches.started)) == (1, 1, 1)
+        names = sorted(file.filename for file in batches.files.all(owner=""))
+        assert names == [f"{id}_errors.jsonl", f"{id}_responses.jsonl", "f"], "each is stored once"
+
+    with caplog.at_level(logging.WARNING):
+        run(test())
+    assert [record.message.count("waits and is tried again") for record in caplog.records] == [1]
+
+
+@pytest.mark.parametrize("lacks", ["spawn", "keep the process", "read"])
+def test_a_batch_that_cannot_be_started_is_tried_again(tmp_path: Path, lacks: str) -> None:
+    """It stayed in progress, without a process."""
+    room = Room()
+
+    async def test() -> None:
+        batches = SmallBatches(tmp_path, room, ANSWERS)
+        id = await batches.begun()
+        room.tried.clear()
+        room.lacking[lacks] = errno.EMFILE
+        await until(lambda: room.tried.count(lacks) >= 3)
+        room.lacking.clear()
+        assert (await batches.over(id)).status == "completed"
+        assert len(batches.started) == 1
+
+    run(test())
+
+
+def test_a_batch_that_cannot_be_started_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was being cancelled for ever."""
+    monkeypatch.setattr(batch_following, "PAUSE_S", 3600.0)
+    monkeypatch.setattr(batch_following, "LONGEST_PAUSE_S", 3600.0)
+    room = Room()
+
+    async def test() -> None:
+        batches = SmallBatches(tmp_path, room, ANSWERS)
+        room.lacking["spawn"] = errno.EMFILE
+        id = await batches.begun()
+        await batches.waits_for(id, "Too many open files")
+        assert batches.cancel(id, owner="").status == "cancelling"
+        ended = await batches.over(id)
+        assert (ended.status, ended.body["errors"]) == ("cancelled", None)
+
+    run(test())
+
+
+def test_a_process_that_could_not_be_noted_can_be_cancelled(tmp_path: Path) -> None:
+    room = Room()
+
+    async def test() -> None:
+        batches = SmallBatches(tmp_path, room, SLEEPS)
+        room.lacking["keep the process"] = errno.ENOSPC
+        id = await batches.begun()
+        await batches.waits_for(id, "No space left on device")
+        batches.cancel(id, owner="")
+        await batches.started[0].wait()
+        room.lacking.clear()
+        assert (await batches.over(id)).status == "cancelled"
+
+    run(test())
+
+
+def test_the_next_gateway_finds_a_process_that_was_not_noted(tmp_path: Path) -> None:
+    """It started a second one, which failed because the first had the folder: the batch failed with it."""
+    room = Room()
+
+    async def test() -> None:
+        killed, id = SmallBatches(tmp_path, room, SLEEPS), f"batch_{'1' * 24}"
+        batch = GatewayBatch(id, "", CHAT, "file-x", 1, total=1)
+        killed._keep(batch)
+        orphan = await killed._spawn(batch)
+        batches = SmallBatches(tmp_path, room, SLEEPS)
+        batches.resume()
+        await until(lambda: batches._followed[id].process)
+        assert batches._followed[id].process.pid == orphan.pid
+        batches.cancel(id, owner="")
+        assert (await batches.over(id)).status == "cancelled"
+        assert await orphan.wait() != 0
+        assert not batches.started
+
+    run(test())
+
+
+def test_a_batch_that_cannot_be_read_when_the_gateway_starts_is_followed_later(tmp_path: Path) -> None:
+    room = Room()
+
+    async def test() -> None:
+        batches = SmallBatches(tmp_path, room, ANSWERS)
+        id = f"batch_{'1' * 24}"
+        batches._keep(GatewayBatch(id, "", CHAT, "file-x", 1, total=1))
+        room.lacking["read"] = errno.EMFILE
+        batches.resume()
+        await until(lambda: room.tried.count("read") >= 3)
+        room.lacking.clear()
+        assert (await batches.over(id)).status == "completed"
+
+    run(test())
+
+
+def test_a_file_is_not_removed_as_old_when_the_batch_that_reads_it_cannot_be_read(tmp_path: Path) -> None:
+    room = Room()
+    batches = SmallBatches(tmp_path, room, ANSWERS)
+    file = batches.files.add(b"x", filename="f", purpose="batch", owner="")
+    batches._keep(GatewayBatch(f"batch_{'1' * 24}", "", CHAT, file.id, 1, total=1))
+    room.lacking["read"] = errno.EMFILE
+    with pytest.raises(OSError, match="Too many open files"):
+        batches.remove_old(time.time() + 2 * KEPT_S)
+    assert batches.files.get(file.id, owner="") == file
