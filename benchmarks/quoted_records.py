@@ -199,6 +199,29 @@ def quality() -> Iterator[tuple[str, str]]:
     yield begins, line
 
 
+def against_induced() -> str:
+    """What a prompt that the bank finds saves against one that the model writes itself, by our tunings."""
+    ratios = read("prompt_quality").last(prompt_quality.KINDS[2][0])
+    low, high = prompt_quality.interval(ratios)
+    return (
+        f"an induced prompt needs {statistics.median(ratios):.2f} times the iterations of the one that a score chooses"
+        f" (95 % interval {low:.2f} to {high:.2f}, SmolLM2-135M, `prompt_quality`)"
+    )
+
+
+def communication() -> str:
+    """The share of communication in our tuning job on two devices."""
+    shares = read("tuning_times").last("communication, of the time of iterations, two devices")
+    told = spread(shares, digits=1)
+    return f"communication takes {told} % of iterations (SmolLM2-135M, two processor cores, `tuning_times`)"
+
+
+def fixed_costs() -> str:
+    """The share of that job in which nothing is tuned."""
+    shares = read("tuning_times").last("fixed costs, of the job, two devices")
+    return f"fixed costs {spread(shares, digits=0)} % of the job; {len(shares)} runs"
+
+
 def prompt_spread() -> str:
     """How far random prompts of one task are apart, as in Figure 2c."""
     (table,) = read("prompt_quality").tables

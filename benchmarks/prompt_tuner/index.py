@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.quoted_records import prompt_spread
+from benchmarks.quoted_records import communication, fixed_costs, prompt_spread
 from benchmarks.words import head, row
 
 _QUALITY = "`make bench ARGS=prompt_quality`, real tunings of ten tasks (found: `benchmarks/results.md`)"
@@ -26,8 +26,8 @@ def _parts() -> tuple[tuple[str, str, str], ...]:
         ("Table 1", "scores of tuned prompts against few shots, five large models",
          "not measured: none of them runs here"),
         ("Figure 2a", "where a job's time goes: communication, allocation",
-         "`make bench ARGS=tuning_times`, a real job (found: `benchmarks/results.md`); in the simulator `prepare_s` and"
-         " `gang_efficiency`, under *The jobs*"),
+         f"a real job: {communication()}, and {fixed_costs()} (`make bench ARGS=tuning_times`; found:"
+         " `benchmarks/results.md`); in the simulator `prepare_s` and `gang_efficiency`, under *The jobs*"),
         ("Figure 2b", "the trace: a minute with five times the mean", "made up, under *The jobs*"),
         ("Figure 2c", "iterations from 20 prompts",
          f"{prompt_spread()} ({_QUALITY}); in the simulator `prompt_spread` is put in"),

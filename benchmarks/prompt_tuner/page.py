@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
+from benchmarks.prompt_tuner.cases import MEDIUM, NOBODY
 from benchmarks.prompt_tuner.grid import Grid, read_grid
 from benchmarks.prompt_tuner.readings import Reading
 from benchmarks.prompt_tuner.record import Record
-from benchmarks.prompt_tuner.summary import evaluations
+from benchmarks.prompt_tuner.summary import evaluations, over
 
 TEXT = (Reading.HOLD, Reading.RESIZES)
 """The readings nearest to the text: those that every table has."""
@@ -22,6 +24,19 @@ class Page:
         self.sets = evaluations(record)
         self.central = self.sets[0]
         self.chosen = record.chosen
+
+    def of_all(self, theirs: Reading) -> str:
+        """By how many points a reading is behind ours at medium load, over the sets."""
+        low, high = over(self.sets, lambda one: one.more_violations(MEDIUM, self.chosen[theirs], NOBODY)).range()
+        return f"{low:.1f} to {high:.1f}"
+
+    def one_set(self) -> str:
+        """What a table of one set says of the others."""
+        late = [fmean(one.violations(MEDIUM, NOBODY)) for one in self.sets]
+        told = ", ".join(f"{reading.value} {self.of_all(reading)}" for reading in TEXT)
+        return f"""± is over the seeds of the most central set. Sets differ by more: at medium load and S = 1 the
+            {len(self.sets)} have {min(late):.1f} to {max(late):.1f} % of ours late, and behind ours are, in points,
+            {told}."""
 
 
 def lines_of(*lines: str) -> str:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
-from statistics import fmean
 
-import msgspec
-
+from benchmarks import quoted_records
 from benchmarks.prompt_tuner import index, report_bars, report_figures, texts
-from benchmarks.prompt_tuner.cases import MEDIUM, NOBODY, at
 from benchmarks.prompt_tuner.page import Page, lines_of, span
 from benchmarks.prompt_tuner.parameters import MODELS
 from benchmarks.prompt_tuner.readings import Reading
 from benchmarks.prompt_tuner.record import Record
 from benchmarks.prompt_tuner.report_compared import compared
 from benchmarks.prompt_tuner.report_kept import kept
-from benchmarks.prompt_tuner.search import STEP, Anchored
+from benchmarks.prompt_tuner.report_sets import early, sets_that_count
 from benchmarks.prompt_tuner.short import short
-from benchmarks.prompt_tuner.summary import Evaluation, show
 from benchmarks.prompt_tuner.why import WHY
 from benchmarks.words import head, paragraph, row
-from stoker.manager.study.statistics import estimate
 
 RECORD = "prompttuner.json"
 _NEAR_POINTS, _FEW = 1.0, 4
@@ -32,10 +26,10 @@ def write(record: Record) -> str:
     """The page, in Markdown."""
     page = Page(record)
     parts = (
-        texts.HEAD, _made(page), short(page), index.write(), report_bars.against(page), report_bars.ablations(page),
-        report_bars.experiments(page), _sets(page), report_figures.figure_3c(page), report_figures.figure_7(page),
-        report_figures.table_7(page), report_figures.figure_8(page), compared(page), kept(page), _settings(page),
-        _workload(page), texts.UNKNOWABLE,
+        texts.HEAD, _made(page), texts.TERMS, short(page), index.write(), report_bars.against(page),
+        report_bars.ablations(page), report_bars.experiments(page), sets_that_count(page),
+        report_figures.figure_3c(page), report_figures.figure_7(page), report_figures.table_7(page),
+        report_figures.figure_8(page), compared(page), kept(page), _settings(page), _workload(page), texts.UNKNOWABLE,
     )  # fmt: skip
     return "\n".join(parts)
 
@@ -48,7 +42,7 @@ def _made(page: Page) -> str:
             which has every run; `make reproduce` goes on where it was stopped, as long as the code is
             the same. The search had seeds
             {span(_searched_seeds(page))}, the most central set seeds {span(record.seeds)},
-            {others}.{_early(page)}{_again(page)}""")
+            {others}.{early(page)}{_again(page)}""")
     )
 
 
@@ -57,116 +51,12 @@ def _again(page: Page) -> str:
     again = page.record.again
     if again is None:
         return ""
-    return f""" A baseline's settings were searched and its runs done again by {again.line()}; where its setting stayed
-        the same each run came to the same violations and cost as before."""
-
-
-def _early(page: Page) -> str:
-    """Whether the page was written before the search was over, in words."""
-    whole, done = len(page.grid.stages), len(page.record.searched.stages)
-    if done in (0, whole):
-        return ""
-    return (
-        f" **The search is not over: {whole - done} of its {whole} stages are missing, and all below is a first look.**"
-    )
+    return f""" A baseline's settings were searched and all of its runs done again by {again.line()}; all other runs
+        are of the first commit."""
 
 
 def _searched_seeds(page: Page) -> tuple[int, ...]:
     return page.grid.stages[max(0, len(page.record.searched.stages) - 1)].seeds
-
-
-def _sets(page: Page) -> str:
-    record, grid = page.record, page.grid
-    said = grid.anchors.said()
-    lines = ["## The sets that count", "", texts.SEARCH, "", _searched(page), ""]
-    names = list(page.sets[0].choice.values(grid))
-    anchors = (
-        f"ours late, % ({said[0]})",
-        f"ElasticFlow allocated, % ({said[1]:g})",
-        f"its cost over ours, S = 1.5 ({said[2]})",
-    )
-    lines += head(*(f"`{name}`" for name in names), *anchors, "off by at most", "INFless: points, holds", "at once",
-                  "times our cost, holds", "at once")  # fmt: skip
-    last = {each.choice: each for stage in record.searched.stages for each in stage}
-    for each in page.sets:
-        values = [f"{value}" for value in each.choice.values(grid).values()]
-        found = last.get(each.choice)
-        worst = f"{found.worst(grid):.0%}" if found is not None else ""
-        lines.append(row(*values, *_anchored(found), worst, *_distances(page, each)))
-    return lines_of(*lines, "", _predicted_anchors(page))
-
-
-def _predicted_anchors(page: Page) -> str:
-    """The anchors on the seeds that the search has not seen."""
-    one, resizes, loose = page.central, page.chosen[Reading.RESIZES], at("medium", 1.5)
-    late = estimate(one.violations(MEDIUM, NOBODY))
-    allocated = estimate([100.0 * run.allocated for run in one.results(MEDIUM, resizes)])
-    dearer = one.times_the_cost(loose, resizes, NOBODY)
-    said = page.grid.anchors.said()
-    told = [
-        f"{what} {show(found, digits=digits)} ({paper:g}, {found.mean / paper - 1.0:+.0%})"
-        for what, found, paper, digits in (
-            ("ours late, %", late, said[0], 1),
-            ("ElasticFlow allocated, %", allocated, said[1], 1),
-            ("its cost over ours, S = 1.5", dearer, said[2], 2),
-        )
-    ]
-    return paragraph(f"""The most central set is the one nearest to the others in the grid, not the one that fits best.
-        Under the seeds that the search has not seen it gives, with the paper's anchor in brackets:
-        {"; ".join(told)}. By the first two, {_still_within(page)} of the {len(page.sets)} sets are within
-        {page.record.searched.within:.0%} of the anchors under these seeds too.""")
-
-
-def _still_within(page: Page) -> int:
-    """How many sets would count under the seeds that results are from, by the anchors that every set is run for."""
-    late_said, allocated_said, _ = page.grid.anchors.said()
-    count = 0
-    for one in page.sets:
-        late = fmean(one.violations(MEDIUM, NOBODY))
-        allocated = fmean(100.0 * run.allocated for run in one.results(MEDIUM, page.chosen[Reading.RESIZES]))
-        worst = max(abs(late / late_said - 1.0), abs(allocated / allocated_said - 1.0))
-        count += worst <= page.record.searched.within + 1e-9
-    return count
-
-
-def _searched(page: Page) -> str:
-    searched, grid = page.record.searched, page.grid
-    if not searched.stages:
-        return "Nobody searched: this is a look."
-    told = [
-        f"{len(found)} combinations under {'seed' if len(stage.seeds) == 1 else 'seeds'} {span(stage.seeds)}"
-        + (f" (looked at further within {stage.within:.0%})" if stage is not grid.stages[-1] else "")
-        for stage, found in zip(grid.stages, searched.stages, strict=False)
-    ]
-    every = prod(map(len, msgspec.structs.astuple(grid.values)))
-    return paragraph(f"""Fixed on {grid.fixed_on}; {grid.draws} of the {every} combinations were drawn by chance.
-        Measured were {"; ".join(told)}. {_admitted(page)} Run were {len(page.sets)}, the most central
-        first.{_early(page)}""")
-
-
-def _admitted(page: Page) -> str:
-    """How the limit came to be what it is."""
-    searched, grid = page.record.searched, page.grid
-    worst = [each.worst(grid) for each in searched.stages[-1]]
-    limits = [grid.anchors.within]
-    while limits[-1] < searched.within - STEP / 2:
-        limits.append(limits[-1] + STEP)
-    within = ", ".join(f"{sum(each <= limit + 1e-9 for each in worst)} within {limit:.0%}" for limit in limits)
-    return f"""Of the {len(worst)} of the last stage, {within} of every anchor: {limits[0]:.0%} was
-        wanted, and the limit is raised until {grid.anchors.fewest} count."""
-
-
-def _anchored(found: Anchored | None) -> list[str]:
-    if found is None:
-        return ["", "", ""]
-    shown = [f"{fmean(values):.{2 if place == 2 else 1}f}" for place, values in enumerate(found.values)]
-    return [*shown, *("" for _ in range(3 - len(shown)))]
-
-
-def _distances(page: Page, one: Evaluation) -> Iterator[str]:
-    both = [page.chosen[reading] for reading in (Reading.HOLD, Reading.AT_ONCE)]
-    yield from (show(one.more_violations(MEDIUM, each, NOBODY)) for each in both)
-    yield from (show(one.times_the_cost(MEDIUM, each, NOBODY), digits=2) for each in both)
 
 
 def _settings(page: Page) -> str:
@@ -197,7 +87,7 @@ def _workload(page: Page) -> str:
     mine = page.central.parameters
     for name, why in WHY.items():
         lines.append(row(f"`{name}`", value(getattr(mine, name)), why.source, why.reason))
-    lines += ["", texts.MODELS, ""]
+    lines += ["", paragraph(_not_ours()), "", texts.MODELS, ""]
     lines += head(
         "model", "GPUs a replica", "weights, GB", "cold start, s", "lookup on one GPU, s", "speedup by the bank"
     )
@@ -205,6 +95,12 @@ def _workload(page: Page) -> str:
         cells = (f"{model.devices}", f"{model.weights_bytes / 1e9:g}", f"{mine.cold_s(model):.1f}", f"{model.bank_s}")
         lines.append(row(model.name, *cells, "{} to {}".format(*model.speedup)))
     return lines_of(*lines)
+
+
+def _not_ours() -> str:
+    """What our own measurements have in place of two parameters that are the paper's."""
+    return f"""Two of the paper's numbers are put in that our own measurements do not have, with another model: for
+        `speedup`, {quoted_records.against_induced()}; for `gang_efficiency`, {quoted_records.communication()}."""
 
 
 def value(what: object) -> str:

@@ -23,7 +23,9 @@ def against(page: Page) -> str:
     for bar in bars.against_baselines(page.sets, page.chosen, Condition.NOBODY):
         lines.append(_bar(bar, sets))
     worse = bars.worse_than(page.central, page.chosen)
-    what = f"of the {len(MAIN) * len(TEXT)} cases of Figure 7, those in which ours has more late, beyond the interval"
+    against = " and ".join(reading.value for reading in TEXT)
+    cases = f"of the {len(MAIN) * len(TEXT)} cases of Figure 7 ({against})"
+    what = f"{cases}, those in which ours has more late, beyond the interval"
     lines.append(row(what, "none", "none", ", ".join(worse) or "none", "", "", ""))
     mean, most = bars.rounds(page.central)
     holds = "yes" if mean.high < 1e3 * bars.ROUND_S else "**no**"

@@ -47,7 +47,7 @@ def _waiting(page: Page, reading: Reading) -> Iterator[tuple[str, ...]]:
     paper_has = f"{_SAID:.0f}, at most {_MOST:.0f}"
     if found:
         over = sum(each.mean > _SAID for each in found)
-        judged = f"{verdict(found[0], _SAID, _SAID)}; over it by the mean in {over} of {len(found)} sets"
+        judged = f"{verdict(found[0], _SAID, _SAID)}; the mean is over it in {over} of {len(found)} sets"
         what = f"{reading.value}: waiting while instances start, % of a job's latency (3b)"
         yield what, paper_has, _told(found[0], starts_most(page, reading)), _between(found), judged
     for group in VICUNA:

@@ -9,14 +9,14 @@ from benchmarks.prompt_tuner.cases import FEWER_GPUS, HEAVY, MAIN, MEDIUM, NOBOD
 from benchmarks.prompt_tuner.page import TEXT, Page, lines_of, span
 from benchmarks.prompt_tuner.readings import Reading
 from benchmarks.prompt_tuner.summary import Evaluation, show
-from benchmarks.words import head, row
+from benchmarks.words import head, paragraph, row
 from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 def figure_3c(page: Page) -> str:
     """Violations by the number of GPUs."""
     one, systems = page.central, [NOBODY, *page.chosen.values()]
-    lines = ["## Figure 3c: violations by the number of GPUs", "", texts.FIGURE_3C, ""]
+    lines = ["## Figure 3c: violations by the number of GPUs", "", texts.FIGURE_3C, "", paragraph(page.one_set()), ""]
     lines += head("GPUs, at most", "ours, %", *(f"{reading.value}, %" for reading in page.chosen))
     lines += [
         row(f"{group.gpus}", *(show(estimate(one.violations(group, system))) for system in systems))
@@ -29,7 +29,7 @@ def figure_7(page: Page) -> str:
     """Violations and cost by load and S, and what the text says of them."""
     one, systems = page.central, [NOBODY, *(page.chosen[reading] for reading in TEXT)]
     names = ["ours", *(reading.value for reading in TEXT)]
-    lines = ["## Figure 7: violations and cost by load and S", "", texts.FIGURE_7, ""]
+    lines = ["## Figure 7: violations and cost by load and S", "", texts.FIGURE_7, "", paragraph(page.one_set()), ""]
     lines += head("load, S", *(f"{name}, %" for name in names), *(f"{name}, $" for name in names))
     for group in MAIN:
         late = [show(estimate(one.violations(group, system))) for system in systems]
@@ -78,7 +78,7 @@ def verdict(found: MeanEstimate, low: float, high: float = float("inf")) -> str:
 def table_7(page: Page) -> str:
     """Large models, and 96 GPUs."""
     one, systems = page.central, [NOBODY, *(page.chosen[reading] for reading in TEXT)]
-    lines = ["## Table 7: large models, and 96 GPUs", "", texts.TABLE_7, ""]
+    lines = ["## Table 7: large models, and 96 GPUs", "", texts.TABLE_7, "", paragraph(page.one_set()), ""]
     lines += head("setting", "", "ours", *(reading.value for reading in TEXT))
     for group in HEAVY:
         said = paper.TABLE_7[group.name]
@@ -100,7 +100,14 @@ def table_7(page: Page) -> str:
 def figure_8(page: Page) -> str:
     """The bank and runtimes by S, the window, the bank's size."""
     one = page.central
-    lines = ["## Figure 8: reuse by S, the window, the size of the bank", "", texts.FIGURE_8, ""]
+    lines = [
+        "## Figure 8: reuse by S, the window, the size of the bank",
+        "",
+        texts.FIGURE_8,
+        "",
+        paragraph(page.one_set()),
+        "",
+    ]
     lines += head("S", "what", "%", "$", "points more", "times the cost")
     for emergence in paper.EMERGENCES:
         group = at("medium", emergence)

@@ -12,7 +12,7 @@ from benchmarks.prompt_tuner.page import Page, lines_of
 from benchmarks.prompt_tuner.readings import OF_INFLESS, Reading
 from benchmarks.prompt_tuner.summary import show
 from benchmarks.words import head, row
-from stoker.manager.study.statistics import estimate
+from stoker.manager.study.statistics import MeanEstimate, difference, estimate
 
 
 def kept(page: Page) -> str:
@@ -26,7 +26,7 @@ def kept(page: Page) -> str:
     for reading, how, system in theirs(page):
         late, cost = (show(estimate(of(MEDIUM, system))) for of in (one.violations, one.costs))
         apart = apart_at_the_same_cost(page, system)
-        told = f"{apart:+.1f}" if apart is not None else "ours was not run at that cost"
+        told = show(apart, sign=True) if apart is not None else "ours was not run at that cost"
         lines.append(row(reading.value, how, late, cost, told))
     return lines_of(*lines)
 
@@ -41,16 +41,17 @@ def theirs(page: Page) -> Iterator[tuple[Reading, str, System]]:
         yield reading, f"{most:g}", long
 
 
-def apart_at_the_same_cost(page: Page, system: System) -> float | None:
-    """Points by which more jobs are late than under ours, whose window is such that it costs the same: on a straight
-    line between two windows that were run. None where no two windows enclose that cost."""
+def apart_at_the_same_cost(page: Page, system: System) -> MeanEstimate | None:
+    """Points by which more jobs are late than under ours, whose window is such that it costs the same on the mean: on a
+    straight line between two windows that were run, seed by seed. None where no two windows enclose that cost."""
     one = page.central
-    cost, late = fmean(one.costs(MEDIUM, system)), fmean(one.violations(MEDIUM, system))
-    points = [(fmean(one.costs(MEDIUM, each)), fmean(one.violations(MEDIUM, each))) for _, each in _ours()]
+    cost, late = fmean(one.costs(MEDIUM, system)), one.violations(MEDIUM, system)
+    points = [(fmean(one.costs(MEDIUM, each)), one.violations(MEDIUM, each)) for _, each in _ours()]
     for (low, late_low), (high, late_high) in pairwise(points):
         if low <= cost <= high:
             share = (cost - low) / (high - low) if high > low else 0.0
-            return late - (late_low + (late_high - late_low) * share)
+            ours = [less + (more - less) * share for less, more in zip(late_low, late_high, strict=True)]
+            return difference(late, ours)
     return None
 
 

@@ -11,9 +11,10 @@ from benchmarks.prompt_tuner import bars, paper, readings
 from benchmarks.prompt_tuner.bars import Bar
 from benchmarks.prompt_tuner.cases import FEWER_GPUS, HEAVY, MAIN, MEDIUM, NOBODY, Group, at, of_bank
 from benchmarks.prompt_tuner.page import TEXT, Page, lines_of
-from benchmarks.prompt_tuner.readings import Condition, Reading
+from benchmarks.prompt_tuner.readings import OF_INFLESS, Condition, Reading
 from benchmarks.prompt_tuner.report_compared import starts, starts_most
 from benchmarks.prompt_tuner.report_kept import apart_at_the_same_cost, theirs
+from benchmarks.prompt_tuner.report_sets import still_within
 from benchmarks.prompt_tuner.summary import Evaluation, Spread, over, show
 from benchmarks.words import paragraph
 from stoker.manager.study.statistics import MeanEstimate, estimate
@@ -30,13 +31,15 @@ def short(page: Page) -> str:
         f"""Of the {len(text)} bars against the readings nearest to the text (INFless whose instances hold and wait,
         ElasticFlow that resizes) {_held(text, sets)}; of all {len(found)} {_held(found, sets)}. Of the {len(signs)}
         signs of the scheduler's parts {_held(signs, sets)}.""",
+        _sets(page),
         _less(page),
         _times(page),
         _scarce(page),
         _by_cost(page),
         *_starting(page),
-        f"""The other way round than in the paper, by the most central set: {"; ".join(_reversed(page)) or "nothing"}.
-        Not seen, where the paper has it: {"; ".join(_not_seen(page)) or "nothing"}.""",
+        f"""The other way round than in the paper, by the most central set where no other is named:
+        {"; ".join(_reversed(page)) or "nothing"}. Not seen, where the paper has it:
+        {"; ".join(_not_seen(page)) or "nothing"}.""",
     ]
     return lines_of("## In short", "", *(paragraph(one, bullet=True) for one in told))
 
@@ -54,6 +57,23 @@ def _distances(page: Page) -> str:
     return f"""Where nobody learns, at medium load and S = 1, ours has {show(late)} % of the jobs late; the paper's
         {said:g} was an anchor, of which that is {abs(off):.0%} {"less" if off < 0 else "more"}. Behind ours are, with
         the most central set (and over all {sets} sets): {"; ".join(told)}."""
+
+
+def _sets(page: Page) -> str:
+    """How far the sets are from what they were chosen by."""
+    searched, anchors = page.record.searched, page.grid.anchors
+    if not searched.stages:
+        return "Nobody searched for the set: this is a look."
+    worst = [each.worst(page.grid) for each in searched.stages[-1]]
+    wanted = sum(each <= anchors.within + 1e-9 for each in worst)
+    still = still_within(page)
+    central = "is one of them" if page.central in still else "is not one of them"
+    allocated = estimate([100.0 * run.allocated for run in page.central.results(MEDIUM, page.chosen[Reading.RESIZES])])
+    return f"""No set gives the anchors well: within {anchors.within:.0%} of each are {wanted} of the {len(worst)} that
+        the search came down to, so the limit was raised to {searched.within:.0%}, where {len(page.sets)} are run. Under
+        seeds that the search had not seen, {len(still)} of these {len(page.sets)} are still within it; the most central
+        one, which every figure is of, {central} (GPUs that ElasticFlow has allocated: {show(allocated)} %, the paper
+        {anchors.said()[1]:g})."""
 
 
 def _both(found: Spread, *, digits: int = 1) -> str:
@@ -91,13 +111,16 @@ def _times(page: Page) -> str:
         fewer, cheaper = [], []
         for group in MAIN:
             late, ours = one.violations(group, theirs), one.violations(group, NOBODY)
-            fewer.append(fmean(late) / fmean(ours))
-            cheaper.append(one.times_the_cost(group, theirs, NOBODY).mean)
+            fewer.append((fmean(late) / fmean(ours), group.name))
+            cheaper.append((one.times_the_cost(group, theirs, NOBODY).mean, group.name))
+        (late_by, late_at), (dearer_by, dearer_at) = max(fewer), max(cheaper)
         told.append(
-            f"{max(fewer):.1f} times the violations and {max(cheaper):.1f} times the cost under {reading.value}"
-            f" ({paper.TIMES_FEWER[policy]:g} and {paper.TIMES_CHEAPER[policy]:g})"
+            f"{late_by:.1f} times the violations ({late_at}; the paper {paper.TIMES_FEWER[policy]:g}) and"
+            f" {dearer_by:.1f} times the cost ({dearer_at}; {paper.TIMES_CHEAPER[policy]:g}) under {reading.value}"
         )
-    return f"""Over loads and S there are up to {"; ".join(told)}: the paper's abstract has what is in brackets."""
+    return (
+        f"""The most of the {len(MAIN)} loads and S, by their means, beside the paper's abstract: {"; ".join(told)}."""
+    )
 
 
 def _starting(page: Page) -> Iterator[str]:
@@ -113,13 +136,12 @@ def _starting(page: Page) -> Iterator[str]:
 
 def _scarce(page: Page) -> str:
     """The distance to INFless by the number of GPUs."""
-    one, hold = page.central, page.chosen[Reading.HOLD]
-    told = [
-        f"{show(one.more_violations(group, hold, NOBODY))} points on {group.gpus}"
-        for group in (MEDIUM, *FEWER_GPUS[::-1])
-    ]
-    return f"""How scarce GPUs are decides the distance to {Reading.HOLD.value}: {", ".join(told)} GPUs, with the same
-        jobs."""
+    groups, told = (MEDIUM, *FEWER_GPUS[::-1]), []
+    for reading in OF_INFLESS:
+        found = [page.central.more_violations(group, page.chosen[reading], NOBODY) for group in groups]
+        told.append(f"{', '.join(map(show, found))} points ({reading.value})")
+    return f"""How scarce GPUs are decides the distance to INFless: on {", ".join(f"{group.gpus}" for group in groups)}
+        GPUs, with the same jobs, {"; ".join(told)}."""
 
 
 def _by_cost(page: Page) -> str:
@@ -128,7 +150,7 @@ def _by_cost(page: Page) -> str:
     for reading, how, system in theirs(page):
         apart = apart_at_the_same_cost(page, system)
         if apart is not None:
-            told.append(f"{apart:+.1f} ({reading.value}; {how})")
+            told.append(f"{show(apart, sign=True)} ({reading.value}; {how})")
     found = "; ".join(told) or "ours was run at no such cost"
     return f"""Who keeps idle GPUs longer has fewer late jobs and pays more. Points more late jobs than under ours at
         the same cost, by how many seconds INFless keeps instances: {found}."""
@@ -143,6 +165,9 @@ def _reversed(page: Page) -> Iterator[str]:
     for part, more, times in bars.ablations(page.sets):
         if not more.holds_by_mean(more.found[0]):
             yield f"{part.what} {show(more.found[0], sign=True)} points ({part.points})"
+        elif against := [each for each in more.found if each.high < 0.0]:
+            told = ", ".join(show(each, sign=True) for each in against)
+            yield f"{part.what} {told} points in {len(against)} of {len(more.found)} sets ({part.points})"
         if not times.holds_by_mean(times.found[0]):
             yield f"{part.what} {show(times.found[0], digits=2)} times the cost ({part.times})"
     saved = [one.saved(at("medium", s), NOBODY, hold).mean for s in paper.EMERGENCES]

@@ -68,10 +68,14 @@ class Spread(msgspec.Struct, frozen=True):
     central: MeanEstimate
     means: tuple[float, ...]
 
+    def range(self) -> tuple[float, float]:
+        """The least and the most of the sets' means."""
+        return min(self.means), max(self.means)
+
     def shown(self, *, digits: int = 1, sign: bool = False) -> tuple[str, str]:
         """The central set's, and from the least to the most."""
         plus = "+" if sign else ""
-        low, high = (f"{value:{plus}.{digits}f}" for value in (min(self.means), max(self.means)))
+        low, high = (f"{value:{plus}.{digits}f}" for value in self.range())
         return show(self.central, digits=digits, sign=sign), f"{low} to {high}"
 
 

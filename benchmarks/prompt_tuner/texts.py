@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.prompt_tuner.cases import TUNING_SEEDS
 from benchmarks.prompt_tuner.parameters import Parameters
 from benchmarks.prompt_tuner.why import MODELS_WHY
 
@@ -35,6 +36,16 @@ runs, when the machine turned out to be busy, and before a result was looked at.
 of the text that are its anchors; none of them is about INFless. What is predicted runs on seeds that the search has not
 seen."""
 
+TERMS = """## Words
+
+- *Anchor*: a number of the paper's text that a set is chosen by, so that to meet it is no evidence.
+- *Set*: one choice of what the text leaves open of the jobs; *the most central* is the one nearest to the others, and
+  has all the figures. *The sets that count* says how they were found.
+- *S*: how much of its usual duration a job may take, as the paper varies it.
+- *Bar*: what was asked of this reproduction; a bar is this project's, not the paper's.
+- *Reading*: one way to understand what the text says of a baseline.
+"""
+
 BARS = """The bars are this project's, set below what the paper has; each is taken in the reading that is named, where
 nobody learns. *Holds*: the whole 95 % interval of the most central set is on the right side; *by the mean*: only its
 middle is. *All sets*: the least and the most of the sets' means, and in how many of them the bar holds by the interval;
@@ -59,12 +70,12 @@ prompt in every set: whoever plans by them profits, ours most, so a row has them
 FIGURE_3C = """Medium load, S = 1, the most central set. The text says "up to 70%" of INFless and ElasticFlow, of jobs
 of Vicuna-7B alone (§3), and neither how many GPUs there were nor how many jobs; here three models are mixed."""
 
-COMPARED = """Medium load, S = 1, 32 GPUs, over jobs that were done; ± is over seeds, and *at most* is the
-most of any job under any seed, where the paper has one run. Both readings of INFless have the bank, which §6.1 gives to
-the baselines. Figure 3 is of Vicuna-7B's jobs alone (§3), without their number: these have rows of their own. While
-*instances start*, a library is being started or loaded on which the job then ran, whoever it was ordered for: so these
-are upper values of what initialisation alone costs a job. The time of a round is the policy's on one thread, under the
-first three seeds."""
+COMPARED = """Medium load, S = 1, 32 GPUs, over jobs that were done; ± is over seeds, and *at most* is the most of any
+job under any seed, where the paper has one run. Both readings of INFless have the bank, which §6.1 gives to the
+baselines. Figure 3 is of Vicuna-7B's jobs alone (§3), without their number: these have rows of their own. *Instances
+start* while a library on which the job then ran is started or loads its model, also if it was ordered for another job:
+so these are upper values of what initialisation alone costs a job. The time of a round is the policy's on one thread,
+under the first three seeds."""
 
 FIGURE_7 = """32 GPUs, jobs of GPT2-Base, GPT2-Large and Vicuna-7B at once; the most central set. The text has no S for
 7a and 7b; 1 is taken."""
@@ -82,15 +93,17 @@ has fewer late jobs and pays more, so a comparison at one setting of each says l
 histogram of the times between arrivals, ours gives a GPU back after 60 s as the paper has it, and both could do
 otherwise. This section was added when results without it were known."""
 
-BASELINES = """Each baseline's rules, with their sources, are in the essays of `benchmarks/baselines/infless.py` and
-`benchmarks/baselines/elastic_flow.py`. Each reading gets the setting that has the fewest violations at medium load, S =
-1, with the most central set (of those within half a point, the cheapest), on four seeds that no result is from, and
-keeps it for all sets. INFless's margin and the mix of its times are tried as in its essay, and each of them lower
-and higher, with each order and with and without instances ahead of traffic: this was added when results without it were
-known, for the baseline's good. Idle instances kept for 15 s and 120 s were tried too. 120 s had the fewest late jobs
-and cost the most, so this rule would have taken it; it is left out of the choice because ours could keep GPUs longer
-as well, and the section above sets both side by side. ElasticFlow plans at most once in its slot. Ours has the
-paper's settings, a window of 60 s after which an idle GPU is given back, and the bank within a fifth of the SLO."""
+BASELINES = f"""Each baseline's rules, with their sources, are in the essays of `benchmarks/baselines/infless.py` and
+`benchmarks/baselines/elastic_flow.py`. Each reading gets the setting that has the fewest violations at medium load, S
+= 1, with the most central set (of those within half a point, the cheapest), on four seeds that no result is from
+({TUNING_SEEDS[0]} to {TUNING_SEEDS[-1]}), and keeps it for all sets. INFless's margin and the mix of its times are
+tried as in its essay, and each of them lower and higher, with each order and with and without instances ahead of
+traffic: this was added when results without it were known, for the baseline's good. Idle instances kept for 15 s and
+120 s were tried too, which the record does not have on these seeds: 120 s had the fewest late jobs and cost the most,
+as in the section above under the seeds of the results, so this rule would have taken it; it is left out of the choice
+because ours could keep GPUs longer as well, and the section above sets both side by side. ElasticFlow plans at most
+once in its slot. Ours has the paper's settings, a window of 60 s after which an idle GPU is given back, and the bank
+within a fifth of the SLO."""
 
 WORKLOAD = """Made up from the text. Each load is a trace of its own, with its models mixed: whole jobs for each minute,
 one minute with five times the mean, the others with exponential shares; exponential gaps within a minute. A job's
