@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.quoted_records import communication, fixed_costs, prompt_spread
+from benchmarks.quoted_records import chosen_prompt, communication, fixed_costs, prompt_spread
 from benchmarks.words import head, row
 
 _QUALITY = "`make bench ARGS=prompt_quality`, real tunings of ten tasks (found: `benchmarks/results.md`)"
@@ -37,7 +37,7 @@ def _parts() -> tuple[tuple[str, str, str], ...]:
         ("Table 6", "twelve tasks and their targets", "its data sets are not ours: ten others in `prompt_quality`"),
         ("Figure 7, Table 7", "violations and cost of the three systems", "the sections of those names"),
         ("Figure 8, Table 8", "the parts of the scheduler", "the sections of those names"),
-        ("Figure 9", "the chosen prompt against the ideal and the induced one", _QUALITY),
+        ("Figure 9", "the chosen prompt against the ideal and the induced one", f"{chosen_prompt()} ({_QUALITY})"),
         ("Figure 10", "the bank's two layers",
          "`python -m benchmarks.prompt_bank_side --samples 16 --tasks ...`, then `make bench ARGS=prompt_groups`"
          " (found, with the tasks: `benchmarks/results.md`); 10b by regret, not ITA"),
