@@ -203,8 +203,8 @@ def chosen_prompt() -> str:
     """The prompt that a score chooses beside the ideal and the induced one, as in Figure 9."""
     (best, low, high), induced = _of_tasks(0), _of_tasks(2)
     return (
-        f"the best of 8 needs {best} ({low} to {high}) of the iterations of the one that a score chooses, an induced one"
-        f" {induced[0]} times as many ({induced[1]} to {induced[2]}): medians of ten tasks, 95 % intervals"
+        f"the best of 8 needs {best} ({low} to {high}) of the iterations of the one that a score chooses, an induced"
+        f" one {induced[0]} times as many ({induced[1]} to {induced[2]}): medians of ten tasks, 95 % intervals"
     )
 
 
