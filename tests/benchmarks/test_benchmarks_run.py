@@ -105,7 +105,7 @@ def test_what_it_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_table_says_what_is_missed() -> None:
     said = "\n".join(show(table(1.0, 2.0, 3.0)))
-    assert "| a line | 2.00 (1.00-3.00) | at least 4 | MISSED |" in said
+    assert "| a line | 3 | 2.00 (1.00-3.00) | at least 4 | MISSED |" in said
     assert "too few repeats" in "\n".join(show(table(9.0)))
     assert "not judged" in "\n".join(show(table(9.0), quick=True))
     assert "skipped: no such module" in show(Table(name="two", title="b", skipped="no such module"))
