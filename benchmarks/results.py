@@ -29,7 +29,7 @@ HEAD = (
     their numbers. Pairs run in the order A B B A where a record has a command; the older ones ran A B A B. A benchmark
     that was run twice has a record of each: the load stands in its heading.""")
     + "\n\n"
-    + paragraph("""*Runs* is how many numbers a median is of: runs, or pairs of runs; tasks in the benchmarks of prompts;
+    + paragraph("""*Runs* is how many numbers a median is of: runs, or pairs of runs; in benchmarks of prompts tasks;
     1 where a line is one number that was made of medians. *Met* is by the median, whatever the range.""")
     + "\n"
 )
