@@ -304,7 +304,9 @@ def _peer(what: str, command: str, record: BenchRecord, line: str) -> tuple[str,
 
 
 def _machine(facts: Facts) -> str:
-    return f"{facts.machine.rpartition(', Python')[0]}, load average {facts.load[0]:.1f} before and {facts.load[1]:.1f} after, {facts.at}"
+    before, after = facts.load
+    load = f"load average {before:.1f} before and {after:.1f} after"
+    return f"{facts.machine.rpartition(', Python')[0]}, {load}, {facts.at}"
 
 
 def _inline(numbers: list[float], *, digits: int = 2) -> str:
