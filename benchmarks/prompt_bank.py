@@ -27,6 +27,9 @@ from benchmarks.prompt_tasks import DATA, PROMPTS
 from benchmarks.table import Line, Table
 from stoker.tuning.bank.lookup import SAVING
 
+LANGUAGE_MODEL, SAMPLE_SEED = "SmolLM2-135M-Instruct", 0
+"""What the bank is built over, and what the samples of a task are drawn with."""
+SETTING = f"Model: {LANGUAGE_MODEL}; the samples of a task are drawn with seed {SAMPLE_SEED}."
 NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the regret against scoring every candidate"
 
 
@@ -70,6 +73,7 @@ def table_of(found: dict[str, Any]) -> Table:
     ):
         lines.append(Line(what=what, cells={"times fewer": [times]}, last_digits=1))
     notes = [
+        SETTING,
         f"Best bin first stops when it has scored a {SAVING}th of the bank. That it scores {SAVING} times fewer is"
         " therefore a setting and not a finding; the regret says what it costs.",
         f"{whole:,} candidates in {found['clusters']} clusters, the largest of {found['largest']:,};"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.paired import machine
+from benchmarks.prompt_bank import SAMPLE_SEED
 from benchmarks.prompt_groups import groupings, similarities
 from benchmarks.prompt_tasks import PROMPTS, TASKS
 from stoker.chance import Stream
@@ -137,7 +138,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     of_task: dict[str, Scores] = {}
     for task in tasks:
         pairs = [pair for pair in TASKS[task]() if len("".join(pair)) <= LONGEST]
-        chosen = scoring.evaluation_samples(pairs, count=samples)
+        chosen = scoring.evaluation_samples(pairs, count=samples, seed=SAMPLE_SEED)
         ends = model.tokenizer.eos_token_id
         of = (Path(default_model()).name, str(model.model.dtype), task, chosen, ends)
         score = Scores(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.prompt_bank import scored
+from benchmarks.prompt_bank import SETTING, scored
 from benchmarks.table import Line, Table
 from stoker.tuning.bank.candidate import Candidate
 from stoker.tuning.bank.features import scale_of
@@ -78,12 +78,15 @@ def table_of(found: dict[str, Any], *, score_s: float) -> Table:
         if score_s:
             cells = {"latency, s": [one["scores"] * score_s for one in of_tasks], **cells}
         lines.append(Line(what=f"two layers, K = {k}, {len(of_tasks)} tasks", cells=cells, digits=1, last_digits=3))
-    notes = [
+    notes = [SETTING] + [
         f"Cosine similarity of {kind} features, the median over {found['candidates']:,} prompts (10th to 90th"
         " percentile): " + ", ".join(f"{name} {at[1]:.2f} ({at[0]:.2f} to {at[2]:.2f})" for name, at in of_kind.items())
         for kind, of_kind in found["similarity"].items()
     ]
     if score_s:
         whole = score_s * found["candidates"]
-        notes.append(f"A score takes {score_s * 1e3:.1f} ms there, and scoring all of them {whole:,.0f} s.")
+        notes.append(
+            "Latency was not timed: it is the number of scores times the mean time of a score, which was measured. A"
+            f" score takes {score_s * 1e3:.1f} ms there, and scoring all of them {whole:,.0f} s."
+        )
     return Table(name=NAME, title=TITLE, lines=lines, notes=notes)

@@ -28,7 +28,7 @@ from benchmarks.words import row
 from stoker.manager.study.statistics import estimate
 
 FOLDER = ROOT / "docs" / "reproduction"
-_PEERS, _HOT = "| no-op calls per second", "| fact verification"
+_PEERS, _VINE, _HOT = "| no-op calls per second", "| the same: ", "| fact verification"
 
 
 class Quote(NamedTuple):
@@ -49,6 +49,7 @@ def quotes() -> list[Quote]:
     found.append(_quote(performance, "Of the 16 bars against these baselines", _judged(record)))
     found.append(_quote(performance, "Of the context paper", _context()))
     found.append(_quote(ROOT / "README.md", _PEERS, quoted_records.front()))
+    found.append(_quote(ROOT / "README.md", _VINE, quoted_records.front_taskvine()))
     found.append(_quote(ROOT / "README.md", _HOT, quoted_records.front_awareness()))
     lines = (
         *quoted_records.peers(), *quoted_records.awareness(), *quoted_records.lost(), quoted_records.whole_run(),

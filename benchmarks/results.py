@@ -1,6 +1,7 @@
 """`python -m benchmarks.results`: write `benchmarks/results.md` from the records in `benchmarks/records`.
 
-Every table of a record that `python -m benchmarks --json FILE` has written, with its command, commit, machine and load.
+Every table of a record that `python -m benchmarks --json FILE` has written, with what the record says of its command,
+commit, machine and load; what records do not say of them is listed first.
 A test compares the page with the records, so that no number stands there that nobody measured.
 """
 
@@ -14,8 +15,9 @@ import msgspec
 
 from benchmarks.facts import Facts
 from benchmarks.gpu.page import render
+from benchmarks.lacking import listed
 from benchmarks.table import Table, show
-from benchmarks.words import paragraph
+from benchmarks.words import head, paragraph, row
 
 HERE = Path(__file__).parent
 RECORDS, PAGE = HERE / "records", HERE / "results.md"
@@ -25,14 +27,17 @@ HEAD = (
     `make bench ARGS="NAME --json FILE"` and `make gpu` have written: each table is what one run found, the median of
     its repeats, then their range. Records that other commands have written are named where [README.md](README.md) has
     their numbers. Pairs run in the order A B B A where a record has a command; the older ones ran A B A B. A benchmark
-    that was run on a busy machine and on a quiet one has a record of each: the load stands in its heading.""")
+    that was run twice has a record of each: the load stands in its heading.""")
+    + "\n\n"
+    + paragraph("""*Runs* is how many numbers a median is of: runs, or pairs of runs; in benchmarks of prompts tasks;
+    1 where a line is one number that was made of medians. *Met* is by the median, whatever the range.""")
     + "\n"
 )
 
 
 def write() -> str:
     """The page."""
-    parts = [HEAD]
+    parts = [HEAD, _lacking()]
     for path in sorted(RECORDS.glob("*.json")):
         found = msgspec.json.decode(path.read_bytes())
         if isinstance(found, dict) and "tables" in found and "facts" in found:
@@ -42,19 +47,31 @@ def write() -> str:
     return "\n".join(parts)
 
 
+def _lacking() -> str:
+    """What the records do not say of themselves, those of other commands among them."""
+    lines = ["What records lack; all others have a command, a commit and a load:", "", *head("lacking", "records")]
+    lines += [row(what, ", ".join(_link(name) for name in names)) for what, names in listed(RECORDS).items()]
+    return "\n".join([*lines, ""])
+
+
+def _link(name: str) -> str:
+    """A record's name, which leads to it."""
+    return f"[{name}](records/{name})"
+
+
 def _record(name: str, found: dict[str, Any]) -> str:
     facts = found["facts"]
     said = msgspec.convert(facts, Facts).line() if isinstance(facts, dict) else ", ".join(facts)
     tables = msgspec.convert(found["tables"], list[Table])
     lines = [_deeper(line) for table in tables for line in show(table)]
     heading = f"## {', '.join(table.name for table in tables)}: load {_load(facts)}"
-    return "\n".join([heading, "", paragraph(f"Record [{name}](records/{name}): {said}."), "", *lines])
+    return "\n".join([heading, "", paragraph(f"Record {_link(name)}: {said}."), "", *lines])
 
 
 def _gpu_record(name: str, found: dict[str, Any]) -> str:
     """What `make gpu` has left."""
-    head, *lines = render(found).splitlines()
-    return "\n".join([f"#{head}, record [{name}](records/{name})", *(_deeper(line) for line in lines), ""])
+    title, *lines = render(found).splitlines()
+    return "\n".join([f"#{title}, record {_link(name)}", *(_deeper(line) for line in lines), ""])
 
 
 def _deeper(line: str) -> str:

@@ -77,6 +77,13 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         if not self.cells or not all(self.cells.values()):
             raise ValueError(f"{self.what}: a line without numbers")
 
+    @property
+    def runs(self) -> str:
+        """How many numbers each cell is the median of; from fewest to most where cells differ."""
+        counts = [len(numbers) for numbers in self.cells.values()]
+        fewest, most = min(counts), max(counts)
+        return f"{fewest}" if fewest == most else f"{fewest} to {most}"
+
     def verdict(self, *, quick: bool = False) -> Verdict:
         if self.bar is None:
             return Verdict.NO_BAR
@@ -116,11 +123,11 @@ def show(table: Table, *, quick: bool = False) -> list[str]:
             if heads is not None:
                 out.append("")
             heads = tuple(line.cells)
-            out.append(f"| median (min-max) | {' | '.join(heads)} | bar | |")
-            out.append("|---" * (len(heads) + 3) + "|")
+            out.append(f"| median (min-max) | runs | {' | '.join(heads)} | bar | |")
+            out.append("|---" * (len(heads) + 4) + "|")
         shown = []
         for number, cell in enumerate(line.cells.values(), start=1):
             shown.append(spread(cell, digits=line.last_digits if number == len(line.cells) else line.digits))
         bar = str(line.bar) if line.bar else ""
-        out.append(f"| {line.what} | {' | '.join(shown)} | {bar} | {line.verdict(quick=quick).value} |")
+        out.append(f"| {line.what} | {line.runs} | {' | '.join(shown)} | {bar} | {line.verdict(quick=quick).value} |")
     return [*out, "", *(f"{note}  " for note in table.notes), *([""] if table.notes else [])]

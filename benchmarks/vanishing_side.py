@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 import stoker
+from benchmarks.vanishing import LOAD_IN_CALLS
 from stoker.contexts.recipe import Awareness
 from stoker.site import Pilot, Site
 
@@ -24,12 +25,12 @@ def main() -> None:
     ask.add_argument("--awareness", choices=["disk", "full"], required=True)
     ask.add_argument("--pilots", type=int, default=20)
     ask.add_argument("--call-s", type=float, default=5.0, help="seconds that a call's inferences take")
-    ask.add_argument("--load", type=float, default=0.8, help="what a load takes, in calls")
+    ask.add_argument("--load", type=float, default=LOAD_IN_CALLS, help="what a load takes, in calls")
     ask.add_argument("--from-s", type=float, default=40.0, help="when the first pilot is killed")
     ask.add_argument("--every-s", type=float, default=8.0, help="the time between two kills")
     asked = ask.parse_args()
     load_s, call_s = asked.load * asked.call_s, asked.call_s
-    done = 0
+    done = failed = 0
     site = Site(pilot=Pilot(devices="cpu:1", init_blocks=asked.pilots, max_blocks=asked.pilots))
     with tempfile.TemporaryDirectory(prefix="vanishing-") as folder:
         session = stoker.load(site, run_dir=folder, strategy="none")
@@ -55,10 +56,12 @@ def main() -> None:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     pilot.kill()
             time.sleep(asked.every_s)
-            done = sum(future.done() and future.exception() is None for future in futures)
+            ended = [future for future in futures if future.done()]  # the others wait for a pilot still
+            failed = sum(future.exception() is not None for future in ended)
+            done = len(ended) - failed
         finally:
             session.stop()
-    print(json.dumps({"calls": done}))
+    print(json.dumps({"calls": done, "failed": failed}))
 
 
 def _wait_for_pilots(session: Any, number: int, folder: str) -> list[psutil.Process]:

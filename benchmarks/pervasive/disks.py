@@ -101,7 +101,7 @@ def section(found: Found) -> str:
         how = "from all nodes in turn" if case.sharing.spread else "node by node"
         cells = [
             f"{case.sharing.gpus}", f"{case.sharing.reads:.0%}", how, f"{case.from_s:.0f}", f"{case.sets}",
-            between(case.alone), between(case.done), judged(_SAID, case.done, within=FAIR),
+            between(case.alone), between(case.done), judged(_SAID, case.done),
         ]  # fmt: skip
         lines.append(row(*cells))
     return "\n".join([*lines, ""])

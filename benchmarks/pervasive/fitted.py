@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from benchmarks.pervasive import paper, quick
 from benchmarks.pervasive.claims import called
 from benchmarks.pervasive.drawing import NAMES
+from benchmarks.pervasive.fit import SEED
 from benchmarks.pervasive.found import Found, at_most, between
 from benchmarks.pervasive.parameters import BOUNDS
 from benchmarks.pervasive.predict import BATCH
@@ -107,8 +108,8 @@ def unknowns(found: Found) -> str:
     lines = [
         f"## The unknowns: {len(found.fits)} sets of {len(BOUNDS)} parameters, {close} of them close",
         "",
-        f"{found.starts} searches began at random places within the bounds. Of the sets that they found, those are",
-        "kept that lie farthest apart.",
+        paragraph(f"""{found.starts} searches (seed {SEED}, starts 0 to {found.starts - 1}) began at random places
+            within the bounds. Of the sets that they found, those are kept that lie farthest apart."""),
         "",
         *head("parameter", "possible", "most central", "all", "why these bounds"),
     ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from benchmarks import quoted_records
+from benchmarks.paired import spread
 from benchmarks.pervasive import capacity, disks, fitted, gains, kinds, paper, predicted, shares
 from benchmarks.pervasive.claims import CLAIMS
 from benchmarks.pervasive.drawing import NAMES
-from benchmarks.pervasive.fit import CLOSE, FAIR
+from benchmarks.pervasive.fit import CLOSE, FAIR, FIRST_COMMIT, FIRST_SEARCHED, SEARCHED_AGAIN, SEED
 from benchmarks.pervasive.found import Found, between
 from benchmarks.pervasive.predict import BATCH, BATCHES, RAMPS_WRITTEN
+from benchmarks.vanishing import LOAD_IN_CALLS
 from benchmarks.words import paragraph
 from stoker.contexts.recipe import Awareness
 
@@ -18,7 +21,7 @@ def write(found: Found) -> str:
         HEAD,
         _made(found),
         _short(found),
-        INDEX,
+        _index(found),
         fitted.static(found),
         fitted.ratios(found),
         fitted.unknowns(found),
@@ -36,6 +39,7 @@ def quote(found: Found) -> str:
     """What the page on performance says of it, in one line."""
     inside: list[str] = []
     outside: list[str] = []
+    known: list[str] = []
     for claim in CLAIMS:
         values = claim.values(found.predictions, batch=BATCH)
         which = f" {NAMES[claim.awareness]}" if claim.figure == "8" else ""
@@ -43,13 +47,17 @@ def quote(found: Found) -> str:
         if off := claim.outside(found.predictions, batch=BATCH):
             outside.append(f"{name} against {between(values)}, by {off:.1%}")
         else:
-            hold = predicted.hold(claim, claim.variants(found.predictions, batch=BATCH))
+            variants = claim.variants(found.predictions, batch=BATCH)
+            hold = predicted.hold(claim, variants)
+            if any(variant.holds(claim.said) and predicted.decided(claim, variant.name) for variant in variants):
+                known.append(claim.figure)
             inside.append(f"{name} in {between(values)} (a factor of {max(values) / min(values):.1f}; {hold})")
     fit = f"Of the context paper Figures 6 and 7 are fitted: {fitted.in_short(found)}"
     said = f"Of {len(CLAIMS)} numbers that are predicted, in calls of {BATCH}, {len(inside)} are inside wide intervals"
     those = f"{', '.join(inside) or 'none'}; outside: {', '.join(outside) or 'none'}"
     variant = "A variant is one assumption where the text leaves something open, over all sets of the unknowns"
-    return f"{fit}. {said}: {those}. {variant}. {predicted.together(found)}"
+    figures = f"The variants that hold Figures {' and '.join(known)} were written or kept when the answers were known. "
+    return f"{fit}. {said}: {those}. {variant}. {figures if known else ''}{predicted.together(found)}"
 
 
 ROUNDED = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.FULL, paper.RUNS[0].batch))
@@ -70,33 +78,59 @@ Figures 8 and 9. Many parameter sets explain Figures 6 and 7 as well as one anot
 over all of them, and over what the text leaves open of each run. A set is *close* when no number is off by more than
 {CLOSE:.0%} in the closed form that sets are searched with (the text rounds {ROUNDED.seconds:,.0f} s to
 {paper.ROUNDED_S / 2 / ROUNDED.seconds:.1%}), *fair* when none is by more than {FAIR:.0%} (each run was done once, on
-a cluster that others used as well). A paper's number up to {CLOSE:.0%} outside the interval of close sets, or
-{FAIR:.0%} outside that of all sets, counts as within the error of the fit. The simulator itself is off by a little more
-or less than the closed form.
+a cluster that others used as well). So the interval of close sets has a tolerance of {CLOSE:.0%} in it and that of all
+sets one of {FAIR:.0%}: a paper's number beyond the end of an interval is outside, by however little. The simulator
+itself is off by a little more or less than the closed form.
 
 `stoker simulate context-paper-6` (or `-7`, `-8`, `-9a`, `-9b`) runs one of them with the most central set; its file
 says how the lesser versions are set beside it.
 """
-INDEX = """## Every figure and table of the paper
+_INDEX = """## Every figure and table of the paper
 
 | paper | what it has | here |
 |---|---|---|
 | Figures 1, 2, 4 | drawings | nothing to measure |
-| Figures 3, 5 | the program without and with a context | `apps/fact_verification`, which runs on real pilots |
+| Figures 3, 5 | the program without and with a context | `apps/fact_verification`, which runs on real pilots: \
+`stoker run fact_verification --awareness none` and `--awareness full` |
 | Table 1 | the GPUs of the cluster | *Table 1: the speeds of the kinds*, which are assumed |
 | Figures 6, 7 | seconds on 20 static GPUs, by awareness and by inferences a call | *Figures 6 and 7: fitted*; \
 real runs of a small model on two cores: `make bench ARGS="awareness fact_batches"` (found: `benchmarks/results.md`) |
 | §4.2, §4.3 (RQ1, RQ2) | ratios of the times of Figures 6 and 7 | *The ratios of §4.2 and §4.3* |
 | Figure 8 | inferences done while GPUs go one by one | *Figures 8 and 9: predicted*, and the two sections that \
-follow; real pilots whose calls and loads sleep: `make bench ARGS=vanishing` (found: `benchmarks/results.md`) |
+follow. That full awareness "consistently has a higher inference completion rate at any given time" is drawn, and not \
+compared. {vanishing} |
 | Figure 9 | a pool that grows to 20 and to 186 GPUs | *Figures 8 and 9: predicted*, and the section on capacity |
 """
+
+
+def _index(found: Found) -> str:
+    return _INDEX.replace("{vanishing}", _vanishing(found))
+
+
+def _vanishing(found: Found) -> str:
+    """What the benchmark of real pilots that are killed found, and what it may be compared with."""
+    line = quoted_records.read("vanishing").line("calls done")
+    (*_, ratios) = line.cells.values()
+    times = f"{spread(ratios, digits=line.last_digits)} times as many calls"
+    real = f"""Real pilots whose calls and loads sleep, none lost early: `make bench ARGS=vanishing` (found:
+        `benchmarks/results.md`) has {times} with full awareness as with partial."""
+    simulated = [one for each in gains.pairs(found.predictions, batch=BATCH, none_lost=True).values() for one in each]
+    if simulated:
+        real += f""" Its loads take {LOAD_IN_CALLS:g} of a call because that is put in, so this may be compared with
+            what the simulator has of that case, {between(simulated, ".2f")} in calls of {BATCH}, and not with the
+            paper's {gains.SAID:.2f}."""
+    return " ".join(real.split())
 
 
 def _made(found: Found) -> str:
     record = "record: [context-paper.json](context-paper.json)"
     kept = found.searched != found.facts.at
-    searched = f"The parameter sets were searched on {found.searched}{' and kept since' if kept else ''}."
+    first = again = ""
+    if found.searched == FIRST_SEARCHED:
+        first, again = f" by commit {FIRST_COMMIT}", f", and found the same sets on {SEARCHED_AGAIN}"
+    searched = f"""The parameter sets were searched on {found.searched}{first}, with seed {SEED} and starts 0 to
+        {found.starts - 1}{", and kept since" if kept else ""}: `python -m benchmarks.pervasive` without `--keep-fits`
+        searches anew{again}."""
     answers = f"{paper.FIGURE_9A_S:,.0f} s and {paper.FIGURE_9B_S:,.0f} s"
     known = f"""The ramps of Figure 9 were written anew on {RAMPS_WRITTEN}, when the predictions with the first ones
         were known: some of the first ones ended at the paper's own {answers}.

@@ -16,6 +16,7 @@ import pytest
 from benchmarks import fact_batches, manager_core, noop, page, results, taskvine
 from benchmarks.__main__ import BENCHMARKS, conclude, main
 from benchmarks.facts import Facts
+from benchmarks.lacking import lacks
 from benchmarks.paired import ROOT, ratios, run_side, take_turns
 from benchmarks.table import Bar, Line, Table, Verdict, passes, show
 
@@ -105,8 +106,10 @@ def test_what_it_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_table_says_what_is_missed() -> None:
     said = "\n".join(show(table(1.0, 2.0, 3.0)))
-    assert "| a line | 2.00 (1.00-3.00) | at least 4 | MISSED |" in said
+    assert "| a line | 3 | 2.00 (1.00-3.00) | at least 4 | MISSED |" in said
     assert "too few repeats" in "\n".join(show(table(9.0)))
+    apart = Line(what="a line", cells={"us": [1.0, 2.0], "ratio": [3.0] * 3})
+    assert "| a line | 2 to 3 |" in "\n".join(show(Table(name="one", title="a title", lines=[apart])))
     assert "not judged" in "\n".join(show(table(9.0), quick=True))
     assert "skipped: no such module" in show(Table(name="two", title="b", skipped="no such module"))
 
@@ -140,6 +143,23 @@ def test_on_the_page_better_is_to_the_right_whether_more_is_wanted_or_less() -> 
 
 def test_tables_that_have_a_record_are_what_the_record_says() -> None:
     assert results.PAGE.read_text() == results.write()
+
+
+@pytest.mark.parametrize(
+    ("record", "missing"),
+    [
+        ({"facts": {"command": "python -m it", "commit": "abc", "load": [0.1, 0.2]}, "tables": []}, []),
+        ({"facts": ["`python -m it`", "commits abc to def", "load average 2 to 12"]}, []),
+        ({"facts": ["2 cores", "commit unknown", "load before not known"]}, ["no command", "no commit", "no load"]),
+        ({"command": "make it", "machine": "2 cores, load average 3 to 10", "runs": [{"commit": "abc"}]}, []),
+        (
+            [{"here": "abc-dirty", "other": "def", "cases": {"one": {"load": [1.0]}}}],
+            ["no command", "measured with changes that are in no commit"],
+        ),
+    ],
+)
+def test_what_a_record_does_not_say_is_listed(record: object, missing: list[str]) -> None:
+    assert lacks(record) == missing
 
 
 def noop_side(ratio: float) -> Callable[..., dict[str, float]]:
