@@ -90,8 +90,8 @@ def upper_case() -> object:
 def count_held() -> int:
     """How many objects carry rows.
 
-    The list of all objects lives inside one call of `sum`, in which no other thread runs: a tuple that another thread is
-    making must not be referred to (it raises SystemError there).
+    The list of all objects lives inside one call of `sum`, in which no other thread runs: a tuple that another thread
+    is making must not be referred to (it raises SystemError there).
     """
     every = itertools.chain.from_iterable(itertools.starmap(gc.get_objects, [()]))
     return sum(map(HELD.__contains__, map(type, every)))

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from benchmarks.prompt_quality import interval, table_of
-from benchmarks.prompt_quality_side import CHOSEN, Settings, crossing, iterations_to, of_task, options, run, spread_of, target
+from benchmarks.prompt_quality_side import (
+    CHOSEN,
+    Settings,
+    crossing,
+    iterations_to,
+    of_task,
+    options,
+    run,
+    spread_of,
+    target,
+)
 from benchmarks.prompt_tasks import TASKS
 from benchmarks.table import Verdict
 
