@@ -17,8 +17,11 @@ def lacks(record: Any) -> list[str]:
     """What is missing in a record, in words; empty if it has a command, a commit without changes, and a load."""
     said = [(name, value) for name, value in _said(record) if not any(word in str(value) for word in _UNKNOWN)]
     found = [f"no {what}" for what, names in _NAMES.items() if not any(name in names for name, _ in said)]
-    if any(name in _NAMES["commit"] and "-dirty" in str(value) for name, value in said):
+    commits = [str(value) for name, value in said if name in _NAMES["commit"]]
+    if any("-dirty" in commit for commit in commits):
         found.append("measured with changes that are in no commit")
+    if any(commit.startswith("after ") for commit in commits):
+        found.append("only the commit before it is known")
     return found
 
 
