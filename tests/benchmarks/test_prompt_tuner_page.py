@@ -34,6 +34,7 @@ from benchmarks.prompt_tuner.page import Page
 from benchmarks.prompt_tuner.readings import Condition, Reading
 from benchmarks.prompt_tuner.record import KeptRun, Record, keep, read
 from benchmarks.prompt_tuner.report_kept import apart_at_the_same_cost
+from benchmarks.prompt_tuner.report_sets import still_within
 from benchmarks.prompt_tuner.result import Result
 from benchmarks.prompt_tuner.runs import Runs
 from benchmarks.prompt_tuner.search import Anchored, Searched
@@ -127,7 +128,7 @@ def test_an_ablation_whose_sign_is_another_is_told() -> None:
 def test_what_is_the_other_way_round_than_in_the_paper_is_said_in_short() -> None:
     def said(of: Record) -> str:
         page = " ".join(report.write(of).split())
-        return page.split("The other way round than in the paper, by the most central set: ")[1].split(" ## ")[0]
+        return page.split("by the most central set where no other is named: ")[1].split(" ## ")[0]
 
     def larger_is_better(group: Group, system: System) -> int:
         return 0 if group == HEAVY[-1] else as_hoped(group, system)
@@ -250,7 +251,7 @@ def test_a_baselines_runs_are_done_again_for_what_a_record_lacks(tmp_path: Path)
     assert len(new.runs) == len({run.name for run in new.runs})
     assert {run.name for run in new.runs if run.start_share is not None} == again.names
     page = " ".join(report.write(new).split())
-    judged = "25.0 to 25.0 | over; over it by the mean in 2 of 2 sets |"
+    judged = "25.0 to 25.0 | over; the mean is over it in 2 of 2 sets |"
     for reading in (Reading.HOLD, Reading.AT_ONCE):
         what = f"{reading.value}: waiting while instances start, % of a job's latency (3b)"
         assert f"| {what} | 11, at most 50 | 25.0 ± 0.0, at most 40 | {judged}" in page
@@ -296,12 +297,43 @@ def test_infless_is_set_beside_ours_at_the_same_cost() -> None:
         for run in of.runs
     ]
     page = Page(msgspec.structs.replace(of, runs=tuple(runs)))
-    assert [apart_at_the_same_cost(page, system) for system in (short, hold, long)] == [
-        pytest.approx(25.0 - 15.0), pytest.approx(13.0 - 8.0), None
-    ]  # fmt: skip
+    one, two, none = (apart_at_the_same_cost(page, system) for system in (short, hold, long))
+    assert one is not None
+    assert two is not None
+    assert (one.mean, one.half_width) == (pytest.approx(25.0 - 15.0), pytest.approx(0.0))
+    assert two.mean == pytest.approx(13.0 - 8.0)
+    assert none is None
     text = " ".join(report.write(page.record).split())
-    assert "+10.0 (INFless, instances hold and wait; 15); +5.0 (INFless, instances hold and wait; by its hist" in text
+    assert (
+        "+10.0 ± 0.0 (INFless, instances hold and wait; 15); +5.0 ± 0.0 (INFless, instances hold and wait; by its "
+        in text
+    )
     assert "| INFless, instances hold and wait | 120 | 5.0 ± 0.0 |" in text
+
+
+def test_sets_that_miss_their_anchors_on_other_seeds_are_counted() -> None:
+    of = made()
+    said = GRID.anchors.said()
+    within = of.searched.within
+
+    def come_to(central: float, other: float) -> Page:
+        """Runs whose first anchor is met, and whose second is so much too large."""
+        runs = [
+            msgspec.structs.replace(
+                run,
+                violations=said[0] if run.system == str(NOBODY) else run.violations,
+                allocated=said[1] / 100.0 * (1.0 + (central if run.places == SETS[0].places else other)),
+            )
+            for run in of.runs
+        ]
+        return Page(msgspec.structs.replace(of, runs=tuple(runs)))
+
+    assert [one.choice for one in still_within(come_to(within, within + 0.01))] == [SETS[0]]
+    assert [one.choice for one in still_within(come_to(-within - 0.01, within))] == [SETS[1]]
+    text = " ".join(report.write(come_to(within + 0.01, within).record).split())
+    assert "1 of these 2 are still within it; the most central one, which every figure is of, is not one" in text
+    assert "1 of the 2 sets are within" in text
+    assert "and the most central one is not among them" in text
 
 
 def test_of_settings_that_are_alike_the_cheapest_is_taken() -> None:
