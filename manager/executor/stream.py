@@ -184,7 +184,7 @@ class ResultStream(Iterator[Any]):
         self.close()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not getattr(self, "_closed", True) and os.getpid() == self._pid and not _ending():
+        if not getattr(self, "_closed", True) and not _ending() and os.getpid() == self._pid:
             _left.append((time.monotonic(), self.interrupted()))
 
     def __repr__(self) -> str:

@@ -118,13 +118,8 @@ class LibraryServer:
         self._idle = idle
         self.lane.read = self._read_for_call
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
-        take, run, ends, soundness, handling = (
-            self._queue.take,
-            runner.run,
-            self.outbox.ends,
-            self._soundness,
-            self._handling,
-        )
+        take, run, ends = self._queue.take, runner.run, self.outbox.ends
+        soundness, handling = self._soundness, self._handling
         read_at = 0.0
         while not self._over():
             with handling:
