@@ -15,6 +15,7 @@ import time
 import pytest
 
 import stoker
+from stoker.manager.executor import stream
 from stoker.manager.executor.pulling import SLOW_S
 
 QUICK = 4
@@ -154,6 +155,15 @@ def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
     assert not thread.is_alive()
     assert got == []
     assert not session.executor.link.waiting
+
+
+def test_a_map_that_is_dropped_when_python_ends_asks_nothing_of_what_is_gone(session, monkeypatch):
+    """Python takes the names of modules away before it drops what is left."""
+    results = stoker.map(abs, range(3))
+    with monkeypatch.context() as gone:
+        gone.setattr(stream, "os", None)
+        results.__del__(lambda: True)
+    results.close()
 
 
 @pytest.mark.parametrize("how", ["dropped", "closed"])
