@@ -86,7 +86,7 @@ paper's: at the public price 96 GPUs for 20 minutes cost more than the paper's s
 
 FIGURE_8 = """A smaller bank is searched faster and holds a worse best prompt; candidates are taken to be independent.
 Of the window the text says that 60 s "strikes a satisfactory balance" (8c), of the bank that with 2,000 candidates
-"both SLO violations and costs increase significantly" (8d)."""
+"both SLO violations and costs increase significantly" (8d); the other windows and the smallest bank are ours."""
 
 KEPT = """Medium load, S = 1, 32 GPUs, the most central set; the last column is by the means. Who keeps idle GPUs longer
 has fewer late jobs and pays more, so a comparison at one setting of each says little: INFless keeps instances by a
