@@ -52,6 +52,8 @@ NAME, TITLE = "prompt_quality", "the prompt chosen by score: iterations to accur
 DRAWS = 10_000
 SPREAD_TASK, SPREAD = "claims", 20
 """The task and the number of random prompts whose iterations are compared with those of Figure 2c."""
+SPREAD_SAID = (1.7, 4.5)
+"""How many times the least iterations the median and the most are in the paper (§2.2)."""
 SPREAD_LINE = "{} random prompts of {} to their own target (Figure 2c)"
 KINDS = (
     ("the best of the short list / the one chosen by score", "best", 0.9),
@@ -108,18 +110,20 @@ def table_of(found: dict[str, Any]) -> Table:
 
 
 def _spread(task: str, one: dict[str, Any]) -> str:
-    """The iterations of many random prompts, least, median and most, and what they are of the least."""
-    found = []
-    for name in ("iterations", "between"):
-        least, median, most = min(one[name]), statistics.median(one[name]), max(one[name])
-        numbers = (
-            f"{least:.3g}, {median:.3g} and {most:.3g}: {median / least:.1f} and {most / least:.1f} times the least"
-        )
-        found.append(("between evaluations " if name == "between" else "") + numbers)
+    """How far the iterations of many random prompts are apart, in words."""
+    low, high = SPREAD_SAID
     return (
-        f"{task}, {len(one['between'])} random prompts to {one['reach']:.3f}: least, median and most iterations"
-        f" {'; '.join(found)} (Figure 2c: 1.7 to 4.5); {one['never']} never reach it and count as the most"
+        f"{task}, {len(one['between'])} random prompts to {one['reach']:.3f}: {apart(one['iterations'])}; between"
+        f" evaluations {apart(one['between'])} (Figure 2c: {low} to {high}); {one['never']} never reach it and count as"
+        " the most"
     )
+
+
+def apart(iterations: Sequence[float]) -> str:
+    """Least, median and most of some iterations, and how many times the least the other two are."""
+    least, median, most = min(iterations), statistics.median(iterations), max(iterations)
+    times = f"median and most are {median / least:.1f} and {most / least:.1f} times the least"
+    return f"{least:.3g} to {most:.3g} iterations, median {median:.3g}: {times}"
 
 
 def interval(numbers: Sequence[float], *, draws: int = DRAWS) -> tuple[float, float]:

@@ -114,7 +114,7 @@ class Bench:
             enough = most if place == 0 else least
             points = self.reached("listed", self.layers.candidates[key].text, reach=reach, most=enough)
             least = min(least, iterations_to(points, reach, most=most))
-        for text in self.draw():
+        for text in self.draw(self.settings.randoms):
             self.reached("random", text, reach=reach, most=most)
 
     def compare_induced(self) -> None:
@@ -123,14 +123,14 @@ class Bench:
         self.reached("induced", text, reach=self.target(), most=self.settings.iterations)
 
     def spread(self, count: int) -> None:
-        """The whole curves of so many random prompts. The first of them are those of the target."""
+        """Tune from so many random prompts, each for all iterations. The target's random prompts are among them."""
         for text in self.draw(count):
             self.tuned("spread", text, reach=None, most=self.settings.iterations)
 
     def target(self) -> float:
         """What random prompts are tuned to."""
         most = self.settings.target_iterations
-        return target([self.tuned("random", text, reach=None, most=most) for text in self.draw()])
+        return target([self.tuned("random", text, reach=None, most=most) for text in self.draw(self.settings.randoms)])
 
     def reached(self, part: str, text: str, *, reach: float, most: int) -> Points:
         """The curve from this text until the target, or so many iterations. One that was stopped before either is made
@@ -164,12 +164,12 @@ class Bench:
         losses = {key: round(loss, 4) for key, loss in found.losses.items()}
         return {"best": found.best(settings.shortlist), "scores": found.scores, "losses": losses}
 
-    def draw(self, count: int = 0) -> list[str]:
-        """Random candidates of the bank: those of the target, or so many."""
+    def draw(self, count: int) -> list[str]:
+        """So many random candidates of the bank, always the same ones first."""
         chance = Stream(self.settings.seed, f"random prompts, {self.task}")
         every = list(self.layers.candidates.values())
         order = sorted(range(len(every)), key=chance.uniform)
-        return [every[place].text for place in order[: count or self.settings.randoms]]
+        return [every[place].text for place in order[:count]]
 
     def induce(self) -> Record:
         """What the model writes after a few demonstrations."""

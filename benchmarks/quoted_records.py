@@ -194,10 +194,9 @@ def whole_run() -> tuple[str, str]:
 
 def quality() -> Iterator[tuple[str, str]]:
     """What benchmarks/README.md says of the prompt that a score chooses, and docs/prompt-bank.md of random ones."""
-    record, found = read("prompt_quality"), []
-    for what, _, bar in prompt_quality.KINDS:
-        ratios = record.last(what)
-        middle, (low, high) = statistics.median(ratios), prompt_quality.interval(ratios)
+    found = []
+    for place, (_, _, bar) in enumerate(prompt_quality.KINDS):
+        middle, low, high = _of_tasks(place)
         judged = "" if bar is None else f"; bar {bar:g}: {'met' if middle >= bar else '**missed**'}"
         found.append((f"{middle:.2f}", f"{low:.2f} to {high:.2f}", judged))
     best, random, induced = (f"{middle} ({between}{judged})" for middle, between, judged in found)
@@ -219,10 +218,10 @@ def quality() -> Iterator[tuple[str, str]]:
 
 def chosen_prompt() -> str:
     """The prompt that a score chooses beside the ideal and the induced one, as in Figure 9."""
-    (best, low, high), induced = _of_tasks(0), _of_tasks(2)
+    best, induced = ("{:.2f} ({:.2f} to {:.2f})".format(*_of_tasks(place)) for place in (0, 2))
     return (
-        f"the best of 8 needs {best} ({low} to {high}) of the iterations of the one that a score chooses, an induced"
-        f" one {induced[0]} times as many ({induced[1]} to {induced[2]}): medians of ten tasks, 95 % intervals"
+        f"the best of 8 needs {best} of the iterations of the one that a score chooses, and an induced one {induced}"
+        " times as many: medians of ten tasks, 95 % intervals"
     )
 
 
@@ -230,16 +229,15 @@ def against_induced() -> str:
     """What a prompt that the bank finds saves against one that the model writes itself, by our tunings."""
     middle, low, high = _of_tasks(2)
     return (
-        f"an induced prompt needs {middle} times the iterations of the one that a score chooses"
-        f" (95 % interval {low} to {high}, SmolLM2-135M, `prompt_quality`)"
+        f"an induced prompt needs {middle:.2f} times the iterations of the one that a score chooses"
+        f" (95 % interval {low:.2f} to {high:.2f}, SmolLM2-135M, `prompt_quality`)"
     )
 
 
-def _of_tasks(place: int) -> tuple[str, str, str]:
-    """The median over tasks of one of the ratios, and its interval."""
+def _of_tasks(place: int) -> tuple[float, float, float]:
+    """The median over tasks of the ratio at this place of `prompt_quality.KINDS`, and its interval."""
     ratios = read("prompt_quality").last(prompt_quality.KINDS[place][0])
-    low, high = prompt_quality.interval(ratios)
-    return f"{statistics.median(ratios):.2f}", f"{low:.2f}", f"{high:.2f}"
+    return statistics.median(ratios), *prompt_quality.interval(ratios)
 
 
 def communication() -> str:
@@ -262,13 +260,11 @@ def prompt_spread() -> str:
     name = prompt_quality.SPREAD_LINE.format(prompt_quality.SPREAD, task)
     for what in (name, f"{name}, between evaluations"):
         (line,) = [line for line in table.lines if line.what == what]
-        every = line.cells["its ITA"]
-        least, middle, most = min(every), statistics.median(every), max(every)
-        times = f"{middle / least:.1f} and {most / least:.1f} times the least"
-        found.append(f"{least:.3g} to {most:.3g} iterations, median {middle:.3g}: {times}")
+        found.append(prompt_quality.apart(line.cells["its ITA"]))
+    low, high = prompt_quality.SPREAD_SAID
     return (
         f"{prompt_quality.SPREAD} random prompts of `{task}` need {found[0]} (between evaluations {found[1]}); in"
-        " the paper the median and the most are 1.7 to 4.5 times the least"
+        f" the paper they are {low} to {high} times the least"
     )
 
 

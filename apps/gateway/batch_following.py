@@ -41,7 +41,7 @@ class FollowedBatch:
 
     @property
     def has_process(self) -> bool:
-        """True once it is started or found, until its end is awaited."""
+        """True from when its process is started or found until that has ended."""
         return self.child is not None or self.process is not None
 
     async def process_end(self) -> int | None:

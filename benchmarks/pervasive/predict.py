@@ -52,7 +52,8 @@ RAMPS_WRITTEN = "2026-11-26"
 well). The first ones, of commit 95c044e, ended when the paper's runs do, among others. What they predicted was known by
 then."""
 _FIRST_RAMPS_9B = ((200.0, 0), (400.0, 0), (600.0, 0), (200.0, 1))
-"""Of the first ramps those that are kept: seconds, and which of `PEAKS`. None of Figure 9a's is."""
+"""The ramps of Figure 9b that were kept when the others were written anew: seconds, and which of `PEAKS` each uses. No
+ramp of Figure 9a was kept."""
 PEAKS = (("32-bit arithmetic", paper.SINGLE), ("tensor cores", paper.TENSOR))
 KEPT_VARIANTS = frozenset(
     f"evenly in {until_s:.0f} s, kinds by {PEAKS[which][0]}" for until_s, which in _FIRST_RAMPS_9B

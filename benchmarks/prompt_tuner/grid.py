@@ -14,6 +14,8 @@ from benchmarks.prompt_tuner.parameters import Parameters
 from stoker.chance import Stream
 
 PATH = Path(__file__).parent / "grid.toml"
+SEED = 0
+"""Of the draw of combinations."""
 
 
 class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,7 +108,7 @@ def every_choice(grid: Grid) -> list[Choice]:
 
 def drawn(grid: Grid) -> list[Choice]:
     """Those that are tried, in the order of `every_choice`: the same ones always."""
-    every, chance = every_choice(grid), Stream(0, "PromptTuner's grid")
+    every, chance = every_choice(grid), Stream(SEED, "PromptTuner's grid")
     some = set(sorted(range(len(every)), key=chance.uniform)[: grid.draws])
     return [choice for number, choice in enumerate(every) if number in some]
 

@@ -100,14 +100,8 @@ def table_7(page: Page) -> str:
 def figure_8(page: Page) -> str:
     """The bank and runtimes by S, the window, the bank's size."""
     one = page.central
-    lines = [
-        "## Figure 8: reuse by S, the window, the size of the bank",
-        "",
-        texts.FIGURE_8,
-        "",
-        paragraph(page.one_set()),
-        "",
-    ]
+    lines = ["## Figure 8: reuse by S, the window, the size of the bank", "", texts.FIGURE_8, ""]
+    lines += [paragraph(page.one_set()), ""]
     lines += head("S", "what", "%", "$", "points more", "times the cost")
     for emergence in paper.EMERGENCES:
         group = at("medium", emergence)

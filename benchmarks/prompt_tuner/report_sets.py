@@ -10,6 +10,7 @@ import msgspec
 
 from benchmarks.prompt_tuner import texts
 from benchmarks.prompt_tuner.cases import MEDIUM, NOBODY, at
+from benchmarks.prompt_tuner.grid import SEED
 from benchmarks.prompt_tuner.page import Page, lines_of, span
 from benchmarks.prompt_tuner.readings import Reading
 from benchmarks.prompt_tuner.search import STEP, Anchored
@@ -45,7 +46,7 @@ def sets_that_count(page: Page) -> str:
 def _searched(page: Page) -> str:
     searched, grid = page.record.searched, page.grid
     if not searched.stages:
-        return "Nobody searched: this is a look."
+        return "The sets were not searched for: this page is a first look at one choice."
     told = [
         f"{len(found)} combinations under {'seed' if len(stage.seeds) == 1 else 'seeds'} {span(stage.seeds)}"
         + (f" (looked at further within {stage.within:.0%})" if stage is not grid.stages[-1] else "")
@@ -53,7 +54,7 @@ def _searched(page: Page) -> str:
     ]
     every = prod(map(len, msgspec.structs.astuple(grid.values)))
     return paragraph(f"""Fixed on {grid.fixed_on}; {grid.draws} of the {every} combinations were drawn by chance
-        (seed 0). Measured were {"; ".join(told)}. {_admitted(page)} Run were {len(page.sets)}, the most central
+        (seed {SEED}). Measured were {"; ".join(told)}. {_admitted(page)} Run were {len(page.sets)}, the most central
         first.{early(page)}""")
 
 

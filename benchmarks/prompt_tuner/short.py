@@ -63,7 +63,7 @@ def _sets(page: Page) -> str:
     """How far the sets are from what they were chosen by."""
     searched, anchors = page.record.searched, page.grid.anchors
     if not searched.stages:
-        return "Nobody searched for the set: this is a look."
+        return "The sets were not searched for: this page is a first look at one choice."
     worst = [each.worst(page.grid) for each in searched.stages[-1]]
     wanted = sum(each <= anchors.within + 1e-9 for each in worst)
     still = still_within(page)

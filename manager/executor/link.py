@@ -150,8 +150,7 @@ class Link:
             self._send_now()
         elif not self._woken:
             self.wake()
-        if self.over is not None:  # it ended meanwhile, and what was open had failed before this was added
-            self.fail_all(self.over)
+        self._fail_if_over()
         return call
 
     def submit_many(
@@ -169,8 +168,7 @@ class Link:
         else:
             self._out.queue.extend(zip(submission, specs, strict=True))
         self._send_now()
-        if self.over is not None:  # it ended meanwhile, and what was open had failed before this was added
-            self.fail_all(self.over)
+        self._fail_if_over()
         return calls
 
     def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
@@ -195,12 +193,17 @@ class Link:
         self._send_now()
 
     def ask_status(self) -> Future[to_client.Status]:
-        """Ask for the state of the session. To cancel the future gives the question up."""
+        """Ask for the state of the session. Cancelling the future gives the question up."""
         return self._ask(to_manager.AskStatus(), answer=to_client.Status)
 
     def ask_story(self, subject: str) -> Future[to_client.Story]:
-        """Ask why a call, pilot, library or context is where it is. To cancel the future gives the question up."""
+        """Ask why a call, pilot, library or context is where it is. Cancelling the future gives the question up."""
         return self._ask(to_manager.AskStory(subject), answer=to_client.Story)
+
+    def _fail_if_over(self) -> None:
+        """If the session ended while something was added, fail that: the end has failed only what was there before."""
+        if self._over is not None:
+            self.fail_all(self._over)
 
     def fail_all(self, error: Exception) -> None:
         """End the session for this client: open calls and later ones fail with this error."""
@@ -249,7 +252,7 @@ class Link:
         """Disable the link in a forked child of the program: the socket and its thread are the parent's, and so are the
         open calls and the files of their arguments."""
         self._over = forked_process(self.session.session)
-        self.waiting.waiters.clear()  # what the child drops cancels none of them
+        self.waiting.waiters.clear()  # so nothing that the child drops cancels a call of its parent
         self._lock = threading.Lock()
         self._lock.acquire()  # no thread of this process may use the socket
 
@@ -263,8 +266,7 @@ class Link:
         with self._lock:
             future = self._questions.ask(question, answer=answer)
         self._send_now()
-        if self.over is not None:  # it ended meanwhile, and what was open had failed before this was added
-            self.fail_all(self.over)
+        self._fail_if_over()
         return future
 
     def _send_now(self) -> None:

@@ -45,8 +45,8 @@ def name_of(identity: bytes) -> bytes:
 
 
 def text_of(name: bytes) -> str:
-    """A peer's name as text; empty if it is no name: nothing, not UTF-8, or not printable, as the identity is that
-    ZeroMQ makes for a peer that chose none."""
+    """A peer's name as text; empty if these bytes are no name, because there are none, or they are not printable UTF-8.
+    The identity that ZeroMQ makes for a peer that chose none is not printable."""
     try:
         text = name.decode()
     except UnicodeDecodeError:

@@ -91,7 +91,8 @@ class Fetches:
         self._agent.later(lambda: self._offer(fetching, order, origin, why=why))
 
     def _offer(self, fetching: _Fetching, order: FetchObject, origin: list[ObjectSource], *, why: str = "") -> None:
-        """Have it brought from there, unless the core has said something else since. `why`: it is not at its path."""
+        """Have the object brought from there, unless the core has ordered otherwise since. `why` says what was wrong
+        with its path."""
         ref = order.object
         if self._fetches.get(ref.name) is not fetching or fetching.order is not order:
             return

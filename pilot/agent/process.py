@@ -160,7 +160,7 @@ class Wires:
         return [(self._sources.get(number), what) for number, what in self._epoll.poll(timeout_s)]
 
     def watch(self, source: Source) -> None:
-        """Wait for this one; if it has bytes to send, also for room."""
+        """Wait until this one says something; if it has bytes to send, also until its socket has room."""
         number = source.fileno()
         if number < 0:
             return

@@ -47,7 +47,7 @@ class Zygotes:
         return iter(list(self._by_preload.values()))
 
     def forget(self, zygote: Zygote) -> None:
-        """It has ended: kill it for good, and whatever its libraries left behind, but no probe of a device."""
+        """The zygote has ended: kill it for good, and what its libraries left behind. Probes of devices go on."""
         self._by_preload.pop(zygote.preload, None)
         zygote.destroy()
         processes.kill_strays({other.pid for other in self}, of_main=True)

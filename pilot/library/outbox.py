@@ -62,7 +62,7 @@ class LibraryOutbox:
         self.ends.append(outcome)
 
     def send_waiting(self) -> None:
-        """Send the ends and the progress that wait. Afterwards what another thread took to send is sent too."""
+        """Send the ends and the progress that wait. When this returns, what another thread was sending is sent too."""
         with self._sending:
             ends, out = self.ends, []
             while ends:

@@ -108,7 +108,7 @@ class Runner:
         self.call = NO_CALL
         """The id of the call that runs."""
         self.taken = NO_CALL
-        """The id of the call that was taken for this slot, until its end waits to be sent."""
+        """The id of the call that this slot has taken, until the outbox has its end."""
         self.begun = 0
         """How many calls have begun, counted by the caller of `run`. A watcher compares it between two looks."""
         self.evict = False

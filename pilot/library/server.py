@@ -255,7 +255,7 @@ class LibraryServer:
                     self.leave(fault)
 
     def _is_alone(self, own: Runner) -> bool:
-        """Whether no other slot has a call that was taken and whose end does not wait to be sent yet."""
+        """Whether every other slot is free: it has taken no call, or the outbox has that call's end."""
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:

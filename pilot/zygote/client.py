@@ -36,7 +36,8 @@ class Zygote:
         self.ready = False
         self.libraries: set[int] = set()
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
-        """Orders that wait until it reads, each with the socket that goes along: it does not while it imports."""
+        """Orders that wait until the zygote reads, which it does not while it imports; each with the socket that goes
+        along."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         single = dict.fromkeys(THREAD_VARIABLES, "1")
         single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

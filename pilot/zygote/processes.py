@@ -15,7 +15,7 @@ from stoker.pilot.zygote.leftovers import LIMIT_S, is_tracker
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _stuck: set[int] = set()
-"""Children that were killed and have not ended."""
+"""Children that were killed, waited for, and have not ended."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

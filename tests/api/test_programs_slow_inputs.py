@@ -92,6 +92,19 @@ class Bell:
         return self._get(timeout=timeout)
 
 
+def two_items():
+    """The second of two items waits until it may go on; the first event is set when it is asked for."""
+    at_item, go = threading.Event(), threading.Event()
+
+    def items():
+        yield 0
+        at_item.set()
+        go.wait(20)
+        yield 1
+
+    return at_item, go, items
+
+
 def for_ever(number):
     time.sleep(3600)
     return number
@@ -120,13 +133,7 @@ def test_a_map_that_another_thread_closes_ends_the_loop_that_waits_for_a_result(
 
 
 def test_calls_that_a_loop_sends_while_another_thread_closes_its_map_are_cancelled(session):
-    at_item, go = threading.Event(), threading.Event()
-
-    def items():
-        yield 0
-        at_item.set()
-        go.wait(20)
-        yield 1
+    at_item, go, items = two_items()
 
     results = stoker.map(for_ever, items())
     thread, got = consume(results)
@@ -196,13 +203,7 @@ def test_a_forked_child_closes_no_map_of_its_parent(session, tmp_path, how):
 @pytest.mark.parametrize("is_awaited", [False, True], ids=["plain", "awaited"])
 def test_a_task_that_is_cancelled_while_its_map_takes_an_item_cancels_the_calls(session, is_awaited):
     """The map's thread had dropped the ring that told it to stop, and its calls ran to their ends."""
-    at_item, go = threading.Event(), threading.Event()
-
-    def items():
-        yield 0
-        at_item.set()
-        go.wait(20)
-        yield 1
+    at_item, go, items = two_items()
 
     async def awaited_items():
         yield 0

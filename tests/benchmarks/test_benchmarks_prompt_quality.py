@@ -96,7 +96,7 @@ def test_the_spread_of_random_prompts_has_a_target_of_its_own() -> None:
     assert spread == {"reach": 6.0, "iterations": [1, 9, 12], "between": [1.0, 9.0, 12.0], "never": 1}
     told = table_of({**found([6] * 10, [6] * 10, [[8]] * 10), "spread": {"one": spread}}).notes
     (line,) = [note for note in told if "random prompts to 6.000" in note]
-    assert "least, median and most iterations 1, 9 and 12: 9.0 and 12.0 times the least" in line
+    assert "1 to 12 iterations, median 9: median and most are 9.0 and 12.0 times the least; between" in line
     assert "1 never reach it" in line
 
 
