@@ -235,9 +235,11 @@ class BlockKeeper:
         statuses = batch.query(strange) if strange else {}
         gone = {job for job, status in statuses.items() if status.leaving}
         strange = [job for job in strange if job not in gone]
-        over = {job for job in strange if job in statuses and statuses[job].phase is BlockPhase.ENDED}
+        phases = {job: statuses[job].phase for job in strange if job in statuses}
+        over = {job for job, phase in phases.items() if phase is BlockPhase.ENDED}
         strays = []
-        for job in sorted(strange, key=over.__contains__):  # one that lives is the block's job sooner than another
+        # Of two jobs of a block the one that runs is kept, sooner than one that waits or is over.
+        for job in sorted(strange, key=lambda job: (job in over, phases.get(job) is not BlockPhase.RUNNING)):
             kept = self.blocks.get(found[job])
             if kept is not None and not kept.job:
                 log.info("block %s: found as job %s", kept.block, job)

@@ -71,7 +71,9 @@ def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world,
     """It is given up, and its job is there all the same."""
     slow = world.path / "slow"
     slow.mkdir()
-    (slow / "sbatch").write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" sbatch "$@" >/dev/null\nexec sleep 600\n')
+    made = slow / "made"
+    program = f'PATH="{os.environ["PATH"]}" sbatch --parsable "$@" >>{made}\nexec sleep 600\n'
+    (slow / "sbatch").write_text(f"#!/bin/sh\n{program}")
     (slow / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow}:{os.environ['PATH']}")
     with load(world, provider={"command_limit": "4 s"}) as session:
@@ -82,7 +84,8 @@ def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world,
         assert call.result(60) == 10
         status = status_when(session, lambda status: not status.trouble, what="the trouble's end")
         [block] = status.jobs
-        assert block.block == asked.block
+        assert block.block == asked.block, str(session.explain(asked.block))
+        assert made.read_text().split() == [block.job]
         assert [line[0] for line in slurm.queue()] == [block.job]
 
 

@@ -273,6 +273,14 @@ def test_of_two_jobs_of_a_block_the_living_one_stays(desk: Desk) -> None:
     assert not desk.batch.cancelled
 
 
+def test_of_two_jobs_of_a_block_the_running_one_stays(desk: Desk) -> None:
+    waiting = desk.batch.put(B0)
+    running = desk.batch.put(B0, BatchJobStatus(RUNNING))
+    desk.another().sync([KnownBlock(B0, "lab", ASKED)])
+    assert [each.job for each in desk.settle() if isinstance(each, BlockUpdate)][-1] == running
+    assert desk.batch.cancelled == [waiting]
+
+
 def test_no_job_is_touched_before_the_manager_has_spoken(desk: Desk) -> None:
     def make() -> Batch:
         return desk.batch

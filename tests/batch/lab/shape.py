@@ -39,7 +39,7 @@ class Shape:
     preempt: Preempt = Preempt.REQUEUE
     grace_s: int = 0
     kill_wait_s: int = 2
-    node_timeout_s: int = 10
+    node_timeout_s: int = 30
     namespaces: bool = False
     accounting: bool = False
     settings: dict[str, str] = field(default_factory=dict)

@@ -94,7 +94,7 @@ def _patience(shape: Shape) -> dict[str, str]:
         "SlurmctldTimeout": "10",
         "SlurmdTimeout": str(shape.node_timeout_s),
         "MessageTimeout": "5",
-        "BatchStartTimeout": "10",
+        "BatchStartTimeout": "60",
         "InactiveLimit": "0",
         "KillWait": str(shape.kill_wait_s),
         "OverTimeLimit": "0",
