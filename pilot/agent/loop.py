@@ -58,6 +58,7 @@ from stoker.pilot.core.events import (
     Signalled,
     Tick,
     TimerFired,
+    WasStopped,
 )
 from stoker.pilot.zygote.client import Zygote
 
@@ -86,6 +87,8 @@ class Loop:
         self._observe_at = 0.0
         self._devices_at = 0.0
         self._tick_at = 0.0
+        self._turned_at = 0.0
+        """When the last wait was over; 0 before the first."""
         for number in (*agent.link.dealer.filenos(), agent.wake_read):
             agent.wires.register(number)
 
@@ -120,7 +123,9 @@ class Loop:
     def _wait(self) -> None:
         agent = self.agent
         timeout = 0.0 if agent.link.dealer.readable() else max(0.0, self._next_due() - time.monotonic())
-        for source, what in agent.wires.wait(timeout):
+        news = agent.wires.wait(timeout)
+        self._notice_stop(timeout)
+        for source, what in news:
             if source is None:
                 continue
             if what & select.EPOLLOUT:
@@ -132,6 +137,14 @@ class Loop:
                 else:
                     agent.hear(source)
         agent.take_done()
+
+    def _notice_stop(self, waited_s: float) -> None:
+        """Tell the core, before it looks at a limit, that this process did not run for long: its job was suspended."""
+        now, before = time.monotonic(), self._turned_at
+        self._turned_at = now
+        stopped_s = now - before - waited_s
+        if before and stopped_s > limits.STOPPED_S:
+            self.agent.handle(WasStopped(stopped_s))
 
     def _next_due(self) -> float:
         agent = self.agent

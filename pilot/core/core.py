@@ -61,6 +61,7 @@ from stoker.pilot.core.events import (
     Unfit,
     UsageMeasured,
     WalltimeKnown,
+    WasStopped,
 )
 from stoker.pilot.core.failures import load_failure
 from stoker.pilot.core.state import CoreState, PilotFacts
@@ -131,6 +132,8 @@ class PilotCore:
                     library = state.libraries.get(one.library)
                     if library is not None:
                         limits.observed(state, library, one)
+            case WasStopped(seconds=seconds):
+                limits.was_stopped(state, seconds)
             case (
                 LibraryPrepared()
                 | ProcessMade()

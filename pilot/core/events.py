@@ -153,6 +153,13 @@ class Observed(_Event, frozen=True):
     libraries: Sequence[Observation]
 
 
+class WasStopped(_Event, frozen=True):
+    """For so many seconds until now the pilot's processes did not run: a batch system suspends jobs, and schedules
+    gangs of them in turn. A shell without processes never says it."""
+
+    seconds: float
+
+
 class OfferWeighed(_Event, frozen=True):
     """What the engines on a library's devices have to do, and what an offered call asks of the library's: the answer to
     `WeighOffer`. The step that is computed now ends at `free_at`, in seconds of the core's clock. `new`: None where the
@@ -336,7 +343,7 @@ class Farewell(_Event, frozen=True):
 
 Event = (
     FromManager | HelloDue | ManagerAway | LibraryPrepared | ProcessMade | ProcessEnded | FromLibrary | LibraryGarbled
-    | LibraryHungUp | RoomWanted | Observed | OfferWeighed | UsageMeasured | Pinned | ObjectArrived | SourceFailed
-    | ObjectLost | CacheListed | ArgumentsBrought | HandedIn | SnapshotTaken | DevicesMeasured | Probed | DriverSaid
-    | DeviceAway | WalltimeKnown | Signalled | Unfit | EngineEnded | TimerFired | Tick | Farewell
+    | LibraryHungUp | RoomWanted | Observed | WasStopped | OfferWeighed | UsageMeasured | Pinned | ObjectArrived
+    | SourceFailed | ObjectLost | CacheListed | ArgumentsBrought | HandedIn | SnapshotTaken | DevicesMeasured | Probed
+    | DriverSaid | DeviceAway | WalltimeKnown | Signalled | Unfit | EngineEnded | TimerFired | Tick | Farewell
 )  # fmt: skip

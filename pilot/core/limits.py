@@ -1,4 +1,5 @@
-"""Limits of libraries: of memory, loading time, a call's time, and silence."""
+"""Limits of libraries: of memory, loading time, a call's time, and silence. Time in which the whole pilot was stopped
+counts for none of them."""
 
 from __future__ import annotations
 
@@ -25,6 +26,10 @@ HUNG_UP_S = 1.0
 """A library that has closed its socket has ended within so long, or has closed it by mistake."""
 
 
+STOPPED_S = 3.0
+"""A pilot that does nothing for so long beyond what it wanted to wait was stopped, with its libraries."""
+
+
 def observed(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     """Hold a library's limits against what was seen of it."""
     if library.serves:
@@ -43,6 +48,31 @@ def observed(state: CoreState, library: PilotLibrary, seen: Observation) -> None
     if library.hung_up_at and state.now - library.hung_up_at > HUNG_UP_S and library.number in state.libraries:
         what = f"lib-{library.number} closed its socket to the pilot: its code closes what is not its own"
         lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
+
+
+def was_stopped(state: CoreState, seconds: float) -> None:
+    """The pilot and its libraries did not run for so long until now."""
+    state.log(f"the pilot was stopped for {show_seconds(seconds)}: that counts for no limit of a call or a load")
+    state.stops.append((state.now - seconds, state.now))
+    for library in state.libraries.values():
+        if library.started_at:
+            library.started_at += seconds
+        if library.asked_back_at:
+            library.asked_back_at += seconds
+        if library.hung_up_at:
+            library.hung_up_at += seconds
+        for call in library.cancelling:
+            library.cancelling[call] += seconds
+
+
+def _without_stops(state: CoreState, ran_s: float) -> float:
+    """The seconds for which a call has run, of those since it began."""
+    began = state.now - ran_s
+    for start, end in reversed(state.stops):
+        if end <= began:
+            break
+        ran_s -= end - max(start, began)
+    return ran_s
 
 
 def memory_limit(state: CoreState, library: PilotLibrary) -> int:
@@ -82,7 +112,7 @@ def _loading(state: CoreState, library: PilotLibrary) -> None:
 
 
 def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
-    for call, ran_s in seen.running:
+    for call, since_s in seen.running:
         if call not in library.held:
             continue
         limit_s = library.held[call]
@@ -91,7 +121,7 @@ def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
             cause = failure_of(state, library, FailureKind.CANCELLED, what)
             lifecycle.kill(state, library, cause=cause, printed=True)
             return
-        if 0 < limit_s < ran_s:
+        if 0 < limit_s < since_s and limit_s < (ran_s := _without_stops(state, since_s)):
             _time_out(state, library, call, limit_s=limit_s, ran_s=ran_s)
             return
 

@@ -33,6 +33,8 @@ from stoker.pilot.core.ledger import Ledger
 from stoker.pilot.core.stages import SERVES, Stage
 
 NEVER = float("inf")
+_MOST_STOPS = 10_000
+"""A gang that takes turns of half a minute with another is stopped so often in a week."""
 
 
 class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +232,8 @@ class CoreState:
         """The highest number of a library that it was told to start."""
         self.last_ticket = 0
         """The number of the last order whose arguments it had brought."""
+        self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)
+        """From when until when the pilot's processes did not run."""
         self.handing_in = 0
         """Large results that are on their way to the session."""
 

@@ -37,6 +37,7 @@ from stoker.pilot.core.events import (
     UnacknowledgedFacts,
     Unfit,
     WalltimeKnown,
+    WasStopped,
 )
 from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.core.stages import NEXT, Stage
@@ -338,6 +339,17 @@ def test_a_call_that_runs_too_long_ends_with_its_library_and_the_others_go_elsew
     assert pilot.take(told.LibraryGone).running == (2,)
 
 
+def test_time_in_which_the_pilot_was_stopped_counts_for_no_limit_of_a_call(pilot: CoreShell) -> None:
+    pilot.ready().run(1, limit_s=2.0).run(2, limit_s=2.0).wait(1.0).wait(20.0).give(WasStopped(20.0))
+    pilot.observe(c1=21.0)
+    pilot.wait(5.0).give(WasStopped(4.5)).observe(c1=26.0, c2=4.9)  # the second one began when it went on
+    assert not pilot.all(commands.KillProcess)
+    pilot.wait(0.6).observe(c1=26.6, c2=5.5)
+    (end,) = pilot.take(told.CallsEnded).ends
+    assert end.failure is not None
+    assert (end.call, "the call ran for 2.1 s" in end.failure.message) == (1, True)
+
+
 def test_a_cancelled_call_has_its_time_to_end_and_costs_its_library_then(pilot: CoreShell) -> None:
     pilot.ready().run(1).forget()
     pilot.hear(order.CancelCalls(LibraryId(1), (1,), running=True, grace_s=10.0))  # type: ignore[arg-type]
@@ -410,6 +422,14 @@ def test_a_loader_that_takes_too_long_is_ended_with_its_zygote_if_it_has_no_proc
     failure = pilot.take(told.LibraryGone).failure
     assert failure is not None
     assert "did not load within 5.0 s" in failure.message
+
+
+def test_time_in_which_the_pilot_was_stopped_counts_for_no_limit_of_a_load(pilot: CoreShell) -> None:
+    slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
+    pilot.start(recipe=slow).wait(60.0).give(WasStopped(58.0)).observe()
+    assert not pilot.all(commands.KillZygote)
+    pilot.wait(3.1).observe()
+    assert pilot.take(commands.KillZygote).library == 1
 
 
 def test_what_the_loader_raised_is_what_is_told(pilot: CoreShell) -> None:

@@ -183,6 +183,21 @@ def test_a_call_past_its_limit(served: FakeManager) -> None:
     assert served.results([first]) == [None]
 
 
+def test_time_in_which_a_batch_system_suspends_the_job_counts_for_no_limit(manager: FakeManager) -> None:
+    pilot = manager.start_pilot(settings="from stoker.pilot.core import limits; limits.STOPPED_S = 1.0")
+    manager.ready(recipe())
+    manager.results(manager.run(_nothing, [()]))
+    calls = manager.run(_sleep, [(6.0,)], options=CallOptions(limit_s=3.5))
+    time.sleep(0.5)
+    job = [*reversed(descendants(pilot.pid)), pilot.pid]
+    for pid in job:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4.0)
+    for pid in job:
+        os.kill(pid, signal.SIGCONT)
+    assert manager.results(calls) == [None]
+
+
 def test_children_that_fork_twice_die_with_their_library(served: FakeManager) -> None:
     def spawn() -> list[int]:
         read, write = os.pipe()
