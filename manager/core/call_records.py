@@ -57,6 +57,12 @@ def broke(state: State, call: Call) -> int:
     return breaks
 
 
+def lost_rank(state: State, call: Call) -> int:
+    """The library of a rank has died of what others do. Returns how often the gang has been broken by now."""
+    state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
+    return state.breaks[call.id]
+
+
 def broken(state: State, library: Library, running: Iterable[int]) -> list[Call]:
     """Gang calls that a library ran when it died, and that were taken away because other ranks noticed that first."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]

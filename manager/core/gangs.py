@@ -12,6 +12,8 @@ other.
 
 from __future__ import annotations
 
+import msgspec
+
 from stoker.manager.core import accounting, call_records, ending, holding, indexing, queues, sending
 from stoker.manager.core.commands import RecordPace
 from stoker.manager.core.manager import Manager
@@ -90,18 +92,33 @@ def ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> N
         ending.end(manager, call, gang.ends[gang.members[0].id])
 
 
+def crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
+    """The kernel has killed the library of a rank for want of memory that others hold. True if the call has ended by
+    that; else its caller has it begin again."""
+    outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
+    return _is_given_up(manager, call, library, outcome, breaks=call_records.lost_rank(manager.state, call))
+
+
 def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
     """A rank has lost the others, or was failed by a device, a disk or a network: start again, on whatever is left."""
-    assert outcome.failure is not None
-    said, kind = outcome.failure.message, outcome.failure.kind
-    breaks = call_records.broke(manager.state, call)
-    if breaks >= MOST_BREAKS:
-        text = f"its ranks lost each other {breaks} times; the last time on {library.pilot.id}: {said}"
-        failure = Failure(kind, text, library.pilot.id, library.id, device=outcome.failure.device)
-        ending.end(manager, call, CallEnd(call.id, False, outcome.payload, outcome.run_s, failure))
+    if _is_given_up(manager, call, library, outcome, breaks=call_records.broke(manager.state, call)):
         return
-    what = "lost the other ranks" if kind is FailureKind.GANG else "failed its rank"
-    holding.requeue(manager, (call,), why=f"lib-{library.id} on {library.pilot.id} {what}: {said}")
+    assert outcome.failure is not None
+    what = "lost the other ranks" if outcome.failure.kind is FailureKind.GANG else "failed its rank"
+    why = f"lib-{library.id} on {library.pilot.id} {what}: {outcome.failure.message}"
+    holding.requeue(manager, (call,), why=why)
+
+
+def _is_given_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
+    """Whether a call ends because its gang was broken too often."""
+    if breaks < MOST_BREAKS:
+        return False
+    last = outcome.failure
+    assert last is not None
+    text = f"its ranks lost each other {breaks} times; the last time on {library.pilot.id}: {last.message}"
+    failure = Failure(last.kind, text, library.pilot.id, library.id, device=last.device)
+    ending.end(manager, call, CallEnd(call.id, False, outcome.payload, outcome.run_s, failure))
+    return True
 
 
 def _account(manager: Manager, call: Call, gang: Gang) -> None:

@@ -11,6 +11,7 @@ from stoker.manager.core import (
     faults,
     feeding,
     fitness,
+    gangs,
     holding,
     indexing,
     libraries,
@@ -24,7 +25,7 @@ from stoker.manager.core import (
 )
 from stoker.manager.core.commands import RecordLoad, RecordSteps
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Context, Library
+from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
@@ -101,9 +102,7 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
     if failure is None and not message.loading:
         suspects.cut_off(manager, library, [call for call in survivors if call.id in running])
     for call in survivors:
-        if crowded_out and failure is not None and call.id in running and call.group.options.gang[1] <= 1:
-            evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)
-            faults.failed(manager, library, call, CallEnd(call.id, False, failure=evidence))
+        if crowded_out and failure is not None and call.id in running and _crowded_out(manager, library, call, failure):
             continue
         killer = blamed is not None and call.id in running
         if failure is not None and failure.kind in OF_OTHERS and call.id in running:
@@ -115,6 +114,9 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
     if blamed is not None:
         for call in broken:
             poison.killed_its_library(manager, library, call, blamed, alone=len(message.running) == 1)
+    if crowded_out and failure is not None:
+        for call in broken:
+            gangs.crowded_out(manager, library, call, failure)
     holding.requeue(manager, back, why=f"{why} ({failure.message})" if failure else why)
     if failure is None:
         libraries.run_again(manager, sum(call.id in running for call in back))
@@ -130,6 +132,16 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
         verdicts.load_failed(manager, library, failure)
     if unasked:
         pilot_states.leaves(manager, library.pilot)
+
+
+def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
+    """The kernel has killed a library for want of memory that others hold. True if that settles what becomes of a call
+    that ran there; a gang that it does not end begins again with the rest."""
+    if call.group.options.gang[1] > 1:
+        return gangs.crowded_out(manager, library, call, failure)
+    evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)
+    faults.failed(manager, library, call, CallEnd(call.id, False, failure=evidence))
+    return True
 
 
 def _load_failed(manager: Manager, context: Context, library: Library, failure: Failure) -> None:

@@ -9,7 +9,7 @@ import pytest
 from core.builders import DIED, Cluster, devices
 from core.builders import cluster as make_cluster
 
-from stoker.manager.core import actions
+from stoker.manager.core import actions, gangs
 from stoker.manager.core.commands import RecordPace
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.nouns import Gang
@@ -120,6 +120,36 @@ def test_a_late_end_of_one_rank_is_not_the_call_s(three: Cluster) -> None:
     late = CallEnd(three.ids["g"], True, b"a rank's result", 2.0)  # type: ignore[arg-type]
     three.report(order[1], say.CallsEnded(three.library(order[1]).id, [late]))
     assert "g" not in three.ended
+
+
+@pytest.mark.parametrize("others_notice_first", [False, True])
+def test_a_gang_whose_ranks_are_crowded_out_of_memory_for_ever_is_given_up(
+    three: Cluster, others_notice_first: bool
+) -> None:
+    runs = 0
+    for _ in range(200):
+        if "g" in three.ended:
+            break
+        if three.the_call("g").holder is None:
+            three.wait(60).ready().wait(1)
+            continue
+        first, *_, last = three.holders("g")
+        runs += 1
+        text = f"lib-{last.id} was killed by SIGKILL (the node had no memory left: …)"
+        failure = Failure(FailureKind.PILOT, text, last.pilot.id, last.id, signal=9)
+        gone = say.LibraryGone(last.id, failure, running=(three.ids["g"],))  # type: ignore[arg-type]
+        if others_notice_first:
+            lost(three, first.pilot.id)
+        three.report(last.pilot.id, gone)
+        for library in tuple(three.core.state.libraries.values()):
+            if library.zombies:
+                three.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
+    failure = three.ended["g"].failure
+    assert failure is not None
+    assert runs == gangs.MOST_BREAKS
+    said = "connection reset by peer" if others_notice_first else "no memory left"  # by who has the last word
+    assert said in failure.message
+    assert not three.core.state.breaks
 
 
 def test_a_gang_whose_ranks_lose_each_other_for_ever_is_given_up(three: Cluster) -> None:
