@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batch.chaos import Stage, Step, Way
-from faults.world import kill
+from faults.world import command_of, kill
 
 CUT_S = (0.5, 4.0)
 """A cable is out for so long: shorter and longer than the second after which a pilot is given up."""
@@ -210,10 +210,5 @@ def _unix_streams(pid: int) -> set[str]:
 
 
 def _module(pid: int) -> str:
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0") if _is(pid) else []
-    found = [word for word in words if word.startswith("stoker.") or word.endswith(".py")]
+    found = [word for word in command_of(pid) if word.startswith("stoker.") or word.endswith(".py")]
     return Path(found[0]).name if found else "a process"
-
-
-def _is(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}/cmdline")
