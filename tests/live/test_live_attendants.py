@@ -91,6 +91,7 @@ def test_a_factory_that_lives_without_a_word_is_told_of_killed_and_followed(
     turned.look(3)
     other = turned.pid
     assert other != pid
+    os.kill(other, signal.SIGSTOP)  # it would find no manager, and end
     assert f"pid {other}" in turned.look(1)  # nobody has said hello since the first was started
     turned.is_heard = True
     assert turned.look(10 * LIMIT_S) == ""
