@@ -36,7 +36,16 @@ from stoker.manager.protocol.to_manager import (
     PilotHello,
     WantObjects,
 )
-from stoker.manager.protocol.to_pilot import Ack, Exit, FetchObject, FunctionBlob, PilotWelcome, RunCalls, StartLibrary
+from stoker.manager.protocol.to_pilot import (
+    Ack,
+    Exit,
+    FetchObject,
+    FunctionBlob,
+    HelloAgain,
+    PilotWelcome,
+    RunCalls,
+    StartLibrary,
+)
 
 WAIT_S = 60.0
 TRANSFER_KEY = bytes(range(32))
@@ -212,6 +221,12 @@ class FakeManager:
 
     def hello(self) -> PilotHello:
         return self.until(lambda: self.hellos and self.hellos[-1], what="hello")
+
+    def settle(self) -> None:
+        """Wait until the pilot has read all that was sent: it says hello once more, as it is asked to after that."""
+        known = len(self.hellos)
+        self.send(HelloAgain(self.inbox.last))
+        self.until(lambda: len(self.hellos) > known, what="a hello that says that all was read")
 
     def logs(self) -> str:
         return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in self.folder.path.glob("pilots/*/*.log"))
