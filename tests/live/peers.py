@@ -133,7 +133,7 @@ class Manager:
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(5)
+        self.process.wait(PATIENCE_S)
 
     def ended(self, *, seconds: float = 60.0) -> int:
         assert self.process is not None
@@ -142,7 +142,7 @@ class Manager:
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(5)
+            self.process.wait(PATIENCE_S)
 
 
 def pilot_hello(session: str, **more: Any) -> say.PilotHello:
