@@ -147,7 +147,7 @@ class FakeManager:
                 pilot.send_signal(signal.SIGTERM)
         for pilot, tree in zip(self.pilots, trees, strict=True):
             try:
-                until = time.monotonic() + 15
+                until = time.monotonic() + WAIT_S
                 while pilot.poll() is None and time.monotonic() < until:
                     if self.socket.closed or not self.receive(0.02):
                         time.sleep(0.005)
