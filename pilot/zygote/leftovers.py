@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Container
 
 LIMIT_S = 5.0
@@ -19,17 +20,37 @@ _TRACKS = b"resource_tracker import main"
 _TORCH = b"torch_shm_manager"
 _SYSTEM_V = "/proc/sysvipc/shm"
 _IPC_RMID = 0
+_EXITING = 0x4
+"""Of the flags in /proc/PID/stat."""
+_BEGINS_S = 1.0
+"""A process that has just begun its program shows no command line until the kernel has given it a moment."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_tracker(pid: int) -> bool:
     """True for a living process that only cleans up after others."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            command = file.read(4096)
+        command = _command_line(pid)
     except OSError:
         return False
     return _TRACKS in command or command.partition(b"\0")[0].endswith(_TORCH)
+
+
+def _command_line(pid: int) -> bytes:
+    """The beginning of a process's command line; of one that has just begun its program, once it is there."""
+    until = time.monotonic() + _BEGINS_S
+    while True:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read(4096)
+        if command or _is_ending(pid) or time.monotonic() > until:
+            return command
+        time.sleep(0.001)
+
+
+def _is_ending(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        state, *_, flags = file.read().rpartition(b")")[2].split()[:7]
+    return state in (b"Z", b"X") or bool(int(flags) & _EXITING)
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:

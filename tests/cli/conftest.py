@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> SessionFolder:
 
 @pytest.fixture
 def manager(folder: SessionFolder) -> Iterator[Manager]:
-    manager = Manager(folder, heartbeat_s=20.0)  # pilots that are played here send none, and commands may be slow
+    manager = Manager(folder)
     yield manager
     manager.close()
 

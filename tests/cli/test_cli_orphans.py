@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from factory.fake_slurm import FakeSlurm
-from live.peers import Manager
+from live.peers import Manager, until
 
 from stoker.contexts.state import state_folder
 from stoker.manager.cli import orphans
@@ -26,6 +27,11 @@ from stoker.site_files import write_sites
 PilotOf = Callable[..., int]
 
 
+def until_it_has_its_own_command_line(process: subprocess.Popen[bytes], word: str) -> None:
+    """In the first moments, after `Popen` has returned too, /proc shows none."""
+    until(lambda: any(word in each for each in psutil.Process(process.pid).cmdline()), what="a command line")
+
+
 @pytest.fixture
 def pilot_of() -> Iterator[PilotOf]:
     """Starts a process that looks like a pilot of a session folder; its id."""
@@ -34,6 +40,7 @@ def pilot_of() -> Iterator[PilotOf]:
     def start(folder: Path, *, module: str = "stoker.pilot.main", **environ: str) -> int:
         command = [sys.executable, "-c", "import time; time.sleep(600)", "-m", module, "--session", str(folder)]
         there.append(subprocess.Popen(command, env={**os.environ, **environ}))
+        until_it_has_its_own_command_line(there[-1], module)
         return there[-1].pid
 
     yield start
@@ -90,6 +97,8 @@ def test_what_taskvine_runs_is_known_by_its_environment(manager: Manager, tmp_pa
     pools = [{"STOKER_POOL": gone}, {"STOKER_POOL": str(manager.folder.path)}, {}]
     there = [subprocess.Popen([str(worker), "600"], env=pool) for pool in pools]
     try:
+        for process in there:
+            until_it_has_its_own_command_line(process, "vine_worker")
         found = [orphan for orphan in orphans.orphaned() if orphan.pid in [process.pid for process in there]]
     finally:
         for process in there:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from click.testing import Result
 from live.peers import Manager, Peer, key_pair
+from polling import PATIENCE_S
 
 from stoker.config import parse_site
 from stoker.contexts.recipe import BARE
@@ -367,7 +368,7 @@ def test_watch_on_a_pipe_ends_with_its_session(manager: Manager, client: Peer) -
         assert watching.stdout is not None
         assert watching.stdout.readline().startswith(b"session test \xc2\xb7 up")
         client.send(say.EndSession("done"))
-        rest, _ = watching.communicate(timeout=10)
+        rest, _ = watching.communicate(timeout=PATIENCE_S)
     assert "session test is over" in rest.decode()
     assert watching.returncode == 0
 
@@ -391,7 +392,7 @@ def test_attach_on_a_pipe_says_each_change_once_and_ctrl_c_leaves_the_session_up
         while "1 call done" not in (line := attached.stdout.readline()):
             assert line, "it has ended"
         attached.send_signal(signal.SIGINT)
-        rest, _ = attached.communicate(timeout=20)
+        rest, _ = attached.communicate(timeout=PATIENCE_S)
     assert attached.returncode == 0
     assert rest.splitlines()[-1] == "session test goes on, and ends with its program"
     assert manager.process is not None
@@ -403,7 +404,7 @@ def test_a_closed_pipe_ends_quietly(manager: Manager) -> None:
     big.parent.mkdir()
     big.write_bytes(b"line\n" * 1_000_000)
     script = f"{sys.executable} -m stoker.manager.cli.main logs n1 | head -1"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=20)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=PATIENCE_S)
     assert done.stdout == b"line\n"
     assert done.stderr == b""
 
@@ -414,6 +415,6 @@ def test_ctrl_c_ends_a_watch_without_a_trace(manager: Manager) -> None:
         assert watching.stdout is not None
         watching.stdout.readline()
         watching.send_signal(2)
-        _, said = watching.communicate(timeout=10)
+        _, said = watching.communicate(timeout=PATIENCE_S)
     assert watching.returncode == 130
     assert said.strip() == b""

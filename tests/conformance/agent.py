@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance.shell import Loads, Shell, answer_to
 from fake_manager import FakeManager, function, recipe
+from polling import PATIENCE_S
 
 from stoker.contexts import payloads
 from stoker.contexts.objects import object_of
@@ -18,8 +19,6 @@ from stoker.manager.protocol.calls import CallSpec
 from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.manager.protocol.to_manager import PilotHello, WantObjects
 from stoker.manager.protocol.to_pilot import Ack, HelloAgain, RunCalls, ToPilot
-
-LIMIT_S = 20.0
 
 
 def _load(how: str, folder: str) -> int:
@@ -60,6 +59,7 @@ class RealAgent(Shell):
         super().__init__()
         self.folder = folder / "world"
         self.folder.mkdir(parents=True)
+        self.said_at = time.monotonic()
         self.manager = _Listening(folder, self)
         arguments = ["--devices", "cpu:2"]
         if walltime_s:
@@ -76,14 +76,21 @@ class RealAgent(Shell):
     # ---- the driver
 
     def say(self, message: ToPilot) -> None:
-        self.manager.send(message)
+        self.say_together(message)
+
+    def say_together(self, *messages: ToPilot) -> None:
+        self.said_at = time.monotonic()
+        self.manager.send(*messages)
+
+    def said_s_ago(self) -> float:
+        return time.monotonic() - self.said_at
 
     def settle(self) -> None:
         """What a pilot says of an order stands before the hello that is asked for after it."""
         self.hello()
 
     def hear(self) -> bool:
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + PATIENCE_S
         while not self.manager.pass_on():
             if time.monotonic() > until:
                 return False

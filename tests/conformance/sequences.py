@@ -36,6 +36,7 @@ from stoker.manager.protocol.to_pilot import (
     StopLibrary,
     TakeBack,
 )
+from stoker.pilot.core.station import PROSPECT_S
 
 AGENT, SIMULATED, POOL = "agent", "simulator", "taskvine"
 
@@ -144,7 +145,7 @@ def a_load_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell) 
     _, size = pilot.device(0)
     pilot.ready(device_memory_bytes=size)
     second = pilot.start(device_memory_bytes=size)
-    pilot.silent(LibraryGone, library=second)
+    pilot.silent(LibraryGone, library=second, due_in_s=PROSPECT_S)
     pilot.wait(1.5)
     gone = pilot.expect(LibraryGone, library=second)
     assert gone.failure is not None
@@ -334,8 +335,7 @@ def a_process_that_dies_says_what_it_ran_and_what_it_had_not_begun(pilot: Shell)
 def a_call_that_runs_too_long_ends_with_its_library_and_the_others_go_elsewhere(pilot: Shell) -> None:
     library = pilot.ready()
     one, two = pilot.new_calls(2)
-    pilot.run(library, [one], limit_s=0.5)
-    pilot.run(library, [two])
+    pilot.say_together(*pilot.orders(library, [one], limit_s=0.5), *pilot.orders(library, [two]))
     pilot.begins(one)
     pilot.wait(1.0)
     (end,) = pilot.expect(CallsEnded, library=library).ends
@@ -361,10 +361,10 @@ def a_call_that_was_evicted_and_comes_again_is_not_cancelled_any_more(pilot: She
     library, (call,) = pilot.ready(), pilot.new_calls(1)
     pilot.run(library, [call])
     pilot.begins(call)
-    pilot.say(CancelCalls(library, (call,), running=True, grace_s=0.7))
+    pilot.say(CancelCalls(library, (call,), running=True, grace_s=3.0))
     pilot.expect(CallEvicted, library=library)
     pilot.run(library, [call])
-    pilot.wait(1.0)
+    pilot.wait(3.3)
     pilot.end(library, [call])
     pilot.silent(LibraryGone)
 
@@ -398,11 +398,11 @@ def _declared(pilot: Shell, memory_bytes: int) -> LibraryId:
 def a_growth_waits_for_a_shrink(pilot: Shell) -> None:
     _, size = pilot.device(0)
     first, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
-    pilot.say(ResizeLibrary(second, size // 4 * 3))
-    pilot.silent(LibraryResized, library=second)
-    pilot.say(ResizeLibrary(first, size // 4))
-    assert pilot.expect(LibraryResized, library=first).device_memory_bytes == size // 4
-    assert pilot.expect(LibraryResized, library=second).device_memory_bytes == size // 4 * 3
+    pilot.say_together(ResizeLibrary(second, size // 4 * 3), ResizeLibrary(first, size // 4))
+    resized = [pilot.expect(LibraryResized) for _ in range(2)]
+    assert [(each.library, each.device_memory_bytes) for each in resized] == [
+        (first, size // 4), (second, size // 4 * 3),
+    ]  # fmt: skip
 
 
 @sequence(taskvine=_NO_TIME)
@@ -410,7 +410,7 @@ def a_growth_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell
     _, size = pilot.device(0)
     _, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
     pilot.say(ResizeLibrary(second, size))
-    pilot.silent(LibraryResized, library=second)
+    pilot.silent(LibraryResized, library=second, due_in_s=PROSPECT_S)
     pilot.wait(1.5)
     resized = pilot.expect(LibraryResized, library=second)
     assert (resized.device_memory_bytes, resized.ordered_bytes) == (size // 4, size)

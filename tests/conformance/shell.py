@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import math
 from collections import Counter
 from typing import Any, TypeVar
 
@@ -100,6 +101,15 @@ class Shell(abc.ABC):
     def close(self) -> None:
         """Leave nothing behind."""
 
+    def say_together(self, *messages: ToPilot) -> None:
+        """The manager says these in one frame, where there are frames: nothing comes between them."""
+        for message in messages:
+            self.say(message)
+
+    def said_s_ago(self) -> float:
+        """How long ago the manager has said something, where time passes by itself."""
+        return 0.0
+
     def arrive(self, ref: ObjectRef) -> None:  # noqa: B027  # what comes by itself needs no driver
         """An object comes from where the manager has said: in most worlds by itself."""
 
@@ -153,10 +163,14 @@ class Shell(abc.ABC):
 
     def run(self, library: LibraryId, calls: list[CallId], *, limit_s: float = 0.0) -> None:
         """Give calls to a library. They run until the world lets them end."""
+        self.say_together(*self.orders(library, calls, limit_s=limit_s))
+
+    def orders(self, library: LibraryId, calls: list[CallId], *, limit_s: float = 0.0) -> list[RunCalls]:
+        """What gives calls to a library, which are owed from now on."""
         self.owed.update(calls)
         specs = [CallSpec(call, b"x") for call in calls]
-        for spec in specs:
-            self.say(self.as_taken(RunCalls(library, FunctionKey("hold"), [spec], CallOptions(limit_s=limit_s))))
+        options = CallOptions(limit_s=limit_s)
+        return [self.as_taken(RunCalls(library, FunctionKey("hold"), [spec], options)) for spec in specs]
 
     def as_taken(self, order: RunCalls) -> RunCalls:
         """An order as this shell's libraries take it."""
@@ -213,9 +227,12 @@ class Shell(abc.ABC):
         assert back == calls
         return returned
 
-    def silent(self, kind: type, **fields: Any) -> None:
-        """Nothing of the kind is unread, or comes of what was said."""
+    def silent(self, kind: type, *, due_in_s: float = math.inf, **fields: Any) -> None:
+        """Nothing of the kind is unread, or comes of what was said. `due_in_s`: when it is to come of that; it may be
+        here on a machine that stood still for so long."""
         self.settle()
+        if self.said_s_ago() >= due_in_s:
+            return
         found = [
             message
             for message in self.unread

@@ -99,9 +99,9 @@ class Peer:
 
 class Manager:
     """A real manager process on a session folder; `script`: a program that makes it otherwise than it is. A pilot that
-    says nothing for three times `heartbeat_s` is lost."""
+    says nothing for three times `heartbeat_s` is lost: long, since pilots that tests play send no heartbeats."""
 
-    def __init__(self, folder: SessionFolder, *, script: Path | None = None, heartbeat_s: float = 2.0) -> None:
+    def __init__(self, folder: SessionFolder, *, script: Path | None = None, heartbeat_s: float = 20.0) -> None:
         self.folder = folder
         self.heartbeat_s = heartbeat_s
         self.command = [sys.executable, str(script)] if script else [sys.executable, "-m", "stoker.manager.main"]
@@ -133,7 +133,7 @@ class Manager:
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(5)
+        self.process.wait(PATIENCE_S)
 
     def ended(self, *, seconds: float = 60.0) -> int:
         assert self.process is not None
@@ -142,7 +142,7 @@ class Manager:
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(5)
+            self.process.wait(PATIENCE_S)
 
 
 def pilot_hello(session: str, **more: Any) -> say.PilotHello:

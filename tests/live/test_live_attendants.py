@@ -83,7 +83,7 @@ def test_a_factory_that_lives_without_a_word_is_told_of_killed_and_followed(
     assert turned.look(TOLD_S - 1) == ""
     assert f"the factory (pid {pid}) lives and has not said hello; its log says" in turned.look(2)
     turned.look(LIMIT_S - TOLD_S - 2)
-    assert [each.pid for each in factories(folder)] == [pid]
+    until(lambda: [each.pid for each in factories(folder)] == [pid], what="/proc shows its command line")
     assert f"pid {pid}" in turned.look(2)  # it is killed, and still all that there is
     assert f"the factory (pid {pid}) lives and has not said hello" in caplog.text
     assert "it is killed" in caplog.text
@@ -91,6 +91,7 @@ def test_a_factory_that_lives_without_a_word_is_told_of_killed_and_followed(
     turned.look(3)
     other = turned.pid
     assert other != pid
+    os.kill(other, signal.SIGSTOP)  # it would find no manager, and end
     assert f"pid {other}" in turned.look(1)  # nobody has said hello since the first was started
     turned.is_heard = True
     assert turned.look(10 * LIMIT_S) == ""

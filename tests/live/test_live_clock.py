@@ -37,10 +37,12 @@ class JumpingManager:
 
     def start(self) -> None:
         here = Path(__file__).with_name("jumping_manager.py")
-        command = [sys.executable, str(here), "--session", str(self._folder.path), "--name", "test", "--heartbeat", "1"]
+        options = ["--session", str(self._folder.path), "--name", "test", "--heartbeat", "20"]
         before = changed_at(self._folder.file)
-        self._process = subprocess.Popen(command, env={**os.environ, "CLOCK_AHEAD": str(self._ahead)})
-        until(lambda: changed_at(self._folder.file) != before, seconds=30, what="manager listening")
+        self._process = subprocess.Popen(
+            [sys.executable, str(here), *options], env={**os.environ, "CLOCK_AHEAD": str(self._ahead)}
+        )
+        until(lambda: changed_at(self._folder.file) != before, what="manager listening")
 
     def kill(self) -> None:
         self._process.kill()

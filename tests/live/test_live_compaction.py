@@ -44,11 +44,11 @@ class Compacting(Manager):
         self.mark.unlink(missing_ok=True)
         self.process = subprocess.Popen(
             [sys.executable, str(here), self.step, str(self.mark), "--session", str(self.folder.path), "--name", "test",
-             "--heartbeat", "2"], env={**os.environ, "PYTHONPATH": str(here.parents[1])},
+             "--heartbeat", "20"], env={**os.environ, "PYTHONPATH": str(here.parents[1])},
         )  # fmt: skip
         until(
             lambda: self.folder.file.exists() and b"listens on" in self.folder.manager_log.read_bytes()[log:],
-            seconds=20, what="manager listening",
+            what="manager listening",
         )  # fmt: skip
 
     @property
@@ -138,7 +138,7 @@ class Work:
             self.turn()
             return true()
 
-        until(turned, seconds=20, what=what)
+        until(turned, what=what)
 
     def come_back(self) -> None:
         """The manager is a new process: everybody says hello, and the client what was not acknowledged."""

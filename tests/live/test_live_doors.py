@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from live.peers import session_folder
+from polling import PATIENCE_S
 
 CLOSES = """
 import socket, sys, time
@@ -29,5 +30,5 @@ CONNECTIONS = 1200
 def test_a_manager_that_did_not_read_what_happened_to_thousands_of_connections_still_ends(tmp_path: Path) -> None:
     folder = session_folder(tmp_path / "session")
     command = [sys.executable, "-c", CLOSES, str(folder.path), str(CONNECTIONS)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -36,7 +36,7 @@ def hello(client: Peer, *, answer: type = to_client.ClientWelcome) -> Any:
         return next((each for each in client.heard if isinstance(each, answer)), None)
 
     client.heard.clear()
-    found = until(answered, seconds=20, what="an answer to a hello")
+    found = until(answered, what="an answer to a hello")
     while isinstance(found, to_client.ClientWelcome) and client.listen(0.1):  # answers to the hellos before
         pass
     return found

@@ -100,7 +100,7 @@ def test_a_peer_without_a_readable_name_is_refused_and_ends_nothing(
         return client.hear(to_client.Status).refused.get("frame that is not in the protocol", 0)
 
     try:
-        until(lambda: refused() == len(NO_NAMES), what="all are refused", seconds=20)
+        until(lambda: refused() == len(NO_NAMES), what="all are refused")
     finally:
         context.destroy(0)
     late = peers("pilot")

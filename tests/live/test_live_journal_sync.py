@@ -47,9 +47,9 @@ def start(folder: SessionFolder, tmp_path: Path) -> Iterator[Callable[..., Disk]
         disk = Disk(tmp_path)
         here = Path(__file__).with_name("syncing_manager.py")
         command = [sys.executable, str(here), str(disk.go), str(disk.log), "--session", str(folder.path), "--name",
-                   "test", "--heartbeat", "2", *options]  # fmt: skip
+                   "test", "--heartbeat", "20", *options]  # fmt: skip
         made.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(here.parents[1])}))
-        until(folder.file.exists, seconds=30, what="manager listening")
+        until(folder.file.exists, what="manager listening")
         return disk
 
     yield started

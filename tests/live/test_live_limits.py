@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from polling import PATIENCE_S
 
 from stoker.seldom import SeldomLog
 
@@ -47,7 +48,7 @@ def test_processes_that_many_connect_to_raise_their_limit_and_user_code_keeps_it
     (tmp_path / "program.py").write_text(PROGRAM)
     ran = subprocess.run(
         [sys.executable, "program.py", "one.toml"],
-        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=2 * PATIENCE_S,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, 2048)),
     )  # fmt: skip
     assert json.loads(ran.stdout.splitlines()[-1]) == {

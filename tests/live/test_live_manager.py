@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from live.peers import Manager, Peer, key_pair, pilot_hello, until
+from polling import PATIENCE_S
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.live import lease
@@ -182,7 +183,7 @@ def test_a_killed_manager_comes_back_and_nothing_runs_twice(
     manager.start()
     held = say.LibraryFacts(1, "bare", ("cpu:0",), True, (1,))  # type: ignore[arg-type]
     pilot.send(pilot_hello("test", libraries=(held,)), numbered=False)
-    assert pilot.hear(to_pilot.PilotWelcome).heartbeat_s == 2.0  # what the session was started with
+    assert pilot.hear(to_pilot.PilotWelcome).heartbeat_s == manager.heartbeat_s  # what the session was started with
     client.send(say.ClientHello(wire.VERSION, "test", received=0), numbered=False)
     client.hear(to_client.ClientWelcome)
     again = client.hear(to_client.Results)
@@ -253,7 +254,7 @@ def test_a_second_manager_on_the_same_folder_is_refused(manager: Manager, folder
 
     second = subprocess.run(
         [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--name", "test"],
-        capture_output=True, text=True, timeout=20, env=os.environ,
+        capture_output=True, text=True, timeout=PATIENCE_S, env=os.environ,
     )  # fmt: skip
     assert second.returncode == TAKEN_OVER
     assert "already" in second.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from live.peers import until
+from polling import PATIENCE_S
 
 from stoker.errors import SessionError
 from stoker.manager.executor.processes import ManagerProcess
@@ -84,7 +85,7 @@ def test_a_factory_that_says_hello_before_it_dies_is_followed_as_soon_as_the_fir
         attendant.keep_up(now)
         process = attendant._process
         assert process is not None
-        process.wait(20)
+        process.wait(PATIENCE_S)
         pids.add(process.pid)
         now += PAUSE_S + 0.01
     assert len(pids) == (4 if says_hello else 3)
@@ -140,8 +141,8 @@ def test_a_manager_that_cannot_be_started_for_a_while_is_tried_again(
     first = sleeper.pid
     forbid_start(folder)
     os.kill(first, signal.SIGKILL)
-    assert "was killed by signal 9; it is started again with" in heard.said.get(timeout=10)
-    said = heard.said.get(timeout=10)
+    assert "was killed by signal 9; it is started again with" in heard.said.get(timeout=PATIENCE_S)
+    said = heard.said.get(timeout=PATIENCE_S)
     assert "the manager could not be started" in said
     assert "it is started again in 1 s" in said
     folder.manager_log.rmdir()
@@ -157,7 +158,7 @@ def test_a_manager_that_cannot_be_started_again_and_again_is_given_up(
     monkeypatch.setattr(restarts, "PAUSE_S", 0.01)
     forbid_start(folder)
     os.kill(sleeper.pid, signal.SIGKILL)
-    assert "the manager could not be started ([Errno 21]" in str(lost.get(timeout=10))
+    assert "the manager could not be started ([Errno 21]" in str(lost.get(timeout=PATIENCE_S))
 
 
 @pytest.fixture

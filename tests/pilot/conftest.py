@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-from fake_manager import TRANSFER_KEY, FakeManager
+from fake_manager import TRANSFER_KEY, WAIT_S, FakeManager
 
 from stoker.manager.protocol.session import KeyPair, SessionFolder
 from stoker.pilot.transfer.client import SEED_FILE
@@ -51,7 +51,7 @@ def sandbox(keyed: FakeManager, tmp_path: Path) -> Iterator[Path]:
         [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(keyed.folder.path)]
     )
     try:
-        end = time.monotonic() + 20
+        end = time.monotonic() + WAIT_S
         while not (keyed.folder.path / SEED_FILE).exists() and time.monotonic() < end:
             time.sleep(0.02)
         copy = SessionFolder(tmp_path / "sandbox" / "session")

@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 import zmq
 import zmq.auth
+from polling import polls
 from zmq.auth.thread import ThreadAuthenticator
 
 from stoker.contexts import payloads
@@ -36,7 +38,16 @@ from stoker.manager.protocol.to_manager import (
     PilotHello,
     WantObjects,
 )
-from stoker.manager.protocol.to_pilot import Ack, Exit, FetchObject, FunctionBlob, PilotWelcome, RunCalls, StartLibrary
+from stoker.manager.protocol.to_pilot import (
+    Ack,
+    Exit,
+    FetchObject,
+    FunctionBlob,
+    HelloAgain,
+    PilotWelcome,
+    RunCalls,
+    StartLibrary,
+)
 
 WAIT_S = 60.0
 TRANSFER_KEY = bytes(range(32))
@@ -83,35 +94,40 @@ class FakeManager:
         self._auth.start()
         self._auth.configure_curve(domain="*", location=zmq.auth.CURVE_ALLOW_ANY)
         self._endpoint = "tcp://127.0.0.1:*"
+        self._kept_port: socket.socket | None = None
         self.listen()
         self.pilots: list[subprocess.Popen[bytes]] = []
         self._calls = 0
         self._sent_functions: set[tuple[int, str]] = set()
 
     def listen(self) -> None:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.linger = 0
-        socket.router_handover = True
-        socket.sndhwm = socket.rcvhwm = 0
-        socket.curve_server = True
-        socket.curve_publickey = self.keys["server"].public.encode()
-        socket.curve_secretkey = self.keys["server"].secret.encode()
-        until = time.monotonic() + 5
+        router = self._context.socket(zmq.ROUTER)
+        router.linger = 0
+        router.router_handover = True
+        router.sndhwm = router.rcvhwm = 0
+        router.curve_server = True
+        router.curve_publickey = self.keys["server"].public.encode()
+        router.curve_secretkey = self.keys["server"].secret.encode()
+        until = time.monotonic() + WAIT_S
         while True:
             try:
-                socket.bind(self._endpoint)
+                router.bind(self._endpoint)
                 break
             except zmq.ZMQError:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.02)
-        self._endpoint = socket.last_endpoint.decode()
-        self.socket = socket
+        self._endpoint = router.last_endpoint.decode()
+        self.socket = router
+        if self._kept_port is not None:
+            self._kept_port.close()
         server = self.keys["server"].public
         self.folder.write(SessionFile(session="test", protocol=wire.VERSION, address=self._endpoint, server_key=server))
 
     def hang_up(self) -> None:
+        """Listen no more, until `listen`. Nobody else gets the port meanwhile."""
         self.socket.close()
+        self._kept_port = keep_port(int(self._endpoint.rpartition(":")[2]))
 
     # ---- pilots
 
@@ -138,7 +154,7 @@ class FakeManager:
                 pilot.send_signal(signal.SIGTERM)
         for pilot, tree in zip(self.pilots, trees, strict=True):
             try:
-                until = time.monotonic() + 15
+                until = time.monotonic() + WAIT_S
                 while pilot.poll() is None and time.monotonic() < until:
                     if self.socket.closed or not self.receive(0.02):
                         time.sleep(0.005)
@@ -212,6 +228,12 @@ class FakeManager:
 
     def hello(self) -> PilotHello:
         return self.until(lambda: self.hellos and self.hellos[-1], what="hello")
+
+    def settle(self) -> None:
+        """Wait until the pilot has read all that was sent: it says hello once more, as it is asked to after that."""
+        known = len(self.hellos)
+        self.send(HelloAgain(self.inbox.last))
+        self.until(lambda: len(self.hellos) > known, what="a hello that says that all was read")
 
     def logs(self) -> str:
         return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in self.folder.path.glob("pilots/*/*.log"))
@@ -291,6 +313,19 @@ class FakeManager:
 
     def exit(self) -> None:
         self.send(Exit(reason="test is over"))
+
+
+def keep_port(port: int) -> socket.socket:
+    """A socket that has this port and does not listen: who connects is refused, and a listener may take it over."""
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for _ in polls(WAIT_S):
+        try:
+            kept.bind(("127.0.0.1", port))
+        except OSError:  # ZeroMQ's thread has not closed it yet
+            continue
+        return kept
+    raise AssertionError(f"port {port} does not get free")
 
 
 def descendants(pid: int) -> list[int]:

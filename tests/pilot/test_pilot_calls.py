@@ -37,6 +37,14 @@ def _sleep(seconds: float) -> float:
     return seconds
 
 
+def _wait_for(path: str, began: str = "") -> str:
+    if began:
+        Path(began).touch()
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return path
+
+
 def test_context_is_loaded_once_and_given_to_calls(served: FakeManager) -> None:
     begun = time.monotonic()
     ready = served.ready(recipe(_load, 40))
@@ -185,16 +193,17 @@ def test_many_inline_payloads_in_one_frame(served: FakeManager) -> None:
     assert [result[:1] for result in results] == [bytes([n]) for n in range(40)]
 
 
-def test_calls_that_came_while_loading_run_after_it(served: FakeManager) -> None:
-    def slow_load() -> int:
-        time.sleep(0.5)
+def test_calls_that_came_while_loading_run_after_it(served: FakeManager, tmp_path: Path) -> None:
+    def slow_load(when: str) -> int:
+        _wait_for(when)
         return 5
 
-    served.start(recipe(slow_load))
+    served.start(recipe(slow_load, str(tmp_path / "go")))
     calls = served.run(lambda context: context, [(), (), ()], takes_context=True)
     served.send(TakeBack(library=1, count=1))
     back = served.wait_for(CallsReturned)
     assert back.calls == (calls[-1],)
+    (tmp_path / "go").touch()
     assert served.results(calls[:-1]) == [5, 5]
 
 
@@ -217,7 +226,7 @@ def test_a_long_call_delays_neither_results_nor_orders(served: FakeManager, tmp_
     assert served.results([calls[1], calls[2], *more]) == [enough, "", ""]
 
 
-def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager) -> None:
+def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager, tmp_path: Path) -> None:
     """What it had not begun is given back, and runs there no more when the library goes on, unless it is sent again."""
 
     def whoami() -> int:
@@ -230,9 +239,11 @@ def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager) 
     served.ready(recipe())
     library = served.results(served.run(whoami, [()]))[0]
     notes = served.base / "notes"
-    first = served.run(_sleep, [(1.0,)])
+    go, began = tmp_path / "go", tmp_path / "began"
+    first = served.run(_wait_for, [(str(go), str(began))])
     behind = served.run(append, [(str(notes),), (str(notes),)])
-    time.sleep(0.3)
+    served.until(began.exists, what="the first call to begin")
+    time.sleep(0.3)  # it may have read the others
     os.kill(library, signal.SIGSTOP)
     try:
         served.send(TakeBack(library=1, count=1))
@@ -240,8 +251,9 @@ def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager) 
         assert sorted(back.calls) == behind
         again = served.run(append, [(str(notes),)], ids=behind[:1])
     finally:
+        go.touch()
         os.kill(library, signal.SIGCONT)
-    assert served.results(first) == [1.0]
+    assert served.results(first) == [str(go)]
     assert served.results(again) == [None]
     assert notes.read_text() == "x"
     served.send(TakeBack(library=1, count=5))
@@ -394,17 +406,18 @@ def test_resizing_tells_the_context(served: FakeManager) -> None:
         assert served.wait_for(LibraryResized).device_memory_bytes == 2 * 10**9
 
 
-def test_resizing_leaves_alone_what_means_something_else_by_it(served: FakeManager) -> None:
+def test_resizing_leaves_alone_what_means_something_else_by_it(served: FakeManager, tmp_path: Path) -> None:
     def load() -> Any:
         import numpy
 
         return numpy.arange(5)
 
     served.ready(recipe(load))
-    slow = served.run(_sleep, [(0.6,)])
+    slow = served.run(_wait_for, [(str(tmp_path / "go"),)])
     served.send(ResizeLibrary(library=1, device_memory_bytes=1000))
     served.wait_for(LibraryResized, device_memory_bytes=1000)
     assert not served.ends()  # nobody has to wait for a call, where there is nothing to tell the context
+    (tmp_path / "go").touch()
     served.results(slow)
     assert served.results(served.run(lambda context: context.size, [()], takes_context=True)) == [5]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
 from fake_manager import FakeManager, function, recipe
+from polling import PATIENCE_S
 
 from stoker.contexts import payloads
 from stoker.manager.protocol.calls import CallSpec
@@ -21,14 +23,17 @@ from stoker.manager.protocol.to_pilot import (
 
 
 def _pid() -> int:
-    import os
-
     return os.getpid()
 
 
 def _sleep(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
+
+
+def _wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
 
 
 def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) -> None:
@@ -123,9 +128,11 @@ def test_a_call_that_is_held_already_is_not_taken_again(served: FakeManager) -> 
     notes = served.base / "notes"
     note = function(_note)
     calls = [CallSpec(n, payloads.dumps(((str(notes), f"{n} "), {}))) for n in (11, 12, 13)]  # type: ignore[arg-type]
-    served.run(_sleep, [(0.3,)])
+    served.run(_wait_for, [(str(served.base / "go"),)])
     for some in (calls[:2], calls[:2], calls):
         served.send(RunCalls(library=1, function=note.key, calls=some, function_blob=note))  # type: ignore[arg-type]
+    served.settle()
+    (served.base / "go").touch()
     assert served.results([11, 12, 13]) == [None, None, None]
     assert notes.read_text() == "11 12 13 "
 
@@ -138,7 +145,7 @@ def test_a_refused_pilot_ends_and_its_job_s_output_says_why(
     pilot = manager.start_pilot()
     manager.hello()
     manager.send(PilotRefused(reason="both sides need the same version of Stoker"))
-    assert pilot.wait(10) == 3
+    assert pilot.wait(PATIENCE_S) == 3
     last = capfd.readouterr().err.splitlines()[-1]
     assert last == "stoker-pilot: the manager refused this pilot: both sides need the same version of Stoker"
 
@@ -148,7 +155,7 @@ def test_a_pilot_without_its_manager_ends_after_the_lease(served: FakeManager) -
     served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=1.0))
     served.results(served.run(_sleep, [(0.0,)]))
     served.hang_up()
-    assert served.pilots[0].wait(10) == 2
+    assert served.pilots[0].wait(PATIENCE_S) == 2
     served.listen()
 
 
@@ -157,7 +164,7 @@ def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: Fake
     manager.hang_up()
     pilot = manager.start_pilot()
     manager.folder.lease.write_text('{"over": "its client is gone"}')
-    assert pilot.wait(15) == 0
+    assert pilot.wait(50) == 0
     [log] = manager.folder.path.glob("pilots/*/pilot.log")
     assert "leaving: the session is over: its client is gone" in log.read_text()
     manager.listen()
@@ -167,7 +174,7 @@ def test_a_pilot_that_was_cut_off_when_its_session_ended_leaves_at_once(served: 
     served.ready(recipe())
     served.hang_up()
     served.folder.lease.write_text('{"over": "stoker down"}')
-    assert served.pilots[0].wait(10) == 0
+    assert served.pilots[0].wait(PATIENCE_S) == 0
     served.listen()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from fake_manager import FakeManager, alive, descendants, gone, recipe
+from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness, Needs
 from stoker.manager.protocol.calls import CallOptions, FailureKind
@@ -33,15 +34,23 @@ def _sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def test_killed_in_a_call(served: FakeManager) -> None:
-    def die(how: int) -> None:
+def _wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def test_killed_in_a_call(served: FakeManager, tmp_path: Path) -> None:
+    def die(how: int, when: str) -> None:
+        _wait_for(when)
         print("last words", flush=True)
         os.kill(os.getpid(), how)
 
     served.ready(recipe())
     good = served.run(_nothing, [(), ()])
-    bad = served.run(die, [(signal.SIGSEGV,)])
+    bad = served.run(die, [(signal.SIGSEGV, str(tmp_path / "go"))])
     rest = served.run(_nothing, [()])
+    served.settle()
+    (tmp_path / "go").touch()
     left = served.gone()
     assert left.running == tuple(bad)
     assert left.unstarted == tuple(rest)
@@ -112,9 +121,15 @@ def _talks() -> int:
         (_dies, "SIGABRT"),
     ],
 )
-def test_a_loader_that_fails(served: FakeManager, loader: Any, said: str) -> None:
-    served.start(recipe(loader))
+def test_a_loader_that_fails(served: FakeManager, loader: Any, said: str, tmp_path: Path) -> None:
+    def load(when: str) -> None:
+        _wait_for(when)
+        loader()
+
+    served.start(recipe(load, str(tmp_path / "go")))
     calls = served.run(_nothing, [()])
+    served.settle()
+    (tmp_path / "go").touch()
     left = served.gone()
     assert left.loading
     assert left.failure is not None
@@ -173,7 +188,8 @@ def test_a_call_that_eats_memory_in_a_child(served: FakeManager) -> None:
 
 def test_a_call_past_its_limit(served: FakeManager) -> None:
     served.ready(recipe())
-    first, slow, last = served.run(_sleep, [(0.0,), (30.0,), (0.0,)], options=CallOptions(limit_s=0.5))
+    (first,) = served.run(_sleep, [(0.0,)])  # without a limit, which it might pass on a busy machine
+    slow, last = served.run(_sleep, [(30.0,), (0.0,)], options=CallOptions(limit_s=0.5))
     left = served.gone()
     assert left.running == ()
     assert left.unstarted == (last,)
@@ -222,11 +238,13 @@ def test_children_that_fork_twice_die_with_their_library(served: FakeManager) ->
     assert gone(pids)
 
 
-def test_stopping_finishes_what_runs_and_gives_back_the_rest(served: FakeManager) -> None:
+def test_stopping_finishes_what_runs_and_gives_back_the_rest(served: FakeManager, tmp_path: Path) -> None:
     served.ready(recipe())
-    running, waiting = served.run(_sleep, [(0.5,), (0.5,)])
+    running, waiting = served.run(_wait_for, [(str(tmp_path / "go"),)] * 2)
     served.until(lambda: _started(served))
     served.send(StopLibrary(library=1, reason="test"))
+    served.until(served.returned, what="the call that has not begun")
+    (tmp_path / "go").touch()
     left = served.gone()
     assert left.failure is None
     assert left.running == () == left.unstarted
@@ -300,19 +318,22 @@ def test_a_signal_drains_quickly_and_says_so(served: FakeManager) -> None:
     assert left.failure is None
     assert left.running == (slow,)
     assert "SIGTERM" in served.wait_for(PilotLeaving).reason
-    assert pilot.wait(5) == 0
+    assert pilot.wait(PATIENCE_S) == 0
     assert gone(tree)
     assert not list(served.base.glob("scratch/stoker-*/pilot-*"))
 
 
 @pytest.mark.parametrize("drain", [True, False])
-def test_exit_by_order(served: FakeManager, drain: bool) -> None:
+def test_exit_by_order(served: FakeManager, drain: bool, tmp_path: Path) -> None:
     served.ready(recipe())
-    first, second = served.run(_sleep, [(0.6,), (0.6,)])
+    first, second = served.run(_wait_for, [(str(tmp_path / "go"),)] * 2)
     served.until(lambda: _started(served))
     served.send(Exit(reason="session over", drain=drain))
+    if drain:
+        served.until(served.returned, what="the call that has not begun")
+        (tmp_path / "go").touch()
     served.wait_for(PilotLeaving)
-    assert served.pilots[0].wait(5) == 0
+    assert served.pilots[0].wait(PATIENCE_S) == 0
     if drain:
         assert served.results([first]) == [None]
         assert served.returned() == [second]
@@ -412,7 +433,7 @@ def test_a_pilot_that_is_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manag
         pilot = manager.start_pilot("--devices", "cpu:1")
         folder = manager.until(lambda: next(manager.base.glob("**/stoker-*/pilot-*"), None), what="its folder")
         pilot.send_signal(signal.SIGTERM)
-        assert pilot.wait(20) == 0
+        assert pilot.wait(PATIENCE_S) == 0
         assert not folder.exists()
 
 
@@ -498,11 +519,12 @@ def test_a_pilot_that_can_make_no_process_is_to_blame_and_not_the_context(
     assert "raise the limit of processes (ulimit -u)" in left.failure.message
 
 
-def _leave_a_thread_behind() -> None:
+def _leave_a_thread_behind(begins: str) -> None:
     """It begins, once the call has ended, what lets no other thread run."""
 
     def late() -> None:
         time.sleep(0.5)
+        Path(begins).touch()
         re.match(r"(a+)+$", "a" * 60 + "b")
 
     threading.Thread(target=late, daemon=True).start()
@@ -512,12 +534,15 @@ SOON = "from stoker.pilot.core import limits; limits.UNBEGUN_S = 2.0"
 
 
 @pytest.mark.parametrize("stuck", ["thread", "stopped"])
-def test_a_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(manager: FakeManager, stuck: str) -> None:
+def test_a_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(
+    manager: FakeManager, stuck: str, tmp_path: Path
+) -> None:
     manager.start_pilot(settings=SOON)
     manager.ready(recipe())
     if stuck == "thread":
-        manager.results(manager.run(_leave_a_thread_behind, [()]))
-        time.sleep(1)
+        manager.results(manager.run(_leave_a_thread_behind, [(str(tmp_path / "begins"),)]))
+        manager.until((tmp_path / "begins").exists, what="the thread to begin")
+        time.sleep(0.5)  # it has only a few instructions to go
     else:
         (pid,) = manager.results(manager.run(_pid, [()]))
         os.kill(pid, signal.SIGSTOP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,6 +218,20 @@ def test_a_program_that_calls_itself_a_tracker_is_killed_after_a_while(tmp_path:
     processes.end_trackers(others, wait_s=0.1)
     assert child.wait(10) == -signal.SIGKILL
     assert gone([child.pid])
+
+
+def test_a_tracker_is_known_from_its_first_moment() -> None:
+    """/proc shows the command line of a program that has just begun a moment later: its tracker was killed with a
+    library, and what it knew of stayed."""
+    for _ in range(20):
+        tracker = subprocess.Popen(["resource_tracker import main", "600"], executable=shutil.which("sleep"))
+        try:
+            assert leftovers.is_tracker(tracker.pid)
+        finally:
+            tracker.kill()
+            os.waitid(os.P_PID, tracker.pid, os.WEXITED | os.WNOWAIT)
+            assert not leftovers.is_tracker(tracker.pid)
+            tracker.wait()
 
 
 TWO_ENDS = """

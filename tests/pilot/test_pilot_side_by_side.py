@@ -44,7 +44,8 @@ def blob(call: Callable[..., Any], folder: Path, *, whose: str) -> FunctionBlob:
     return FunctionBlob(key=FunctionKey(f"{call.__name__}-{whose}"), name=call.__name__, blob=data)
 
 
-def note_and_import(log: str, until: str = "") -> str:
+def note_and_import(log: str, until: str = "", begun: int = 0) -> str:
+    """It waits until there is a file `until`, and until so many calls have begun."""
     import os
     import time
 
@@ -54,7 +55,12 @@ def note_and_import(log: str, until: str = "") -> str:
         os.close(descriptor)
 
     note("begins")
-    while until and not os.path.exists(until):
+
+    def have_begun() -> int:
+        with open(log) as file:
+            return file.read().count("begins")
+
+    while (until and not os.path.exists(until)) or have_begun() < begun:
         time.sleep(0.01)
     time.sleep(0.1)
     from sbs_util import WHOSE
@@ -81,10 +87,11 @@ def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager
     served.ready(recipe(slots=4))
     log = folder / "log"
     programs = [blob(note_and_import, folder, whose=whose) for whose in ("a", "b")]
+    counts = (2, 1, 3, 2, 1, 1)
     calls = [
-        served.run(programs[turn % 2], [(str(log),)] * count)
-        for turn, count in enumerate((2, 1, 3, 2, 1, 1))
-    ]  # fmt: skip
+        served.run(programs[turn % 2], [(str(log), "", sum(counts[: turn + 1]))] * count)
+        for turn, count in enumerate(counts)
+    ]
     assert [served.results(some) for some in calls] == [
         ["a"] * 2, ["b"], ["a"] * 3, ["b"] * 2, ["a"], ["b"]
     ]  # fmt: skip
@@ -105,13 +112,13 @@ def test_a_call_that_waits_for_its_modules_can_be_given_back_and_is_not_overtake
     log, go = folder / "log", folder / "go"
     (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
     served.until(log.exists, what="the first call to begin")
-    (beside,) = served.run(pause, [()], options=CallOptions(limit_s=0.6))  # ends while a call waits
+    (beside,) = served.run(pause, [()], options=CallOptions(limit_s=2.0))  # ends while a call waits
     second, third = served.run(
-        blob(note_and_import, folder, whose="b"), [(str(log),)] * 2, options=CallOptions(limit_s=0.5)
+        blob(note_and_import, folder, whose="b"), [(str(log),)] * 2, options=CallOptions(limit_s=2.0)
     )
     last, newest = served.run(plain, [(), ()])
     assert served.results([beside]) == ["paused"]
-    time.sleep(0.8)  # no time limit runs: neither that of the call that has ended, nor of the one that waits
+    time.sleep(2.3)  # no time limit runs: neither that of the call that has ended, nor of the one that waits
     served.send(CancelCalls(library=LibraryId(1), calls=(CallId(second),)))
     assert served.wait_for(CallsReturned).calls == (second,)
     served.send(TakeBack(library=LibraryId(1), count=1))
@@ -130,11 +137,14 @@ def test_a_call_finds_no_module_of_one_that_has_ended_in_another_slot(served: Fa
             key=FunctionKey("by name"), name="by name", blob=dumps_code((import_by_name, False), what="function")
         ),
     )
+
+    def errors() -> list[type]:
+        return [type(error) for error in served.results(served.run(ours, [(), ()]))]
+
     for _ in range(3):
         assert served.results(served.run(theirs, [(str(folder / "log"),)] * 2)) == ["a", "a"]
-        time.sleep(0.2)  # a slot has told of its call's end before it has left the call's modules
-        errors = served.results(served.run(ours, [(), ()]))
-        assert [type(error) for error in errors] == [ModuleNotFoundError] * 2
+        # A slot has told of its call's end before it has left the call's modules.
+        served.until(lambda: errors() == [ModuleNotFoundError] * 2, what="the slots to leave the modules")
 
 
 def import_often() -> str:

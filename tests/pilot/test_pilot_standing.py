@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from fake_manager import FakeManager, gone, recipe
+from polling import PATIENCE_S, polls
 
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.session import PYTHON
@@ -24,6 +25,15 @@ from stoker.pilot.library.sandbox import ScratchGuard
 def scratch_of(manager: FakeManager) -> Path:
     [folder] = manager.base.glob("scratch/stoker-*/pilot-*")
     return folder
+
+
+def clear(folder: Path) -> None:
+    """Remove a folder in which the pilot and its libraries may still make files."""
+    for _ in polls(PATIENCE_S):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+    raise AssertionError(f"{folder} does not go")
 
 
 def write_here(number: int) -> int:
@@ -40,6 +50,7 @@ def write_when_cleared(folder: str) -> None:
 
 
 def sleep_while(path: str) -> str:
+    open(f"{path}-began", "w").close()
     while not os.path.exists(path):
         time.sleep(0.01)
     return "done"
@@ -56,7 +67,7 @@ def test_a_pilot_whose_scratch_folder_is_cleared_leaves_and_its_calls_go_elsewhe
     folder = scratch_of(served)
     running, waiting = served.run(write_when_cleared, [(str(folder),), (str(folder),)])
     served.until(lambda: served.heartbeats, what="a heartbeat")
-    shutil.rmtree(folder.parent)
+    clear(folder.parent)
     left = served.gone()
     assert left.failure is None, "it is no fault of the context"
     assert set(left.running) | set(left.unstarted) == {running, waiting}
@@ -64,7 +75,7 @@ def test_a_pilot_whose_scratch_folder_is_cleared_leaves_and_its_calls_go_elsewhe
     assert leaving.loss is LossReason.SCRATCH_GONE
     assert "scratch folder" in leaving.reason
     assert served.ends() == {}, "no call ended"
-    assert served.pilots[0].wait(10) == 0
+    assert served.pilots[0].wait(PATIENCE_S) == 0
 
 
 def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(served: FakeManager) -> None:
@@ -72,7 +83,7 @@ def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(served: FakeManag
     folder = scratch_of(served)
     served.start(recipe(raise_when_cleared, str(folder)))
     served.until(lambda: (folder / "lib-1").exists(), what="the library's folder")
-    shutil.rmtree(folder)
+    clear(folder)
     assert served.gone().failure is None
     assert served.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
 
@@ -84,7 +95,7 @@ _LOOKS_NOT_BY_ITSELF = "from unittest.mock import Mock; from stoker.pilot.agent 
 def test_a_library_that_is_ordered_after_the_folder_is_gone_is_the_pilot_s_fault(manager: FakeManager) -> None:
     manager.start_pilot(settings=_LOOKS_NOT_BY_ITSELF)
     manager.hello()
-    shutil.rmtree(scratch_of(manager))
+    clear(scratch_of(manager))
     manager.start(recipe())
     left = manager.wait_for(LibraryGone)
     assert (left.failure, left.loading) == (None, True)
@@ -94,10 +105,10 @@ def test_a_library_that_is_ordered_after_the_folder_is_gone_is_the_pilot_s_fault
 def test_a_folder_that_was_made_anew_by_another_is_not_its_own(served: FakeManager) -> None:
     served.hello()
     folder = scratch_of(served)
-    shutil.rmtree(folder)
+    clear(folder)
     folder.mkdir()
     assert "was removed while it ran" in served.wait_for(PilotLeaving).reason
-    assert served.pilots[0].wait(10) == 0
+    assert served.pilots[0].wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("source", ["lab", ""])
@@ -112,7 +123,7 @@ def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
     manager.ready(recipe())
     done = tmp_path / "done"
     [call] = manager.run(sleep_while, [(str(done),)])
-    manager.until(lambda: manager.heartbeats, what="a heartbeat")
+    manager.until((tmp_path / "done-began").exists, what="the call to begin")
     starter.kill()
     starter.wait()
     if source:

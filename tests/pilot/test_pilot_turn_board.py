@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from polling import PATIENCE_S
 
 from stoker.contexts.device_turns import EngineWork
 from stoker.manager.protocol.ids import DeviceId, LibraryId
@@ -81,7 +82,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
             worker.wait()
 
 
-def until(true: Callable[[], bool], *, limit_s: float = 30.0) -> None:
+def until(true: Callable[[], bool], *, limit_s: float = PATIENCE_S) -> None:
     end = time.monotonic() + limit_s
     while not true():
         assert time.monotonic() < end
@@ -106,8 +107,13 @@ def _no_lock(_board: TurnBoard) -> Any:
 
 
 def test_iterations_on_one_device_never_overlap_and_all_are_computed(workers: Workers) -> None:
+    holder, board = LibraryTurns(workers.board, LibraryId(9), GPU), TurnBoard(workers.board)
+    holder.begin(step_s=60.0)  # until all of them are here
     for library in (1, 2, 3):
         workers.start(library, iterations=25, step_s=0.008)
+    until(lambda: sum(row.state is TurnState.WAITS for row in board.rows()) == 3)
+    holder.end()
+    holder.close()
     workers.wait()
     spans = workers.spans(1, 2, 3)
     assert len(spans) == 75
@@ -127,8 +133,8 @@ def test_a_library_on_two_devices_takes_both(workers: Workers) -> None:
 
 def test_the_more_urgent_goes_first(workers: Workers) -> None:
     holder = LibraryTurns(workers.board, LibraryId(9), GPU)
-    holder.begin()
-    workers.start(1, iterations=1, due_s=5.0)
+    holder.begin(step_s=60.0)
+    workers.start(1, iterations=1, due_s=500.0)
     workers.start(2, iterations=1, due_s=0.05)
     board = TurnBoard(workers.board)
     until(lambda: sum(row.state is TurnState.WAITS for row in board.rows()) == 2)

@@ -113,8 +113,11 @@ def test_the_site_file_is_believed_where_nobody_else_says(manager: FakeManager) 
 
 def test_slurm_corrects_what_the_site_file_says(manager: FakeManager, tmp_path: Path) -> None:
     """The pilot does not wait for squeue, and does not say hello again: that would deny what it was told since."""
-    environ = command(tmp_path / "bin", "squeue", f"sleep 1; echo {in_seconds(1800)}")
+    answers = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo {in_seconds(1800)}"
+    environ = command(tmp_path / "bin", "squeue", answers)
     manager.start_pilot("--devices", "cpu:1", "--walltime-s", "60000", SLURM_JOB_ID="88", **environ)
+    manager.hello()
+    (tmp_path / "go").touch()
     assert 1000 < manager.wait_for(WalltimeUpdate).ends_in_s < 1800
     [hello] = manager.hellos
     assert hello.ends_in_s > 50_000

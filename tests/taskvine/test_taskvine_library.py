@@ -188,9 +188,9 @@ def test_a_call_that_nobody_wants_any_more_is_stopped_and_the_next_one_runs(libr
 def test_a_call_that_was_stopped_in_one_order_runs_in_the_next(library):
     """The manager takes a call from a lost worker and sends it again, while the stopped order is still open."""
     messages.stop_file(str(library.running), 1, CallId(100)).touch()
-    [end] = library.ask(doze, 1.2).ends  # longer than two looks for the file
+    [end] = library.ask(doze, 600).ends
     assert end.failure.kind is FailureKind.CANCELLED
-    library.send(doze, 1.2, call=100)
+    library.send(doze, 1.2, call=100)  # longer than two looks for the file
     [end] = library.take().ends
     assert value(end) == "awake"
 
