@@ -36,7 +36,7 @@ def text_of(chunks):
 
 
 def loads(gateway):
-    return httpx.get(f"{gateway.url}/status").json()
+    return httpx.get(f"{gateway.url}/status", timeout=LIMIT_S).json()
 
 
 def status_of(gateway, *options):
@@ -121,8 +121,8 @@ def test_keys_and_their_limits(gateway, world):
         with client_of(gateway) as nobody, pytest.raises(openai.AuthenticationError) as refused:
             chat(nobody)
         assert refused.value.code == "invalid_api_key"
-        assert httpx.get(f"{gateway.url}/health").status_code == 200
-        assert httpx.get(f"{gateway.url}/metrics").status_code == 401
+        assert httpx.get(f"{gateway.url}/health", timeout=LIMIT_S).status_code == 200
+        assert httpx.get(f"{gateway.url}/metrics", timeout=LIMIT_S).status_code == 401
         with client_of(gateway, key) as ana:
             stream = chat(ana, stream=True, max_tokens=1500)
             next(iter(stream))
