@@ -56,7 +56,7 @@ def stop(folder, part, number, *arguments, more):
             assert time.monotonic() < deadline, "no results came"
             time.sleep(0.02)
         running.send_signal(number)
-        out, _ = running.communicate(timeout=60)
+        out, _ = running.communicate(timeout=LIMIT_S)
     finally:
         running.kill()
         running.wait()
