@@ -114,7 +114,12 @@ def test_a_job_that_finds_no_python_on_its_node_is_explained(up: SessionUp, tmp_
 
 
 def test_a_pilot_that_was_killed_is_explained(up: SessionUp) -> None:
-    pilot = json.loads(up.stoker("status", up.name, "--json"))["status"]["pilots"][0]["pilot"]
+    for more in polls(PATIENCE_S):
+        pilots = json.loads(up.stoker("status", up.name, "--json"))["status"]["pilots"]
+        if pilots:
+            break
+        assert more
+    pilot = pilots[0]["pilot"]
     joined = re.search(r"\(process (\d+)\)", up.stoker("explain", pilot, up.name))
     assert joined is not None
     os.kill(int(joined[1]), signal.SIGKILL)
