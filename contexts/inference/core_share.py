@@ -107,7 +107,8 @@ class CoreShare:
 
 
 class _IdleClock:
-    """What Linux counts as idle time of the cores that this process may use (proc_stat(5))."""
+    """What Linux counts as idle time of the cores that this process may use (proc_stat(5): what waits for a disk may
+    also fall)."""
 
     def __init__(self) -> None:
         self._at, self._idle_s = 0.0, 0.0
@@ -116,7 +117,7 @@ class _IdleClock:
         now, idle_s = time.perf_counter(), self._read()
         if idle_s is None:
             return None
-        found = (idle_s - self._idle_s) / (now - self._at) if self._at else None
+        found = max(0.0, idle_s - self._idle_s) / (now - self._at) if self._at else None
         self._at, self._idle_s = now, idle_s
         return found
 

@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -31,6 +32,8 @@ pytestmark = [
     ),
 ]
 BATCH = [sys.executable, "-m", "stoker.manager.cli.main", "batch"]
+HELD_RUN = [sys.executable, str(Path(__file__).parents[1] / "held_run.py")]
+HELD_AT = 5
 LIMIT_S = 150
 REQUESTS = 60
 
@@ -86,12 +89,13 @@ def pilots_below(folder):
 
 
 class Running:
-    """A batch at work, which is stopped when the block ends."""
+    """A batch at work, which waits once it has written so many answers and is stopped when the block ends."""
 
     def __init__(self, folder, *arguments):
         self.part = folder / "run" / "results.jsonl.part"
+        self.before = self.kept
         self.process = subprocess.Popen(
-            [*BATCH, *arguments, "--out", "run"],
+            [*HELD_RUN, str(HELD_AT), "batch", *arguments, "--out", "run"],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -109,9 +113,9 @@ class Running:
     def kept(self):
         return self.part.read_bytes().count(b"\n") if self.part.exists() else 0
 
-    def wait_for_more(self, more):
-        before, deadline = self.kept, time.monotonic() + LIMIT_S
-        while self.kept < before + more:
+    def wait_until_held(self):
+        deadline = time.monotonic() + LIMIT_S
+        while self.kept < self.before + HELD_AT:
             assert self.process.poll() is None, self.process.communicate()[0]
             assert time.monotonic() < deadline, "no answers came"
             time.sleep(0.02)
@@ -143,7 +147,7 @@ def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, mode
     write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
     arguments = ["r.jsonl", "--model", str(models / "tiny")]
     with Running(tmp_path, *arguments) as running:
-        running.wait_for_more(5)
+        running.wait_until_held()
         running.process.kill()
         running.end()
         kept = running.kept
@@ -151,7 +155,7 @@ def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, mode
         with running.part.open("ab") as file:
             file.write(b'{"custom_id":"r5')
     with Running(tmp_path, *arguments) as running:
-        running.wait_for_more(5)
+        running.wait_until_held()
         running.process.send_signal(signal.SIGINT)
         code, out = running.end()
     assert code == 130
@@ -174,11 +178,12 @@ def test_a_batch_killed_and_interrupted_answers_each_request_once(tmp_path, mode
 def test_a_batch_whose_pilot_is_killed_answers_each_request_once(tmp_path, models, whole):
     write_lines(tmp_path / "r.jsonl", map(request, range(REQUESTS)))
     with Running(tmp_path, "r.jsonl", "--model", str(models / "tiny")) as running:
-        running.wait_for_more(5)
+        running.wait_until_held()
         pilots = pilots_below(tmp_path)
         assert pilots
         for pilot in pilots:
             pilot.kill()
+        (tmp_path / "go-on").touch()
         code, out = running.end()
     assert code == 0, out
     made = read_lines(tmp_path / "run" / "responses.jsonl")

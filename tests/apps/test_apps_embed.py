@@ -23,6 +23,7 @@ from stoker.apps.embed.results import first_error, make_records, write_npy, writ
 from stoker.errors import StokerError
 
 STOKER = [sys.executable, "-m", "stoker.manager.cli.main"]
+HELD_RUN = [sys.executable, str(Path(__file__).parents[1] / "held_run.py")]
 LIMIT_S = 180
 VECTORS = {"a": [1.0, 2.0], "c": [-0.5, 0.25]}
 
@@ -123,13 +124,13 @@ def test_a_run_that_is_killed_goes_on_and_has_each_vector_once(
     with SessionUp(tmp_path_factory.mktemp("up")) as up:
         part = tmp_path / "out" / "results.jsonl.part"
         running = subprocess.Popen(
-            [*STOKER, "run", *options, "--out", "out", *up.joined], cwd=tmp_path, stdout=subprocess.DEVNULL
+            [*HELD_RUN, "100", "run", *options, "--out", "out", *up.joined], cwd=tmp_path, stdout=subprocess.DEVNULL
         )
         deadline = time.monotonic() + LIMIT_S
         while not part.exists() or part.read_bytes().count(b"\n") < 100:
             assert running.poll() is None
             assert time.monotonic() < deadline, "no vectors came"
-            time.sleep(0.005)
+            time.sleep(0.02)
         running.send_signal(signal.SIGKILL)
         running.wait()
         kept = part.read_bytes().count(b"\n")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -28,6 +29,7 @@ pytestmark = [
     ),
 ]
 STOKER = [sys.executable, "-m", "stoker.manager.cli.main", "run"]
+HELD_RUN = [sys.executable, str(Path(__file__).parents[1] / "held_run.py")]
 LIMIT_S = 180
 
 
@@ -40,11 +42,13 @@ def stoker(folder, *arguments):
 
 
 def stop(folder, part, number, *arguments, more):
-    """Starts a run and sends it the signal once `more` results than now are in its log. Its exit code and output."""
+    """Starts a run and sends it the signal once `more` results than now are in its log, where it waits. Its exit code
+    and output."""
     before = part.read_bytes().count(b"\n") if part.exists() else 0
     running = subprocess.Popen(
-        [*STOKER, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+        [*HELD_RUN, str(more), "run", *arguments],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
     deadline = time.monotonic() + LIMIT_S
     try:
         while not part.exists() or part.read_bytes().count(b"\n") < before + more:
@@ -52,7 +56,7 @@ def stop(folder, part, number, *arguments, more):
             assert time.monotonic() < deadline, "no results came"
             time.sleep(0.02)
         running.send_signal(number)
-        out, _ = running.communicate(timeout=60)
+        out, _ = running.communicate(timeout=LIMIT_S)
     finally:
         running.kill()
         running.wait()

@@ -190,11 +190,11 @@ def test_a_detached_job_that_is_stopped_goes_on_when_it_is_submitted_again(place
     said = json.loads(stoker_tune(place, session, "submit", file, "--detach", "--json", "--out", "away").stdout)
     folder = place / said["folders"][0]
     until((folder / "checkpoint").exists, why="it has left a checkpoint")
-    shown = subprocess.run(
-        [sys.executable, "-m", "stoker.manager.cli.main", "tune", "status", "away"],
-        cwd=place, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    assert "1 tuning job: 1 tuning" in shown
+    status = [sys.executable, "-m", "stoker.manager.cli.main", "tune", "status", "away"]
+    until(
+        lambda: "1 tuning job: 1 tuning" in subprocess.run(status, cwd=place, capture_output=True, text=True).stdout,
+        why="its submitter has seen it run",
+    )
     os.kill(said["pid"], signal.SIGTERM)
     until(lambda: read_board(place / "away")[0].entry.phase is Phase.STOPPED, why="it has stopped")
     stopped = read_board(place / "away")[0].entry

@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
+from polling import polls
 
 import stoker
 from benchmarks.baselines.loading import ROOT
@@ -21,14 +22,14 @@ def model():
 
 @pytest.fixture
 def run(tmp_path):
-    """Begins a session of four devices under a policy."""
+    """Begins a session of four devices under a policy; gives the session."""
     sessions = ExitStack()
 
     def begin(policy, devices=4):
         policy = ROOT / BASELINES.get(policy, policy)
         site = tmp_path / "site.toml"
         site.write_text(f'[policy]\nname = "{policy}"\n[pilot]\ndevices = "cpu:{devices}"\n')
-        sessions.enter_context(stoker.load(str(site), run_dir=str(tmp_path / "runs")))
+        return sessions.enter_context(stoker.load(str(site), run_dir=str(tmp_path / "runs")))
 
     with sessions:
         yield begin
@@ -83,19 +84,27 @@ def test_a_running_job_gives_devices_to_one_with_a_deadline_and_goes_on_from_whe
 
 
 def takes(context, seconds, name, log):
+    """A call that takes so long; the one called `first` also waits until it may end."""
     time.sleep(seconds)
+    while name == "first" and not log.with_name("go on").exists():
+        time.sleep(0.02)
     with open(log, "a") as file:
         file.write(f"{name}\n")
 
 
 def test_under_shortest_first_calls_of_a_function_that_took_less_go_first(run, tmp_path):
-    run("benchmarks/baselines/shortest_first.py:shortest_first", devices=1)
+    session = run("benchmarks/baselines/shortest_first.py:shortest_first", devices=1)
     log = tmp_path / "order"
     slow = stoker.app(context=model())(lambda *given: takes(*given))
     quick = stoker.app(context=model())(takes)
     for call in (slow(0.6, "known", log), quick(0.0, "known", log)):
         call.result(LIMIT_S)
     asked = [slow(0.6, "first", log), slow(0.6, "slow", log), quick(0.0, "quick", log)]
+    for more in polls(LIMIT_S):
+        if session.status().queued == 2:
+            break
+        assert more, session.status()
+    log.with_name("go on").touch()
     for call in asked:
         call.result(LIMIT_S)
     order = log.read_text().split()

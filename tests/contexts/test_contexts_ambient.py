@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from polling import PATIENCE_S
 
 import stoker.contexts as contexts
 from stoker.contexts import ambient, payloads
@@ -105,11 +106,11 @@ def test_slots_do_not_mix(tmp_path: Path) -> None:
     def call(number: int) -> tuple[list[float], Path]:
         heard: list[float] = []
         ambient.enter_call(hook=lambda done, *_: bool(heard.append(done)), folder=str(tmp_path / str(number)))  # type: ignore[func-returns-value]
-        barrier.wait(10)
+        barrier.wait(PATIENCE_S)
         for step in range(50):
             contexts.progress(number * 100 + step)
         folder = contexts.scratch()
-        barrier.wait(10)
+        barrier.wait(PATIENCE_S)
         ambient.leave_call()
         return heard, folder
 

@@ -116,6 +116,13 @@ def test_idle_time_of_the_cores_of_this_process_is_read() -> None:
     assert found >= 0.0
 
 
+def test_idle_time_that_the_system_takes_back_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter([100.0, 99.9])
+    monkeypatch.setattr(core_share._IdleClock, "_read", lambda _: next(said))
+    clock = core_share._IdleClock()
+    assert [clock(), clock()] == [None, 0.0]
+
+
 def test_on_a_gpu_nothing_is_counted() -> None:
     with core_share.computing_on("cuda:0")():
         pass

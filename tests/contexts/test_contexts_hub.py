@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import pytest
+from free_port import free_port
 
 pytest.importorskip("huggingface_hub")
 
@@ -48,10 +49,7 @@ def run(endpoint: str, folder: str, **more: str) -> list[str]:
 
 
 def test_a_hub_that_refuses_is_not_asked_again_and_the_error_says_what_to_do(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert run(f"http://127.0.0.1:{port}", str(tmp_path)) == ["True", "True", "0", "True"]
+    assert run(f"http://127.0.0.1:{free_port()}", str(tmp_path)) == ["True", "True", "0", "True"]
 
 
 def test_a_hub_behind_a_firewall_is_not_asked_again(tmp_path):

@@ -100,7 +100,11 @@ def test_a_job_that_finds_no_python_on_its_node_is_explained(up: SessionUp, tmp_
     said = subprocess.run([*stoker, "up", str(site)], cwd=tmp_path, capture_output=True, text=True, check=False).stdout
     name = re.findall(r"session (\w+)", said)[0]
     try:
-        verdict = json.loads(up.stoker("explain", "b1", name, "--json"))["verdict"]
+        for more in polls(PATIENCE_S):  # its job may not have begun to run yet
+            verdict = json.loads(up.stoker("explain", "b1", name, "--json"))["verdict"]
+            if verdict is not None:
+                break
+            assert more
     finally:
         up.stoker("down", name)
     assert (verdict["kind"], verdict["component"]) == ("framework", "environment")
@@ -110,7 +114,12 @@ def test_a_job_that_finds_no_python_on_its_node_is_explained(up: SessionUp, tmp_
 
 
 def test_a_pilot_that_was_killed_is_explained(up: SessionUp) -> None:
-    pilot = json.loads(up.stoker("status", up.name, "--json"))["status"]["pilots"][0]["pilot"]
+    for more in polls(PATIENCE_S):
+        pilots = json.loads(up.stoker("status", up.name, "--json"))["status"]["pilots"]
+        if pilots:
+            break
+        assert more
+    pilot = pilots[0]["pilot"]
     joined = re.search(r"\(process (\d+)\)", up.stoker("explain", pilot, up.name))
     assert joined is not None
     os.kill(int(joined[1]), signal.SIGKILL)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +13,7 @@ from typing import TypeVar
 
 from faults.world import World
 from faults.world import until as wait_until
+from free_port import free_port
 from tiny_model import write_tiny_model
 
 T = TypeVar("T")
@@ -84,7 +83,7 @@ class RunningGateway:
             write_tiny_model(folder / "models" / "tiny")
 
     def start(self, *options: str) -> None:
-        """Start it; the first time on a port of this worker's own, later on the one that the gateway has kept."""
+        """Start it; the first time on a port that nobody else gets, later on the one that the gateway has kept."""
         self.said = []
         if self._process is None and not {"--port", "--uds"} & set(options):
             options = (*options, "--port", str(free_port()))
@@ -140,17 +139,6 @@ class RunningGateway:
         subprocess.run(
             [*SERVE, "down", self.session], cwd=self.folder, capture_output=True, timeout=LIMIT_S, check=True
         )
-
-
-def free_port() -> int:
-    """A free port that neither other workers nor outgoing connections take: a killed gateway comes back to its port."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 18_000 + 100 * worker
-    for port in range(first, first + 100):
-        with socket.socket() as asking:
-            if asking.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError(f"the ports {first} to {first + 99} are taken")
 
 
 def _read(process: subprocess.Popen[str], said: list[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-import time
 
 import msgspec
 import pytest
@@ -110,10 +109,11 @@ def test_an_objective_that_a_model_alone_does_not_meet_refuses_nobody():
 
 def test_nobody_waits_for_a_session_whose_journal_cannot_be_written():
     models = ServedModels({"m": ModelSettings(path="m")})
-    watch = SessionWatch(None, models)  # it is not asked: what it said last is fresh
+    watch = SessionWatch(None, models)
+    watch._asked_at = float("inf")  # it is not asked: what it said last stays fresh
     why = "the journal cannot be written (No space left on device)"
     for trouble in ({"journal": why}, {}):
-        watch.status, watch._asked_at = msgspec.convert({**SAID, "trouble": trouble}, type=Status), time.monotonic()
+        watch.status = msgspec.convert({**SAID, "trouble": trouble}, type=Status)
         asked = Admission(watch).check(Request({"type": "http", "headers": []}), models["m"])
         if not trouble:
             asyncio.run(asked)

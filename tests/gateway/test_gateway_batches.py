@@ -121,7 +121,7 @@ def test_what_is_old_is_removed_but_for_what_a_running_batch_reads(tmp_path):
     batches = Batches(tmp_path / "batches", FileStore(tmp_path / "files"), models=tmp_path / "m.toml", session="s")
     used, unused = (batches.files.add(b"x", filename="x", purpose="batch", owner="") for _ in range(2))
     (tmp_path / "files" / ("file-" + "0" * 24)).mkdir()  # an upload that was cut off
-    then = int(time.time())
+    then = used.created_at
     for id, status in (("1" * 24, "in_progress"), ("2" * 24, "completed")):
         batches._keep(GatewayBatch(f"batch_{id}", "", CHAT, used.id, then, status=status, ended_at=then))
     batches.remove_old(then + KEPT_S - 10)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import msgspec
 import pytest
+from polling import PATIENCE_S
 
 from stoker.manager.protocol.gateway_notes import (
     GatewayNote,
@@ -96,9 +96,23 @@ def test_a_disk_that_takes_no_note_is_told_of_once(tmp_path, monkeypatch, caplog
 
     (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # where the note would be
     monkeypatch.setattr(noting, "WRITTEN_EVERY_S", 0.01)
+    tries = 0
+
+    def write(*note) -> None:
+        nonlocal tries
+        tries += 1
+        write_gateway_note(*note)
+
+    monkeypatch.setattr(noting, "write_gateway_note", write)
     notes = noting.GatewayNotes(Session(), {}, name="models-1f", address="http://127.0.0.1:8000")  # type: ignore[arg-type]
-    with contextlib.suppress(TimeoutError):
-        asyncio.run(asyncio.wait_for(notes.keep(), 0.3))
+
+    async def keep_for_some_tries() -> None:
+        keeping = asyncio.create_task(notes.keep())
+        while tries < 4:
+            await asyncio.sleep(0.005)
+        keeping.cancel()
+
+    asyncio.run(asyncio.wait_for(keep_for_some_tries(), PATIENCE_S))
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "stoker status will not show these models"
     ]

@@ -23,6 +23,8 @@ from stoker.manager.study.calibrate import Calibrated, calibrate, compare
 from stoker.manager.study.recorded import RecordedSession, read_session
 from stoker.site import Duration
 
+LONGEST_S = 0.4
+"""A call of the live session takes no longer where nothing holds it up."""
 SLOW = Delays(message_s=Duration(0.01), back_s=Duration(1.0), poll_s=Duration(0.0))
 
 
@@ -119,7 +121,7 @@ def test_a_live_session_lasts_as_long_as_its_simulation(tmp_path: Path, monkeypa
         began = time.thread_time()
         while time.thread_time() - began < 0.02:  # computes a little, waits for the rest
             pass
-        time.sleep(0.25 + 0.05 * (number % 3))
+        time.sleep(LONGEST_S - 0.05 - 0.05 * (number % 3))
         return number
 
     with stoker.load(site, progress=False) as session:
@@ -128,7 +130,9 @@ def test_a_live_session_lasts_as_long_as_its_simulation(tmp_path: Path, monkeypa
     recorded = read_session(folder / "journal", session=session.id, policies=default_policies())
     found = compare(calibrate(recorded), policies=default_policies, seeds=range(5))
     assert len(recorded.calls) == 60
-    assert abs(found.error) < 0.10, found
+    # A busy machine holds up single calls, and it matters when: the last one has the session last longer.
+    held_up_s = max(run.run_s for run in recorded.runs) - LONGEST_S
+    assert abs(found.error) < 0.10 + max(0.0, held_up_s) / found.live_s, found
     lived = verify(folder / "journal", session=session.id, policies=default_policies())
     assert lived.difference is None
     assert lived.checked == lived.events

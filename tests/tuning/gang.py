@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_port import free_port
+from polling import PATIENCE_S, polls
 
 from stoker.contexts.ambient import Evicted
 
@@ -64,10 +66,18 @@ def gang(function: str, specs: Sequence[dict[str, Any]]) -> Iterator[Ranks]:
 
 
 def rendezvous() -> str:
-    """A free port on the loopback network."""
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
+    """An address that is free for rank 0, which comes to it seconds later."""
+    return f"127.0.0.1:{free_port()}"
+
+
+def wait_until_served(where: str) -> None:
+    """Wait until rank 0 listens there."""
+    host, _, port = where.rpartition(":")
+    for more in polls(PATIENCE_S):
+        with closing(socket.socket()) as asking:
+            if not asking.connect_ex((host, int(port))):
+                return
+        assert more, f"nobody listens at {where}"
 
 
 def tune(spec: dict[str, Any]) -> Any:

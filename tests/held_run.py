@@ -1,0 +1,38 @@
+"""`stoker` for tests that do something to a run: `python held_run.py COUNT run APP ...` waits once this process has
+written COUNT results, until there is a file `go-on` in its folder. However late a test looks, it finds the run at
+work."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+del sys.path[0]  # the folder of this file, which `python -m stoker` would not have either
+
+from stoker.manager.cli.main import main  # noqa: E402
+from stoker.run_folder.record_log import Record, RecordLog  # noqa: E402
+
+GO_ON = Path("go-on")
+_append = RecordLog.append
+
+
+def hold_after(count: int) -> None:
+    """Have the log's writer wait as soon as so many results are written."""
+    left = count
+
+    def append(self: RecordLog, records: Iterable[Record]) -> int:
+        nonlocal left
+        found = _append(self, records)
+        left -= found
+        while left <= 0 and not GO_ON.exists():
+            time.sleep(0.02)
+        return found
+
+    RecordLog.append = append  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    hold_after(int(sys.argv.pop(1)))
+    main(sys.argv[1:])
