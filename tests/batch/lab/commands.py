@@ -35,14 +35,14 @@ class Commands:
         self._inside = inside
         self.environ = {"SLURM_CONF": str(place.conf), "PATH": PATH}
 
-    def ask(self, *command: str, limit_s: float = 20.0) -> subprocess.CompletedProcess[str]:
+    def ask(self, *command: str, limit_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
         """Run a command on the head; what came of it, good or bad."""
         environ = {**_clean(), **self.environ}
         return subprocess.run(
             self._inside(*command), capture_output=True, text=True, env=environ, timeout=limit_s, check=False
         )
 
-    def run(self, *command: str, limit_s: float = 20.0) -> str:
+    def run(self, *command: str, limit_s: float = PATIENCE_S) -> str:
         """What a command on the head prints. Raises LabError when it fails."""
         done = self.ask(*command, limit_s=limit_s)
         if done.returncode:

@@ -3,7 +3,9 @@
 What is not obvious, tried with Slurm 22.05: several slurmd on one host need a port each; a GPU needs a device file
 (links to /dev/null do; a count alone drains the node); `config_overrides` lets a node claim more than the machine has;
 without `DefMemPerCPU` each job takes a node's whole memory; `cred_expire` bounds how long a requeued job must wait; an
-unknown key kills every daemon and every client.
+unknown key kills every daemon and every client. A slurmd that does not answer a launch within `MessageTimeout` (5 s, on
+a busy machine) refuses it when it reads it, and its job is put back into the queue and held for good
+(`launch_failed_requeued_held`).
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def _patience(shape: Shape) -> dict[str, str]:
     return {
         "SlurmctldTimeout": "10",
         "SlurmdTimeout": str(shape.node_timeout_s),
-        "MessageTimeout": "5",
+        "MessageTimeout": "30",
         "BatchStartTimeout": "60",
         "InactiveLimit": "0",
         "KillWait": str(shape.kill_wait_s),
