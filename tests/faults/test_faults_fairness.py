@@ -183,7 +183,7 @@ def test_a_block_whose_pilot_is_frozen_is_replaced_and_ends(world, tmp_path):
         before = wait(0).result(60)
         call = wait(2)
         time.sleep(0.5)
-        (pilot,) = world.of("stoker.pilot.main")
+        pilot = world.pilot()
         kill([pilot], signal.SIGSTOP)
         call.result(60)  # there, in the time that a pilot has to end, or on the next pilot
         assert wait(0).result(60) != before
