@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from factory.fake_slurm import FakeSlurm
+from live.peers import until
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
 from stoker.manager.factory.batches import dry_run, make_batch
@@ -61,13 +62,8 @@ def test_scripts_in_a_folder_of_any_name(slurm: FakeSlurm, tmp_path: Path, name:
 
 
 def until_over(batch: SlurmBatch, job: str) -> str:
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        look = batch.query([job])[job]
-        if look.phase is BlockPhase.ENDED:
-            return look.reason
-        time.sleep(0.05)
-    raise AssertionError("the job did not end")
+    look = until(lambda: (seen := batch.query([job])[job]).phase is BlockPhase.ENDED and seen, what="the job's end")
+    return str(look.reason)
 
 
 def test_a_partition_that_is_not_there(slurm: FakeSlurm, tmp_path: Path) -> None:

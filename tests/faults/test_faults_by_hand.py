@@ -18,7 +18,6 @@ def test_a_pilot_that_is_started_by_hand_serves_and_leaves_no_key(session, world
         time.sleep(0.05)
         return os.environ.get("BY_HAND", "")
 
-    until(lambda: session.status().pilots, why="the first pilot, whose block has a key too")
     folder = SessionFolder(session.folder)
     keys = set(folder.block_keys.iterdir())
     command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(folder.path), "--devices", "cpu:1"]
@@ -27,7 +26,7 @@ def test_a_pilot_that_is_started_by_hand_serves_and_leaves_no_key(session, world
     [mine] = set(folder.block_keys.iterdir()) - keys
     assert mine.stat().st_mode & 0o777 == 0o600
     assert {each.block for each in session.status().pilots} >= {mine.stem}
-    until(lambda: "by hand" in set(stoker.map(where, range(20))), why="a call on it")
+    until(lambda: "by hand" in set(stoker.map(where, range(20))), limit_s=30, why="a call on it")
     pilot.terminate()
     assert pilot.wait(20) == 0
     assert set(folder.block_keys.iterdir()) == keys

@@ -59,7 +59,7 @@ class Commands:
         done = self.ask("scontrol", "show", "job", job)
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout)) if done.returncode == 0 else {}
 
-    def wait(self, job: str, *states: str, limit_s: float = 30.0) -> dict[str, str]:
+    def wait(self, job: str, *states: str, limit_s: float = PATIENCE_S) -> dict[str, str]:
         """Wait until a job is in one of these states; all about it. Raises LabError."""
 
         def found() -> dict[str, str]:
