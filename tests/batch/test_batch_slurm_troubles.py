@@ -92,6 +92,7 @@ def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world,
 def test_pilots_go_on_while_slurmctld_is_away(slurm, world):
     with load(world) as session:
         assert stoker.app()(double)(1).result(60) == 2
+        slurm.have_jobs_written()
         slurm.kill("slurmctld")
         status = status_when(session, lambda status: status.trouble, what="trouble")
         assert "slurm" in status.trouble["lab"].lower()

@@ -11,6 +11,7 @@ import os
 import secrets
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +72,14 @@ class Cluster(Commands):
         """Kill one daemon; a node's jobs live on."""
         machine, daemon = self._find(where)
         machine.kill(daemon)
+
+    def have_jobs_written(self) -> None:
+        """Wait until slurmctld has its jobs on disk. It writes up to five seconds after a change, and what it has not
+        written is lost when it is killed."""
+        file, asked = self.place.root / "state" / "job_state", time.time()
+        for job in self.queue():
+            self.run("scontrol", "update", f"JobId={job[0]}", "Comment=written")
+        until(lambda: file.exists() and file.stat().st_mtime > asked, what="the jobs on disk")
 
     def start(self, where: str) -> None:
         """Start a daemon again."""
