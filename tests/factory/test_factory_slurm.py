@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from factory.fake_slurm import FakeSlurm
@@ -21,7 +23,7 @@ B7 = BlockId("b7")
 
 
 def site(**provider: object) -> Site:
-    given = {"kind": ProviderKind.SLURM, "command_limit_s": Duration(5), **provider}
+    given = {"kind": ProviderKind.SLURM, "command_limit_s": Duration(60), **provider}
     return Site(name="lab", provider=Provider(**given))  # type: ignore[arg-type]
 
 
@@ -136,12 +138,23 @@ def test_sbatch_that_prints_no_job_id(batch: SlurmBatch, slurm: FakeSlurm) -> No
         batch.submit(B7)
 
 
-def test_sbatch_that_hangs(slurm: FakeSlurm, tmp_path: Path) -> None:
-    quick = site(command_limit_s=Duration(1))
-    batch = SlurmBatch(quick, session="k3v9", folder=tmp_path, command=lambda _: "true")
+def test_sbatch_that_hangs(
+    batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time counts here from when the job is there."""
+    quick = SlurmBatch(
+        site(command_limit_s=Duration(1)), session="k3v9", folder=tmp_path, command=lambda block: f"echo {block}"
+    )
     slurm.fault("sbatch", hang="after")
+    communicate = subprocess.Popen.communicate
+
+    def later(process: subprocess.Popen[bytes], *given: Any, **more: Any) -> Any:
+        until(slurm.jobs, what="the job")
+        return communicate(process, *given, **more)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", later)
     with pytest.raises(BatchTrouble, match="sbatch has not answered for 1 s"):
-        batch.submit(B7)
+        quick.submit(B7)
     assert list(batch.find().values()) == [B7], "it had reached Slurm all the same"
 
 
