@@ -57,7 +57,7 @@ class Scene:
         scratch = self.world.scratch
         slurm = write_site(
             self.world.path,
-            provider={"gpus": "1"},
+            provider={"gpus": "1", "command_limit": "5 s"},
             pilot={"init_blocks": 3, "max_blocks": 3, "scratch": f"{scratch}/$SLURMD_NODENAME"},
             session={"interface": "10.77.0.1"},
             environment={"kind": "packed"},

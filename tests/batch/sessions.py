@@ -13,6 +13,7 @@ from stoker.manager.executor.loading import Session
 from stoker.manager.protocol.blocks import BlockStatus
 from stoker.manager.protocol.to_client import Status
 
+# A command tries for four seconds before it says that slurmctld is away.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "provider": {
         "kind": "slurm",
@@ -20,7 +21,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "cores": 1,
         "walltime": "10 min",
         "poll": "0.5 s",
-        "command_limit": "5 s",
+        "command_limit": "20 s",
     },
     "pilot": {"devices": "cpu:1", "init_blocks": 1, "max_blocks": 1},
     "session": {"heartbeat": "1 s", "lease": "30 s", "interface": "127.0.0.1", "ports": "32100-32700"},

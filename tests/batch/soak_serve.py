@@ -88,7 +88,7 @@ class ServeSoak:
         gateway = RunningGateway(world.path / "work", "lab.toml", "models.toml")
         write_site(
             gateway.folder,
-            provider={"gpus": "a10:1", "walltime": self._walltime},
+            provider={"gpus": "a10:1", "walltime": self._walltime, "command_limit": "5 s"},
             pilot={"init_blocks": 2, "max_blocks": 2},
         )
         (gateway.folder / "models.toml").write_text(MODELS)

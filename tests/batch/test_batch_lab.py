@@ -41,7 +41,7 @@ def test_a_hung_slurmctld_answers_when_it_goes_on(slurm):
 
 def test_a_cancelled_preempted_job_is_over_and_a_node_may_be_one_of_its_own(make_cluster, tmp_path):
     """One special cluster for all that needs one: CANCEL, and machines with networks of their own."""
-    cluster = make_cluster(Shape(gpus=("a10:2", ""), preempt=Preempt.CANCEL, namespaces=True, node_timeout_s=4))
+    cluster = make_cluster(Shape(gpus=("a10:2", ""), preempt=Preempt.CANCEL, namespaces=True))
     out = tmp_path / "out"
     job = cluster.submit(
         "hostname; echo $CUDA_VISIBLE_DEVICES; bash -c 'exec 3<>/dev/tcp/10.77.0.1/$PORT' && echo reached; sleep 100",

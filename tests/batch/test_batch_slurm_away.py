@@ -25,6 +25,7 @@ def test_slurmctld_is_away_for_a_minute(make_cluster, world):
     site = write_site(world.path, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"gpus": "1"})
     with stoker.load(site, run_dir=str(world.runs)) as session:
         status = status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
+        cluster.have_jobs_written()
         cluster.kill("slurmctld")
         gone_at = time.monotonic()
         trouble = status_when(session, lambda status: status.trouble, what="trouble").trouble["lab"]

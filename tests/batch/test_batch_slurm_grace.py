@@ -43,9 +43,10 @@ def ran_on(world, nodes: set[str]) -> list[float]:
     return [float(at) for node, at, _ in words if node in nodes]
 
 
-def preempted(cluster, job: str) -> bool:
-    """Whether Slurm has told a job to go."""
-    return cluster.job(job).get("PreemptTime", "None") != "None"
+def preempted_at(cluster, job: str) -> float:
+    """When Slurm has told a job to go, in seconds since 1970; 0 if it has not."""
+    said = cluster.job(job).get("PreemptTime", "None")
+    return 0.0 if said == "None" else time.mktime(time.strptime(said, "%Y-%m-%dT%H:%M:%S"))
 
 
 @pytest.mark.slow
@@ -57,8 +58,7 @@ def test_a_pilot_works_through_the_grace_time_and_ends_clean(make_cluster, world
         [block] = session.status().jobs
         node = cluster.job(block.job)["NodeList"]
         pusher = cluster.submit("sleep 1000", "--partition=main", "--gres=gpu:a10:1", f"--nodelist={node}")
-        until(lambda: preempted(cluster, block.job), what="the preemption")
-        told_at = time.time()
+        told_at = until(lambda: preempted_at(cluster, block.job), what="the preemption")
         cluster.wait(pusher, "RUNNING")
         worked_s = max(ran_on(world, {node})) - told_at
         assert worked_s > GRACE_S / 2, "it works on although it is to go"
@@ -80,7 +80,7 @@ def test_pilots_of_several_nodes_leave_when_the_grace_time_begins(make_cluster, 
         got = [next(results) for _ in range(5)]
         [block] = session.status().jobs
         cluster.submit("sleep 1000", "--partition=main", "--gres=gpu:a10:1", f"--nodelist={_first(cluster, block.job)}")
-        until(lambda: preempted(cluster, block.job), what="the preemption")
+        until(lambda: preempted_at(cluster, block.job), what="the preemption")
         told_at = time.monotonic()
         cluster.wait(block.job, *OVER)
         assert time.monotonic() - told_at < 30, "half of the grace time was not needed"

@@ -13,7 +13,8 @@ from faults.world import count_lines, note
 
 import stoker
 
-CALLS = 60
+CALLS, FREE = 60, 10
+"""So many calls; those after the first `FREE` wait until the test lets them run, when what was to happen has."""
 
 
 @stoker.context
@@ -22,12 +23,20 @@ def log_of(path):
 
 
 @pytest.fixture
-def stream(world):
+def go(world):
+    """The file that lets the later calls run."""
+    return world.path / "go"
+
+
+@pytest.fixture
+def stream(world, go):
     """Start a stream of short calls; each notes where it ran."""
     log = str(world.path / "ran")
 
     @stoker.app(context=log_of(log))
     def work(log, number):
+        while number >= FREE and not go.exists():
+            time.sleep(0.02)
         time.sleep(0.05)
         note(log, f"{number} {os.environ['SLURMD_NODENAME']}")
         return number
@@ -49,7 +58,7 @@ def running(status) -> bool:
 
 
 @pytest.mark.slow
-def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, stream):
+def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, stream, go):
     with load(world, provider={"gpus": "a10:1", "options": ["--nodelist=n1"]}) as session:
         results = stream()
         got = [next(results) for _ in range(10)]
@@ -61,13 +70,14 @@ def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, 
         assert waiting.reason
         status_when(session, lambda status: status.losses == {"preempted": 1}, what="the reason")
         slurm.cancel(pusher)
+        go.touch()
         assert [*got, *results] == list(range(CALLS))
         assert slurm.job(block.job)["Restarts"] == "1"
         status = session.status()
         assert (status.done, status.failed) == (CALLS, 0)
 
 
-def test_preempted_and_cancelled_without_grace_another_block_takes_its_place(make_cluster, world, stream):
+def test_preempted_and_cancelled_without_grace_another_block_takes_its_place(make_cluster, world, stream, go):
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), preempt=Preempt.CANCEL))
     with load(world, provider={"gpus": "a10:1"}) as session:
         results = stream()
@@ -75,8 +85,9 @@ def test_preempted_and_cancelled_without_grace_another_block_takes_its_place(mak
         [block] = session.status().jobs
         node = cluster.job(block.job)["NodeList"]
         cluster.submit("sleep 1000", "--partition=main", "--gres=gpu:a10:1", f"--nodelist={node}")
-        assert [*got, *results] == list(range(CALLS))
         assert cluster.wait(block.job, *OVER)["JobState"] == "PREEMPTED"
+        go.touch()
+        assert [*got, *results] == list(range(CALLS))
         status = session.status()
         assert {job.block for job in status.jobs} != {block.block}
         assert "preempted" in " ".join(status.ended_blocks)
@@ -84,28 +95,31 @@ def test_preempted_and_cancelled_without_grace_another_block_takes_its_place(mak
         assert (status.done, status.failed, status.losses) == (CALLS, 0, {"preempted": 1})
 
 
-def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream):
+def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream, go):
     with load(world) as session:
         results = stream()
         got = [next(results) for _ in range(5)]
         [block] = session.status().jobs
         slurm.cancel(block.job)
-        assert [*got, *results] == list(range(CALLS))
         new = block_when(session, lambda new: new.block != block.block, what="another block")
+        go.touch()
+        assert [*got, *results] == list(range(CALLS))
         assert new.job != block.job
         assert "cancel" in " ".join(session.status().ended_blocks).lower()
         assert (session.status().failed, session.status().losses) == (0, {"cancelled": 1})
 
 
 @pytest.mark.slow
-def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world, stream):
+def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world, stream, go):
     """Its jobs are dead at once; Slurm notices some seconds later, and requeues."""
-    cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), node_timeout_s=2))
+    cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), node_timeout_s=10))
     with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"gpus": "a10:1"}) as session:
         status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
         results = stream()
         got = [next(results) for _ in range(10)]
         cluster.crash("n1")
+        status_when(session, lambda status: status.lost_pilots, what="the loss")
+        go.touch()
         assert [*got, *results] == list(range(CALLS))
         assert (session.status().lost_pilots, session.status().failed) == (1, 0)
         until(lambda: cluster.nodes()["n1"].startswith("down"), what="Slurm to miss n1")
@@ -113,17 +127,18 @@ def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world
         assert waiting.phase == "pending"
         status_when(session, lambda status: status.losses == {"node lost": 1}, what="the reason")
         cluster.start("n1")
-        status_when(session, lambda status: len(status.pilots) == 2, what="a pilot on n1 again", limit_s=60)
+        status_when(session, lambda status: len(status.pilots) == 2, what="a pilot on n1 again")
 
 
-def test_a_job_that_is_put_back_into_the_queue_and_held_is_replaced(slurm, world, stream):
+def test_a_job_that_is_put_back_into_the_queue_and_held_is_replaced(slurm, world, stream, go):
     with load(world) as session:
         results = stream()
         got = [next(results) for _ in range(5)]
         [block] = session.status().jobs
         slurm.run("scontrol", "requeuehold", block.job)
-        assert [*got, *results] == list(range(CALLS))
         new = block_when(session, lambda new: new.block != block.block, what="another block")
+        go.touch()
+        assert [*got, *results] == list(range(CALLS))
         assert new.job != block.job
         story = " ".join(line.text for line in session.explain(block.block).lines)
         assert "held by Slurm" in story
@@ -131,12 +146,13 @@ def test_a_job_that_is_put_back_into_the_queue_and_held_is_replaced(slurm, world
         assert session.status().failed == 0
 
 
-def test_a_node_whose_prolog_fails_does_not_stop_the_others(make_cluster, world, stream):
+def test_a_node_whose_prolog_fails_does_not_stop_the_others(make_cluster, world, stream, go):
     """Slurm drains it, and puts its jobs back into the queue, held."""
     prolog = world.path / "prolog.sh"
     prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ]\n')
     prolog.chmod(0o755)
     make_cluster(Shape(gpus=("a10:1", "a10:1"), settings={"Prolog": str(prolog)}))
+    go.touch()
     with load(world, provider={"gpus": "a10:1"}) as session:
         assert list(stream()) == list(range(CALLS))
         assert nodes_of(world) == {"n2"}
@@ -144,7 +160,7 @@ def test_a_node_whose_prolog_fails_does_not_stop_the_others(make_cluster, world,
         assert "held by Slurm: launch failed requeued held" in story
 
 
-def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream):
+def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream, go):
     with load(world, provider={"gpus": "a10:1"}) as session:
         [block] = status_when(session, running, what="the pilot").jobs
         node = slurm.job(block.job)["NodeList"]
@@ -153,6 +169,8 @@ def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream)
         got = [next(results) for _ in range(10)]
         assert nodes_of(world) == {node}, "the pilot goes on"
         slurm.cancel(block.job)
+        block_when(session, lambda new: new.block != block.block, what="another block")
+        go.touch()
         assert [*got, *results] == list(range(CALLS))
         assert len(nodes_of(world)) == 2, "its successor is elsewhere"
 

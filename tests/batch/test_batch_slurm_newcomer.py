@@ -71,5 +71,5 @@ def test_what_init_writes_is_all_that_it_takes(slurm, world):
     assert (world.path / "empty" / "site.toml").read_text() == written
     down = stoker(world, "down", session)
     assert re.search(r"21 calls done, .* nothing of it is left running", down), down
-    until(lambda: not slurm.queue(), limit_s=20, what="no job in the queue")
+    until(lambda: not slurm.queue(), what="no job in the queue")
     assert world.left() == []

@@ -40,7 +40,7 @@ def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
     monkeypatch.chdir(world.path)  # commands on the head begin where this process is
     cluster = make_cluster(Shape(gpus=("a10:1",), namespaces=True))
     write_site(world.path, session={"interface": "127.0.0.1"})  # of the head: a node has its own
-    said = probe(world, cluster.on_head(), wait_s=15)
+    said = probe(world, cluster.on_head(), wait_s=30)
     assert said.returncode == 1, said.stdout
     assert "the probe runs, and its pilot has not reached 127.0.0.1:" in said.stdout
     assert "name the network that they share: [session] interface" in said.stdout

@@ -56,10 +56,10 @@ def test_a_partition_that_is_down_says_so(slurm, world):
 def test_a_slurmctld_that_hangs_is_told_and_the_block_is_submitted_when_it_goes_on(slurm, world):
     """It accepts connections and is silent; what there is is asked first, so that nothing is submitted meanwhile."""
     slurm.freeze("slurmctld")
-    with load(world, provider={"command_limit": "2 s"}) as session:
+    with load(world, provider={"command_limit": "4 s"}) as session:
         call = stoker.app()(double)(5)
         status = status_when(session, lambda status: status.trouble, what="trouble")
-        assert status.trouble["lab"] == "squeue has not answered for 2 s"
+        assert status.trouble["lab"] == "squeue has not answered for 4 s"
         slurm.thaw("slurmctld")
         assert call.result(60) == 10
         status = status_when(session, lambda status: not status.trouble, what="the trouble's end")
@@ -92,6 +92,7 @@ def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world,
 def test_pilots_go_on_while_slurmctld_is_away(slurm, world):
     with load(world) as session:
         assert stoker.app()(double)(1).result(60) == 2
+        slurm.have_jobs_written()
         slurm.kill("slurmctld")
         status = status_when(session, lambda status: status.trouble, what="trouble")
         assert "slurm" in status.trouble["lab"].lower()

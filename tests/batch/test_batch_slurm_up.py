@@ -87,7 +87,7 @@ def test_a_session_of_two_sites_keeps_contexts_hot_between_programs_and_leaves_n
     ended = stoker(world, "down", session)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 calls done, 1 pilot let go, 1 job ended; nothing of it is left running" in ended.stdout
-    until(lambda: slurm_jobs() == [], limit_s=20, what="no job in the queue")
+    until(lambda: slurm_jobs() == [], what="no job in the queue")
     assert world.left() == []
 
 

@@ -1,8 +1,9 @@
 """What a fake `sbatch`, `squeue`, `scancel`, `scontrol` or `sacct` does: as Slurm 22.05, over a folder of jobs.
 
 Standard library alone, and quick to start: tests run it some hundred times. The folder is in FAKE_SLURM; beside the
-jobs it may hold `COMMAND.fault`, a JSON object: `hang` (seconds to hang, before or after the work is done), `code` and
-`err` (to fail with), and `runs`, which says that jobs run as processes of this machine as soon as they are submitted.
+jobs it may hold `COMMAND.fault`, a JSON object: `hang` (for good, before or after the work is done), `held` (it does
+not answer before the fault is gone), `code` and `err` (to fail with), and `runs`, which says that jobs run as processes
+of this machine as soon as they are submitted.
 """
 
 import fcntl
@@ -33,6 +34,8 @@ def main():
     sys.stdout.flush()
     if fault.get("hang") == "after":
         hang()
+    while fault.get("held") and read(f"{name}.fault"):
+        time.sleep(0.05)
     return code
 
 

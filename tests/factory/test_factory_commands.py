@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,16 +19,34 @@ from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandResult, CommandRunner, clean_environment
 
 
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Have the time of a command count once it has made a file, however long its shell takes to come that far."""
+
+    def count_once(made: Path) -> None:
+        communicate = subprocess.Popen.communicate
+
+        def later(process: subprocess.Popen[bytes], *given: Any, **more: Any) -> Any:
+            until(made.exists, what="the command")
+            return communicate(process, *given, **more)
+
+        monkeypatch.setattr(subprocess.Popen, "communicate", later)
+
+    return count_once
+
+
 def test_what_it_says(tmp_path: Path) -> None:
     said = CommandRunner(limit_s=10, folder=tmp_path).run(["sh", "-c", "pwd; echo no >&2; exit 3"])
     assert (said.code, said.out, said.err) == (3, f"{tmp_path}\n", "no\n")
 
 
-def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
+def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: Path, once: Callable[[Path], None]) -> None:
     started = time.monotonic()
+    once(tmp_path / "begun")
     with pytest.raises(BatchTrouble, match=r"^squeue has not answered for 0.5 s$"):
         CommandRunner(limit_s=0.5, folder=tmp_path).run(
-            ["sh", "-c", "sleep 500 & echo $! > child; setsid sleep 500 & echo $! >> child; wait"], name="squeue"
+            ["sh", "-c", "sleep 500 & echo $! > child; setsid sleep 500 & echo $! >> child; touch begun; wait"],
+            name="squeue",
         )
     assert time.monotonic() - started < 100
     for pid in (tmp_path / "child").read_text().split():
@@ -34,11 +54,12 @@ def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("where", ["2", "1"], ids=["stderr", "stdout"])
-def test_what_one_said_before_its_time_was_up_is_told(tmp_path: Path, where: str) -> None:
+def test_what_one_said_before_its_time_was_up_is_told(tmp_path: Path, where: str, once: Callable[[Path], None]) -> None:
+    once(tmp_path / "said")
     line = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
     with pytest.raises(BatchTrouble) as caught:
         CommandRunner(limit_s=0.5, folder=tmp_path).run(
-            ["sh", "-c", f"echo '{line}' >&{where}; sleep 500"], name="sbatch"
+            ["sh", "-c", f"echo '{line}' >&{where}; touch said; sleep 500"], name="sbatch"
         )
     said = "after it had said: Slurm temporarily unable to accept job, sleeping and retrying"
     assert str(caught.value) == f"sbatch has not answered for 0.5 s, {said}"

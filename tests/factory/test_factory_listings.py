@@ -153,7 +153,7 @@ class World:
         self.bin.mkdir()
         for name, body in COMMANDS[kind].items():
             self.put(name, body)
-        site = Site(name="lab", provider=Provider(kind=kind, command_limit_s=Duration(5)))
+        site = Site(name="lab", provider=Provider(kind=kind, command_limit_s=Duration(60)))
         self.submit = folder / "sub mit"
         self.submit.mkdir()
         self.batch = ListedBatch(site, session="k3v9", folder=self.submit, command=lambda block: f"echo {block}")

@@ -50,25 +50,23 @@ def test_started_watched_and_ended(place: Place) -> None:
     job = batch.submit(B0)
     assert batch.query([job])[job].phase is BlockPhase.RUNNING, "from its first moment on"
     batch.cancel([job])
-    until(lambda: batch.query([job])[job].phase is BlockPhase.ENDED, what="the end", seconds=30)
+    until(lambda: batch.query([job])[job].phase is BlockPhase.ENDED, what="the end")
 
 
 def test_why_it_ended(place: Place) -> None:
     batch = place.batch()
     place.program = "import sys; sys.exit('no such folder')"
     job = batch.submit(B0)
-    look = until(
-        lambda: (looked := batch.query([job])[job]).phase is BlockPhase.ENDED and looked, what="the end", seconds=30
-    )
+    look = until(lambda: (looked := batch.query([job])[job]).phase is BlockPhase.ENDED and looked, what="the end")
     assert look.reason == "exit code 1: no such folder"
 
 
 def test_another_factory_finds_what_runs(place: Place) -> None:
     job = place.batch().submit(B1)
     other = place.batch()
-    until(lambda: other.find() == {job: B1}, what="the pilot to be there", seconds=30)
+    until(lambda: other.find() == {job: B1}, what="the pilot to be there")
     other.cancel([job])
-    until(lambda: not other.find(), what="the end", seconds=30)
+    until(lambda: not other.find(), what="the end")
     assert other.query([job])[job].reason == "its process is gone"
 
 
@@ -79,7 +77,7 @@ def test_pilots_of_other_sessions_are_none_of_ours(place: Place, tmp_path: Path)
     until(lambda: batch.find(), what="the other's pilot")
     assert not place.batch().find()
     batch.cancel([job])
-    until(lambda: not batch.find(), what="its end", seconds=30)
+    until(lambda: not batch.find(), what="its end")
 
 
 def test_worker_init_runs_before_a_local_pilot_which_keeps_the_process_id_of_the_job(
@@ -89,7 +87,5 @@ def test_worker_init_runs_before_a_local_pilot_which_keeps_the_process_id_of_the
     init = "source /dev/null\nexport S='two words'"
     batch = LocalBatch(session="k3v9", folder=place.folder / "submit", command=place.command, worker_init=init)
     job = batch.submit(B0)
-    look = until(
-        lambda: (looked := batch.query([job])[job]).phase is BlockPhase.ENDED and looked, what="the end", seconds=30
-    )
+    look = until(lambda: (looked := batch.query([job])[job]).phase is BlockPhase.ENDED and looked, what="the end")
     assert look.reason == f"exit code 1: {job} of two words"

@@ -161,7 +161,8 @@ def test_doctor_s_figures_are_those_of_the_pacer() -> None:
 
 def test_one_status_command_serves_all_sources_and_a_submission_asks_anew(slurm: FakeSlurm, tmp_path: Path) -> None:
     shared = SharedBudget(poll_s=10.0)
-    given = {"session": "k3v9", "folder": tmp_path, "pacer": shared.pacer, "listing": shared.listing}
+    listing = Listing(fresh_s=shared.pacer.listing_s, clock=Clock())
+    given = {"session": "k3v9", "folder": tmp_path, "pacer": shared.pacer, "listing": listing}
     sites = [Site(name=name, provider=Provider(kind=ProviderKind.SLURM)) for name in ("one", "two")]
     one, two = (SlurmBatch(site, command=lambda block: f"echo {block}", **given) for site in sites)  # type: ignore[arg-type]
     job = one.submit(BlockId("b1"))

@@ -30,12 +30,12 @@ def until(true: Callable[[], Any], *, what: str) -> Any:
     return wait_until(true, what=what, seconds=60)
 
 
-def slurm_site(name: str = "lab", **provider: object) -> Site:
+def slurm_site(name: str = "lab", *, lease_s: float = 60.0, **provider: object) -> Site:
     quick = {"command_limit_s": Duration(4), "poll_s": Duration(0.2), **provider}
     return Site(
         name=name,
         provider=Provider(kind=ProviderKind.SLURM, **quick),  # type: ignore[arg-type]
-        session=Session(heartbeat_s=Duration(0.5), lease_s=Duration(2)),
+        session=Session(heartbeat_s=Duration(0.5), lease_s=Duration(lease_s)),
     )
 
 
@@ -65,7 +65,7 @@ def test_the_batch_system_is_asked_as_often_as_the_site_says(manager: ManagerEnd
     slurm.put(manager.hear("b0", PENDING).job, state="RUNNING", nodes="n014")
     manager.hear("b0", RUNNING)
     before = len(slurm.asked("squeue"))
-    manager.until(lambda: len(slurm.asked("squeue")) >= before + 8, what="eight more looks at 0.2 s each", seconds=20)
+    manager.until(lambda: len(slurm.asked("squeue")) >= before + 8, what="eight more looks at 0.2 s each")
 
 
 def test_refused_and_unknown(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
@@ -156,7 +156,8 @@ def test_the_manager_is_killed_and_comes_back_elsewhere(manager: ManagerEnd, slu
     assert len(manager.hellos) == 2
 
 
-def test_a_manager_that_stays_away(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+def test_a_manager_that_stays_away(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
+    write_sites(folder.sites, [slurm_site(lease_s=2.0)])
     factory = manager.start_factory()
     manager.submit("b0", "b1")
     waiting, running = manager.hear("b0", PENDING).job, manager.hear("b1", PENDING).job
@@ -191,13 +192,18 @@ def test_jobs_that_cannot_be_cancelled_are_named(manager: ManagerEnd, slurm: Fak
     assert job in (folder.path / "factory.log").read_text()
 
 
-def test_a_job_that_is_just_being_submitted_at_the_end_is_cancelled_too(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+def test_a_job_that_is_just_being_submitted_at_the_end_is_cancelled_too(
+    manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder
+) -> None:
+    write_sites(folder.sites, [slurm_site(command_limit_s=Duration(60))])
     factory = manager.start_factory()
-    slurm.fault("sbatch", hang="after")
+    slurm.fault("sbatch", held=True)
     manager.submit("b0", "b1")
     until(slurm.jobs, what="the job")
-    slurm.fault("sbatch")
     manager.tell(to_client.SessionOver("the program is done"))
+    log = folder.path / "factory.log"
+    manager.until(lambda: "the session is over" in log.read_text(), what="the factory hears that")
+    slurm.fault("sbatch")
     assert manager.ended(factory) == Ending.OVER
     assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 

@@ -45,12 +45,16 @@ def site(folder: Path, *, more: str = "", provider: str = "", pilot: str = "", p
 
 
 @stoker.app()
-def block_of_this(seconds=0.0):
+def block_of_this(meeting=None, number=0):
+    """Where a call runs. With `meeting`, calls 0 and 1 run at the same time."""
     import time
 
     import psutil
 
-    time.sleep(seconds)
+    if meeting is not None:
+        (meeting / str(number)).touch()
+        while not (meeting / str(1 - number)).exists():
+            time.sleep(0.02)
     words = next(parent.cmdline() for parent in psutil.Process().parents() if "stoker.pilot.main" in parent.cmdline())
     return words[words.index("--block") + 1], "--source" in words
 
@@ -73,7 +77,7 @@ def test_calls_run_in_blocks_and_nothing_is_left(slurm: FakeSlurm, tmp_path: Pat
         assert (block.phase, block.source) == ("running", "lab")
         assert slurm.jobs()[block.job]["name"] == f"stoker-{session.id}-b1"
     assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
-    until(lambda: not processes_of(session.folder), what="the end of all that belonged to the session", seconds=30)
+    until(lambda: not processes_of(session.folder), what="the end of all that belonged to the session")
     assert (session.folder / "jobs-left").read_text() == ""
 
 
@@ -82,17 +86,19 @@ def test_two_sites_in_one_session(slurm: FakeSlurm, tmp_path: Path) -> None:
     (tmp_path / "here.toml").write_text(LOCAL)
     with stoker.load(site(tmp_path, more='"here.toml"'), run_dir=str(tmp_path / "runs")) as session:
         until(lambda: len(session.status(30).pilots) == 2, what="both pilots", seconds=120)
-        calls = [block_of_this(1.0) for _ in range(2)]
+        calls = [block_of_this(tmp_path, number) for number in (0, 1)]
         assert {call.result(120)[1] for call in calls} == {True, False}
         assert {block.source for block in session.status(30).jobs} == {"lab", "here"}
-    until(lambda: not processes_of(session.folder), what="the end of all that belonged to the session", seconds=30)
+    until(lambda: not processes_of(session.folder), what="the end of all that belonged to the session")
 
 
 def running(folder: Path, module: str) -> list[psutil.Process]:
+    """The processes that run a module. A child of one shows its parent's words until it runs a command of its own."""
     found = []
     for process in processes_of(folder):
         with suppress(psutil.NoSuchProcess):
-            if module in process.cmdline():
+            parent = process.parent()
+            if module in process.cmdline() and not (parent is not None and module in parent.cmdline()):
                 found.append(process)
     return found
 

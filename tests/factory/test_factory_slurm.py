@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from factory.fake_slurm import FakeSlurm
+from live.peers import until
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
 from stoker.manager.factory.batches import dry_run, make_batch
@@ -20,7 +23,7 @@ B7 = BlockId("b7")
 
 
 def site(**provider: object) -> Site:
-    given = {"kind": ProviderKind.SLURM, "command_limit_s": Duration(5), **provider}
+    given = {"kind": ProviderKind.SLURM, "command_limit_s": Duration(60), **provider}
     return Site(name="lab", provider=Provider(**given))  # type: ignore[arg-type]
 
 
@@ -61,13 +64,8 @@ def test_scripts_in_a_folder_of_any_name(slurm: FakeSlurm, tmp_path: Path, name:
 
 
 def until_over(batch: SlurmBatch, job: str) -> str:
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        look = batch.query([job])[job]
-        if look.phase is BlockPhase.ENDED:
-            return look.reason
-        time.sleep(0.05)
-    raise AssertionError("the job did not end")
+    look = until(lambda: (seen := batch.query([job])[job]).phase is BlockPhase.ENDED and seen, what="the job's end")
+    return str(look.reason)
 
 
 def test_a_partition_that_is_not_there(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -140,12 +138,23 @@ def test_sbatch_that_prints_no_job_id(batch: SlurmBatch, slurm: FakeSlurm) -> No
         batch.submit(B7)
 
 
-def test_sbatch_that_hangs(slurm: FakeSlurm, tmp_path: Path) -> None:
-    quick = site(command_limit_s=Duration(1))
-    batch = SlurmBatch(quick, session="k3v9", folder=tmp_path, command=lambda _: "true")
+def test_sbatch_that_hangs(
+    batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time counts here from when the job is there."""
+    quick = SlurmBatch(
+        site(command_limit_s=Duration(1)), session="k3v9", folder=tmp_path, command=lambda block: f"echo {block}"
+    )
     slurm.fault("sbatch", hang="after")
+    communicate = subprocess.Popen.communicate
+
+    def later(process: subprocess.Popen[bytes], *given: Any, **more: Any) -> Any:
+        until(slurm.jobs, what="the job")
+        return communicate(process, *given, **more)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", later)
     with pytest.raises(BatchTrouble, match="sbatch has not answered for 1 s"):
-        batch.submit(B7)
+        quick.submit(B7)
     assert list(batch.find().values()) == [B7], "it had reached Slurm all the same"
 
 

@@ -13,6 +13,7 @@ from faults.world import is_alive, kill, until
 
 import stoker
 from stoker import errors
+from stoker.sessions import sent_call
 
 SITE = """
 [provider]
@@ -22,7 +23,8 @@ devices = "cpu:1"
 max_blocks = 2
 init_blocks = 2
 """
-STEPS = 25
+STEPS, HELD = 25, 8
+"""So many steps; after `HELD` of them a gang may be told to wait until the test lets it go on."""
 
 
 @stoker.context
@@ -32,8 +34,9 @@ def loaded(log):
     return {}
 
 
-def work(context, number, folder):
-    """A ring of two that passes a number there and back at each step; it fails as soon as the other is gone."""
+def work(context, number, folder, held=None):
+    """A ring of two that passes a number there and back at each step; it fails as soon as the other is gone. After
+    `held` steps it waits for the file `go`."""
     from stoker.contexts import saved_state
 
     place = stoker.gang()
@@ -67,6 +70,8 @@ def work(context, number, folder):
                 log.flush()
                 first = step + 1
                 stoker.progress(first, STEPS, state=first)
+                while first == held and not (Path(folder) / "go").exists():
+                    time.sleep(0.01)
                 if first >= STEPS:
                     break
                 time.sleep(0.02)
@@ -99,12 +104,26 @@ def of_rank_0(counted):
     return len(counted) - STEPS
 
 
+def checkpoint_is_told(future):
+    """Wait until the client, and so the manager, has the checkpoint of a gang that is held."""
+
+    def told():
+        call = sent_call(future)
+        return call is not None and call.progress is not None and call.progress.done == HELD
+
+    until(told, why="the checkpoint")
+
+
 def test_a_gang_over_two_pilots_goes_on_after_one_of_them_is_killed(world, site, tmp_path, steps):
+    loads = tmp_path / "loads"
     with stoker.load(site, run_dir=str(world.runs)):
-        gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(work)
-        future = gang(1, str(tmp_path))
-        until(lambda: len(steps(1)) > 4, limit_s=60, why="the gang works")
+        gang = stoker.app(context=loaded(str(loads)), gang=2)(work)
+        future = gang(1, str(tmp_path), HELD)
+        checkpoint_is_told(future)
+        ranks = [int(line) for line in loads.read_text().split()]
         kill([random.choice(world.pilots())])
+        until(lambda: not all(map(is_alive, ranks)), why="a rank ends with its pilot")
+        (tmp_path / "go").touch()
         assert future.result(120) == 1
     assert of_rank_0(steps(1)) <= 3 + 5, "it went on from its last checkpoint"
 
@@ -113,9 +132,10 @@ def test_a_gang_goes_on_after_the_manager_is_killed(world, site, tmp_path, steps
     with stoker.load(site, run_dir=str(world.runs)):
         gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(work)
         assert gang(0, str(tmp_path)).result(120) == 0
-        future = gang(1, str(tmp_path))
-        until(lambda: len(steps(1)) > 4, limit_s=60, why="the gang works")
+        future = gang(1, str(tmp_path), HELD)
+        checkpoint_is_told(future)
         kill([world.manager()])
+        (tmp_path / "go").touch()
         assert future.result(120) == 1
     assert of_rank_0(steps(1)) <= 3 + 5
     assert len((tmp_path / "loads").read_text().split()) == 2, "both kept their contexts"

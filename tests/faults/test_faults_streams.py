@@ -12,7 +12,8 @@ from faults.world import count_lines, kill, note, until
 import stoker
 from stoker.errors import StreamDiffersError
 
-COUNT = 600
+COUNT, HELD = 600, 500
+"""So many pieces; those from `HELD` on wait until the test lets them come."""
 
 
 @pytest.fixture
@@ -22,20 +23,35 @@ def quick(world):
         yield session
 
 
+@pytest.fixture
+def go(tmp_path):
+    """The file that lets the last pieces come."""
+    return tmp_path / "go"
+
+
+def wait_for(go):
+    while go is not None and not go.exists():
+        time.sleep(0.01)
+
+
 @stoker.app
-def count(log, number):
+def count(log, number, go=None):
     """The same pieces in each run. It begins by saying that it does."""
     note(log, "begun")
     for each in range(number):
+        if each == HELD:
+            wait_for(go)
         yield f"piece {each}"
         time.sleep(0.001)
 
 
 @stoker.app
-def who(log):
+def who(log, go):
     """Other pieces in each run."""
     note(log, "begun")
-    for _ in range(COUNT):
+    for each in range(COUNT):
+        if each == HELD:
+            wait_for(go)
         yield os.getpid()
         time.sleep(0.001)
 
@@ -44,32 +60,37 @@ def expected(first=0):
     return [f"piece {each}" for each in range(first, COUNT)]
 
 
-def test_a_pilot_is_killed_while_its_call_yields(quick, world, tmp_path):
+def test_a_pilot_is_killed_while_its_call_yields(quick, world, tmp_path, go):
     log = tmp_path / "log"
-    stream = stoker.stream(count, str(log), COUNT)
+    stream = stoker.stream(count, str(log), COUNT, go)
     got = []
     for piece in stream:
         got.append(piece)
         if len(got) in (50, 300):
             kill([world.pilot()])
+        if len(got) == 300:
+            go.touch()
     assert got == expected()
     assert count_lines(log)["begun"] == 3
 
 
-def test_a_library_is_killed_while_its_calls_yield_and_a_future_has_the_whole_list(session, world, tmp_path):
+def test_a_library_is_killed_while_its_calls_yield_and_a_future_has_the_whole_list(session, world, tmp_path, go):
     log = tmp_path / "log"
 
     @stoker.app
-    def count_once_killed(log, number):
+    def count_once_killed(log, number, go):
         note(log, os.getpid())
         for each in range(number):
+            if each == HELD:
+                wait_for(go)
             yield f"piece {each}"
             time.sleep(0.001)
 
-    future = count_once_killed(str(log), COUNT)
+    future = count_once_killed(str(log), COUNT, go)
     pieces = future.pieces()
     got = [next(pieces) for _ in range(20)]
     kill([int(next(iter(count_lines(log))))])
+    go.touch()
     got += pieces
     assert got == expected() == future.result(60)
     assert len(count_lines(log)) == 2
@@ -91,19 +112,19 @@ def test_the_manager_is_killed_while_calls_yield_and_none_runs_again(session, wo
     assert [count_lines(log) for log in logs] == [{"begun": 1}, {"begun": 1}]
 
 
-def test_a_pilot_and_the_manager_are_killed_together(quick, world, tmp_path):
+def test_a_pilot_and_the_manager_are_killed_together(quick, world, tmp_path, go):
     log = tmp_path / "log"
-    stream = stoker.stream(count, str(log), COUNT)
+    stream = stoker.stream(count, str(log), COUNT, go)
     got = [next(stream) for _ in range(50)]
     kill([world.manager(), world.pilot()])
+    go.touch()
     got += stream
     assert got == expected()
     assert count_lines(log)["begun"] == 2
 
 
-def test_a_second_run_that_differs_ends_the_stream_and_says_where(quick, world, tmp_path):
-    log = tmp_path / "log"
-    stream = stoker.stream(who, str(log))
+def test_a_second_run_that_differs_ends_the_stream_and_says_where(quick, world, tmp_path, go):
+    stream = stoker.stream(who, str(tmp_path / "log"), go)
     first = [next(stream) for _ in range(10)]
     kill([world.pilot()])
     with pytest.raises(StreamDiffersError, match=r"piece 0 .*rerun_may_differ=True") as caught:
@@ -113,10 +134,11 @@ def test_a_second_run_that_differs_ends_the_stream_and_says_where(quick, world, 
     until(lambda: quick.status().cancelled == 1, why="the call is cancelled")
 
 
-def test_a_second_run_may_differ_where_the_program_says_so(quick, world, tmp_path):
-    stream = stoker.stream(who, str(tmp_path / "log"), rerun_may_differ=True)
+def test_a_second_run_may_differ_where_the_program_says_so(quick, world, tmp_path, go):
+    stream = stoker.stream(who, str(tmp_path / "log"), go, rerun_may_differ=True)
     first = [next(stream) for _ in range(10)]
     kill([world.pilot()])
+    go.touch()
     got = first + list(stream)
     assert len(got) == COUNT
     assert len(set(got)) == 2
@@ -142,7 +164,7 @@ def test_a_reader_whose_program_ends_leaves_nothing_that_waits(world, how):
     assert program.stdout.readline() == "0\n"
     kill([program.pid], how)
     program.communicate(timeout=30)
-    world.empty(limit_s=30)
+    world.empty()
 
 
 def test_a_try_of_parsls_goes_on_where_the_one_before_it_failed(world, tmp_path):

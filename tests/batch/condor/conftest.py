@@ -45,7 +45,7 @@ def shared_pool(bindings: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     a10s = gpu("GPU-aaaa0001", "NVIDIA A10"), gpu("GPU-bbbb0002", "NVIDIA A10")
     titan = gpu("GPU-cccc0003", "NVIDIA TITAN X (Pascal)", memory_mb=12_000)
     machines = machine("n1", *a10s), machine("n2", titan), machine("n3", HasScratch="true"), machine("n4")
-    pool = Pool(tmp_path_factory.mktemp("condor") / "pool", *machines, rematch_s=2)
+    pool = Pool(tmp_path_factory.mktemp("condor") / "pool", *machines)
     yield pool
     pool.close()
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 from batch.condor.ads import HELD, IDLE, REMOVED, Ad, turn
 from batch.condor.queue import Queue, id_of, schedd_is_up
+from polling import PATIENCE_S
 
 COMMANDS = (
     "condor_submit", "condor_q", "condor_history", "condor_rm", "condor_hold", "condor_release", "condor_vacate_job",
@@ -51,7 +52,8 @@ _SHARED_PORT = {
 
 
 class Pool:
-    """A pool that runs. `kill_s`: between a soft kill and a hard one; `rematch_s`: how long an evicted job waits;
+    """A pool that runs. `kill_s`: between a soft kill and a hard one; `rematch_s`: how long an evicted job waits, so
+    that whoever looks at it now and then sees it wait;
     `match_s`: how long an idle job waits for the negotiator (a minute in many pools); `hold_over_memory`: jobs that
     take more memory than they asked for are held."""
 
@@ -60,7 +62,7 @@ class Pool:
         folder: Path,
         *machines: dict[str, Any],
         kill_s: float = 5.0,
-        rematch_s: int = 1,
+        rematch_s: int = 60,
         match_s: int = 0,
         hold_over_memory: bool = False,
     ) -> None:
@@ -104,7 +106,7 @@ class Pool:
         """JobStatus: 1 idle, 2 running, 3 removed, 4 completed, 5 held."""
         return int(self.ad(job)["JobStatus"])
 
-    def wait(self, job: str, status: int, *, seconds: float = 20.0) -> Ad:
+    def wait(self, job: str, status: int, *, seconds: float = PATIENCE_S) -> Ad:
         """Wait until a job has this status; its ad."""
         until(lambda: self.status(job) == status, seconds=seconds, what=f"job {job} in status {status}")
         return self.ad(job)
@@ -237,7 +239,7 @@ def _kill_tree(pid: int) -> None:
                 process.kill()
 
 
-def until(true: Callable[[], Any], *, seconds: float = 20.0, what: str = "it") -> Any:
+def until(true: Callable[[], Any], *, seconds: float = PATIENCE_S, what: str = "it") -> Any:
     """Poll until something is true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -75,11 +75,10 @@ def test_blocks_are_submitted_watched_and_cancelled(pool: Pool, manager: Manager
     manager.cancel("b1")
     manager.hear("b1", ENDED)
     pool.wait(other, 3)
-    processes = pool.processes(job)
+    processes = manager.until(lambda: pool.processes(job), what="the processes of a job")
     manager.tell(to_client.SessionOver("the program is done"))
     assert manager.ended(factory) == Ending.OVER
     assert pool.queued() == []
-    assert processes
     assert not any(process.is_running() for process in processes)
 
 

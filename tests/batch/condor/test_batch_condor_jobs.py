@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from driver import machine as standin
 from faults.world import until
+from polling import PATIENCE_S, polls
 
 from stoker.config import parse_site
 from stoker.manager.factory import condor_description
@@ -63,15 +64,14 @@ def look(batch: CondorBatch, job: str) -> BatchJobStatus:
     return batch.query([job])[job]
 
 
-def seen(batch: CondorBatch, job: str, phase: BlockPhase, *, seconds: float = 20.0) -> str:
+def seen(batch: CondorBatch, job: str, phase: BlockPhase) -> str:
     """Wait until a job is seen in a phase; the reason that it gives."""
-    deadline = time.monotonic() + seconds
-    while True:
+    for more in polls(PATIENCE_S, longest_s=0.1):
         last = batch.query([job]).get(job)
         if last is not None and last.phase is phase:
             return last.reason
-        assert time.monotonic() < deadline, f"{job} is {last}, not {phase}"
-        time.sleep(0.1)
+        assert more, f"{job} is {last}, not {phase}"
+    raise AssertionError
 
 
 def output(tmp_path: Path, suffix: str = ".out") -> str:
@@ -159,9 +159,9 @@ def test_a_machine_that_is_lost_keeps_its_job_until_the_lease_is_over(
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
     assert pool.ad(job)["JobLeaseDuration"] == 300
-    pool.change(job, JobLeaseDuration=2)
     pool.crash("n1")
     assert look(batch, job).phase is RUNNING
+    pool.change(job, JobLeaseDuration=2)
     assert "JobLeaseDuration (2 seconds) expired" in seen(batch, job, ENDED)
 
 
@@ -358,10 +358,7 @@ def test_requirements_choose_the_machine(pool: Pool, submit: Callable[..., Condo
     batch = submit("requirements = 'TARGET.HasTape'", command="true")
     job = batch.submit(BlockId("b8"))
     why = "idle: no match found; of 4 slots 4 are ruled out by the job's requirements: none meets TARGET.HasTape"
-    deadline = time.monotonic() + 20
-    while look(batch, job).reason != why:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: look(batch, job).reason == why, why="the analysis")
 
 
 def test_a_mistyped_setting_is_told_while_the_job_waits(pool: Pool, submit: Callable[..., CondorBatch]) -> None:

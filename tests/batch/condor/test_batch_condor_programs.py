@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -43,13 +42,14 @@ def nothing():
 
 
 @stoker.app(context=nothing())
-def whereabouts(_, seconds=0.0):
-    """What the pilot's job was given."""
+def whereabouts(_, go=None):
+    """What the pilot's job was given. With `go`, not before that file is there."""
     import time
 
     import psutil
 
-    time.sleep(seconds)
+    while go is not None and not go.exists():
+        time.sleep(0.02)
     agents = [process for process in psutil.Process().parents() if "stoker.pilot.zygote" not in process.cmdline()]
     pilot = next(process for process in agents if "_CONDOR_SLOT" in process.environ())
     return pilot.environ() | {"cwd": pilot.cwd()}
@@ -66,8 +66,9 @@ def test_a_call_runs_in_a_slot_with_what_the_site_asks_for(pool, world):
     with stoker.load(site, run_dir=str(world.runs)) as session:
         given = whereabouts().result(120)
         assert given["CUDA_VISIBLE_DEVICES"] == "GPU-cccc0003"
+        until(lambda: session.status().jobs[0].reason.endswith("@n2"), why="HTCondor says where the job runs")
         [block] = session.status().jobs
-        assert (block.phase, block.reason.endswith("@n2")) == ("running", True)
+        assert block.phase == "running"
         [pilot] = session.status().pilots
         assert 60 < pilot.ends_in_s <= 600
         ad = pool.ad(block.job)
@@ -80,10 +81,13 @@ def test_an_evicted_pilot_costs_no_call(pool, world):
     folder = world.path / 'it\'s a "path"'
     folder.mkdir()
     with stoker.load(write_site(folder), run_dir=str(folder)) as session:
-        calls = [whereabouts(0.5) for _ in range(6)]
+        go = world.path / "go"
+        calls = [whereabouts(), *(whereabouts(go) for _ in range(5))]
         first = calls[0].result(120)
         [block] = session.status().jobs
         pool.evict(block.job)
+        until(lambda: block.job not in [other.job for other in session.status().jobs], why="the eviction is seen")
+        go.touch()
         assert {call.result(120)["_CONDOR_SLOT"] for call in calls} == {first["_CONDOR_SLOT"]}
         status = session.status()
         assert (status.failed, status.losses) == (0, {"preempted": 1})
@@ -91,11 +95,17 @@ def test_an_evicted_pilot_costs_no_call(pool, world):
     assert pool.queued() == []
 
 
-@stoker.app(context=nothing())
-def write(_, number):
-    """A call that needs its folder."""
+@stoker.context
+def gate(path):
+    return Path(path)
+
+
+def write(go, number):
+    """A call that needs its folder. The later ones wait for a file."""
     import time
 
+    while number >= 50 and not go.exists():
+        time.sleep(0.02)
     with open("here", "w") as file:
         file.write("x")
     time.sleep(0.02)
@@ -105,9 +115,11 @@ def write(_, number):
 def test_a_condor_master_that_is_killed_costs_no_call(pool, world):
     """Its starters end and execute folders are cleared; the pilots live on until they see it."""
     with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
-        results = stoker.map(write, range(200), window=200)
+        go = world.path / "go"
+        results = stoker.map(stoker.app(context=gate(str(go)))(write), range(200), window=200)
         got = [next(results) for _ in range(10)]
         pool.kill_master("n1")
+        go.touch()
         assert [*got, *results] == list(range(200))
         status = session.status()
         assert (status.failed, status.lost_pilots) == (0, 1)
@@ -122,10 +134,12 @@ def test_a_machine_that_dies_is_replaced_although_condor_says_that_its_job_runs(
     site = write_site(world.path)
     site.write_text(site.read_text().replace('lease = "30 s"', 'lease = "4 s"'))
     with stoker.load(site, run_dir=str(world.runs)) as session:
-        results = stoker.map(write, range(200), window=200)
+        go = world.path / "go"
+        results = stoker.map(stoker.app(context=gate(str(go)))(write), range(200), window=200)
         got = [next(results) for _ in range(10)]
         [block] = session.status().jobs
-        pool.crash(block.reason.rpartition("@")[2])
+        pool.crash(pool.ad(block.job)["RemoteHost"].rpartition("@")[2])
+        go.touch()
         assert [*got, *results] == list(range(200))
         status = session.status()
         assert (status.failed, status.lost_pilots) == (0, 1)
@@ -136,7 +150,7 @@ def test_a_machine_that_dies_is_replaced_although_condor_says_that_its_job_runs(
 def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, world):
     why = "Error from slot1_1@n1: Job has gone over memory limit of 2048 megabytes."
     with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
-        slow = [whereabouts(100.0)]
+        slow = whereabouts(world.path / "never")
         for _ in range(2):
             until(lambda: session.status().pilots and session.status().running, limit_s=60, why="a call runs")
             [block] = [block for block in session.status().jobs if block.pilots]
@@ -144,7 +158,7 @@ def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, worl
             gone = block.pilots[0]
             until(lambda: gone not in [p.pilot for p in session.status().pilots], limit_s=60, why="the held pilot ends")  # noqa: B023
         with pytest.raises(stoker.StokerError) as failed:
-            slow[0].result(60)
+            slow.result(60)
         assert "two jobs in a row were held for the same cause" in str(failed.value)
         assert 'memory = "2.1 GB" is too small for what the pilot used (2.4 GB)' in str(failed.value)
         assert "no more jobs are asked for" in session.status().trouble["pool"]
@@ -155,10 +169,8 @@ def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, worl
 def test_a_block_says_why_it_waits(pool, world):
     site = write_site(world.path, provider="requirements = 'TARGET.HasTape'")
     with stoker.load(site, run_dir=str(world.runs)) as session:
-        deadline = time.monotonic() + 60
-        while not any("none meets TARGET.HasTape" in block.reason for block in session.status(20).jobs):
-            assert time.monotonic() < deadline, session.status().jobs
-            time.sleep(0.2)
+        told = lambda: any("none meets TARGET.HasTape" in block.reason for block in session.status(20).jobs)  # noqa: E731
+        until(told, why="the analysis of a job that waits")
     assert pool.queued() == []
 
 

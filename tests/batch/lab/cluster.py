@@ -11,6 +11,7 @@ import os
 import secrets
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +21,8 @@ from batch.lab.commands import Commands, until
 from batch.lab.handle import Handle, environment
 from batch.lab.network import plug_in, set_up_bridge, unplug
 from batch.lab.shape import LabError, Place, Shape, free_ports
+from polling import PATIENCE_S
 
-_START_S = 40.0
 _LONGEST = 60
 """Characters of a folder's path that leave room for the names of sockets in it."""
 _BROOM = 'cat; flock "$1" rm -rf "$2"'
@@ -72,6 +73,14 @@ class Cluster(Commands):
         machine, daemon = self._find(where)
         machine.kill(daemon)
 
+    def have_jobs_written(self) -> None:
+        """Wait until slurmctld has its jobs on disk. It writes up to five seconds after a change, and what it has not
+        written is lost when it is killed."""
+        file, asked = self.place.root / "state" / "job_state", time.time()
+        for job in self.queue():
+            self.run("scontrol", "update", f"JobId={job[0]}", "Comment=written")
+        until(lambda: file.exists() and file.stat().st_mtime > asked, what="the jobs on disk")
+
     def start(self, where: str) -> None:
         """Start a daemon again."""
         machine, daemon = self._find(where)
@@ -102,7 +111,7 @@ class Cluster(Commands):
 
     # ---- order between tests
 
-    def clear(self, *, limit_s: float = 30.0) -> None:
+    def clear(self, *, limit_s: float = PATIENCE_S) -> None:
         """Make it as good as new: daemons up, no jobs, every node idle. Raises LabError."""
         for machine in self.machines.values():
             for daemon in machine.daemons:
@@ -156,7 +165,7 @@ class Cluster(Commands):
         head.start("slurmctld")
         for node in nodes:
             node.start("slurmd")
-        self._all_idle(limit_s=_START_S)
+        self._all_idle(limit_s=PATIENCE_S)
 
     def _up(self, true: Callable[[], bool], *, daemon: str) -> None:
         """Wait until something holds that a daemon of the head makes true, no longer than it runs."""
@@ -164,7 +173,7 @@ class Cluster(Commands):
         def up_or_gone() -> bool:
             return true() or not self.machines["head"].runs(daemon)
 
-        until(up_or_gone, limit_s=_START_S, what=daemon)
+        until(up_or_gone, limit_s=PATIENCE_S, what=daemon)
         if not true():
             raise LabError(f"{daemon} has ended")
 

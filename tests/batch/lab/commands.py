@@ -35,14 +35,14 @@ class Commands:
         self._inside = inside
         self.environ = {"SLURM_CONF": str(place.conf), "PATH": PATH}
 
-    def ask(self, *command: str, limit_s: float = 20.0) -> subprocess.CompletedProcess[str]:
+    def ask(self, *command: str, limit_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
         """Run a command on the head; what came of it, good or bad."""
         environ = {**_clean(), **self.environ}
         return subprocess.run(
             self._inside(*command), capture_output=True, text=True, env=environ, timeout=limit_s, check=False
         )
 
-    def run(self, *command: str, limit_s: float = 20.0) -> str:
+    def run(self, *command: str, limit_s: float = PATIENCE_S) -> str:
         """What a command on the head prints. Raises LabError when it fails."""
         done = self.ask(*command, limit_s=limit_s)
         if done.returncode:
@@ -59,7 +59,7 @@ class Commands:
         done = self.ask("scontrol", "show", "job", job)
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout)) if done.returncode == 0 else {}
 
-    def wait(self, job: str, *states: str, limit_s: float = 30.0) -> dict[str, str]:
+    def wait(self, job: str, *states: str, limit_s: float = PATIENCE_S) -> dict[str, str]:
         """Wait until a job is in one of these states; all about it. Raises LabError."""
 
         def found() -> dict[str, str]:

@@ -66,8 +66,13 @@ class Place:
 
     @property
     def conf(self) -> Path:
-        """slurm.conf; the other files of the configuration lie beside it."""
+        """slurm.conf of users' commands; the other files of the configuration lie beside it."""
         return self.root / "etc" / "slurm.conf"
+
+    @property
+    def daemons_conf(self) -> Path:
+        """slurm.conf of slurmctld and slurmd."""
+        return self.conf.with_name("daemons.conf")
 
     @property
     def logs(self) -> Path:

@@ -3,7 +3,10 @@
 What is not obvious, tried with Slurm 22.05: several slurmd on one host need a port each; a GPU needs a device file
 (links to /dev/null do; a count alone drains the node); `config_overrides` lets a node claim more than the machine has;
 without `DefMemPerCPU` each job takes a node's whole memory; `cred_expire` bounds how long a requeued job must wait; an
-unknown key kills every daemon and every client.
+unknown key kills every daemon and every client. A slurmd that does not answer a launch within slurmctld's
+`MessageTimeout` refuses the job when it has read it, and the job goes back into the queue, held for good
+(`launch_failed_requeued_held`): on a busy machine 5 s are too few. Commands wait for as long for a slurmctld that is
+away, so that they read a file of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from batch.lab.shape import Place, Shape
 
 _PORTS = {"slurmctld": 0, "slurmdbd": 1, "mariadb": 2}
 _FIRST_NODE = 10
+_DAEMONS_WAIT_S = 30
 
 
 def port(place: Place, daemon: str) -> int:
@@ -27,7 +31,8 @@ def ports_needed(shape: Shape) -> int:
 def files(shape: Shape, place: Place) -> dict[str, str]:
     """Every file of the configuration by its name."""
     texts = {
-        "slurm.conf": slurm_conf(shape, place),
+        place.conf.name: slurm_conf(shape, place),
+        place.daemons_conf.name: slurm_conf(shape, place, message_s=_DAEMONS_WAIT_S),
         "gres.conf": gres_conf(shape, place),
         "cgroup.conf": cgroup_conf(place),
         "hosts": hosts(shape),
@@ -37,9 +42,10 @@ def files(shape: Shape, place: Place) -> dict[str, str]:
     return texts
 
 
-def slurm_conf(shape: Shape, place: Place) -> str:
-    """What every daemon and client reads."""
+def slurm_conf(shape: Shape, place: Place, *, message_s: int = 5) -> str:
+    """What clients read; daemons read the same, but for `message_s`, how long an answer may take."""
     settings = {**_daemons(shape, place), **_scheduling(shape), **_patience(shape), **_accounting(shape, place)}
+    settings["MessageTimeout"] = str(message_s)
     lines = [f"{key}={value}" for key, value in {**settings, **shape.settings}.items()]
     return "\n".join([*lines, *_nodes(shape, place), *_partitions(shape)]) + "\n"
 
@@ -93,7 +99,6 @@ def _patience(shape: Shape) -> dict[str, str]:
     return {
         "SlurmctldTimeout": "10",
         "SlurmdTimeout": str(shape.node_timeout_s),
-        "MessageTimeout": "5",
         "BatchStartTimeout": "60",
         "InactiveLimit": "0",
         "KillWait": str(shape.kill_wait_s),
@@ -194,14 +199,14 @@ def slurmdbd_conf(shape: Shape, place: Place) -> str:
 def commands(shape: Shape, place: Place, machine: str) -> dict[str, list[str]]:
     """The daemons of a machine and how each is started, in the foreground."""
     if machine != "head":
-        return {"slurmd": ["slurmd", "-D", "-f", str(place.conf), "-N", machine]}
+        return {"slurmd": ["slurmd", "-D", "-f", str(place.daemons_conf), "-N", machine]}
     found = {
         "munged": [
             "munged", "-F", f"--socket={place.munge}", f"--key-file={place.conf.parent}/munge.key",
             f"--log-file={place.logs}/munged.log", f"--pid-file={place.run}/munged.pid",
             f"--seed-file={place.run}/munged.seed",
         ],
-        "slurmctld": ["slurmctld", "-D", "-f", str(place.conf)],
+        "slurmctld": ["slurmctld", "-D", "-f", str(place.daemons_conf)],
     }  # fmt: skip
     if shape.accounting:
         found["slurmdbd"] = ["slurmdbd", "-D"]
