@@ -85,7 +85,7 @@ def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world,
         status = status_when(session, lambda status: not status.trouble, what="the trouble's end")
         [block] = status.jobs
         assert block.block == asked.block, str(session.explain(asked.block))
-        assert made.read_text().split() == [block.job]
+        assert set(made.read_text().split()) <= {block.job}, "sbatch has made another job"
         assert [line[0] for line in slurm.queue()] == [block.job]
 
 
