@@ -246,7 +246,6 @@ def test_a_slow_reader_loses_nothing_and_stalls_no_one(session, until):
     slow = stoker.stream(count_beside, count_all)
     first = next(slow)
 
-
     def given():
         """The pieces that the call has given, once it waits for its reader."""
         told = session.explain(slow.call).headline
