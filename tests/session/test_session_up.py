@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from faults.world import World, command_of, count_lines, kill, until
+from session.held import MANAGER, Held
 
 from stoker.errors import SessionError
 from stoker.manager.cli.sessions import status_of
@@ -464,17 +465,18 @@ def test_downs_at_the_same_time_all_say_that_it_has_ended(world: World, tmp_path
     world.empty()
 
 
-def coming_up(world: World, *, held: str) -> tuple[subprocess.Popen[str], list[int]]:
-    """`stoker up`, and processes of a module that are stopped as soon as they are there: it waits for them."""
+def coming_up(world: World, held: Held) -> subprocess.Popen[str]:
+    """`stoker up`, which waits for the processes that are held."""
     (world.path / "one.toml").write_text(SITE)
-    coming = world.spawn([sys.executable, "-m", "stoker.manager.cli.entry", "up", "one.toml"], folder=world.path)
-    pids = until(lambda: world.of(held), limit_s=60)
-    kill(pids, signal.SIGSTOP)
-    return coming, pids
+    command = [sys.executable, "-m", "stoker.manager.cli.entry", "up", "one.toml"]
+    coming = world.spawn(command, folder=world.path, **held.environ)
+    held.wait()
+    return coming
 
 
 def test_ctrl_c_before_the_manager_listens_leaves_nothing(world: World) -> None:
-    coming, pids = coming_up(world, held="stoker.manager.main")
+    coming = coming_up(world, Held(world, MANAGER))
+    kill(pids := world.of(MANAGER), signal.SIGSTOP)
     coming.send_signal(signal.SIGINT)
     _, err = coming.communicate(timeout=60)
     assert coming.returncode == 130, err
@@ -486,7 +488,7 @@ def test_ctrl_c_before_the_manager_listens_leaves_nothing(world: World) -> None:
 
 
 def test_ctrl_c_while_the_first_block_is_waited_for_says_that_the_session_is_up(world: World) -> None:
-    coming, pids = coming_up(world, held="stoker.manager.factory.main")
+    coming = coming_up(world, factory := Held(world, "stoker.manager.factory.main"))
     [link] = until(lambda: list(world.home.glob("sessions/*")), limit_s=60)
     up = psutil.Process(coming.pid)
     until(lambda: any(one.status == psutil.CONN_ESTABLISHED for one in up.net_connections()), why="it asks the manager")
@@ -495,7 +497,7 @@ def test_ctrl_c_while_the_first_block_is_waited_for_says_that_the_session_is_up(
     assert coming.returncode == 130, err
     assert "Traceback" not in err
     assert f"session {link.name} is up; what is queued: stoker status {link.name}" in err
-    kill(pids, signal.SIGCONT)
+    factory.let_go()
     assert stoker(world, "down", link.name).returncode == 0
     world.empty()
 
