@@ -68,8 +68,8 @@ def test_specifications_are_checked(load):
 # ---- test_htex/test_priority_queue
 
 
-def test_calls_of_higher_priority_overtake(load, tmp_path):
-    load(site=_site(tmp_path, 'devices = "cpu:1"'))
+def test_calls_of_higher_priority_overtake(load, tmp_path, until):
+    executor = load(site=_site(tmp_path, 'devices = "cpu:1"'))
 
     @python_app
     def note(name, log, parsl_resource_specification=None):
@@ -80,6 +80,7 @@ def test_calls_of_higher_priority_overtake(load, tmp_path):
     assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library holds few of them ahead
     blockers = [wait_for(str(gate)) for _ in range(5)]  # and what it holds is not overtaken
     later = [note(str(p), log, parsl_resource_specification={"priority": p}) for p in (1, 5, 3, 1, 5, 3)]
+    until(lambda: (status := executor.ask_status()).queued + status.running == len(blockers) + len(later))
     gate.touch()
     for future in [*blockers, *later]:
         future.result(60)
