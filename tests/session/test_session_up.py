@@ -30,8 +30,9 @@ name = "one"
 [pilot]
 devices = "cpu:1"
 [session]
-heartbeat = "1 s"
+heartbeat = "20 s"
 """
+"""A pilot is away when it is silent for three heartbeats: with one of a second, a busy machine reran calls."""
 PROGRAM = """
 import sys, time
 import stoker
