@@ -129,7 +129,7 @@ def link(router: Router) -> Iterator[Link]:
     link = Link(router.folder)
     try:
         router.welcome()
-        link.wait_joined(10)
+        link.wait_joined(PATIENCE_S)
         yield link
     finally:
         link.close()

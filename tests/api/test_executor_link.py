@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from polling import PATIENCE_S
 
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import CallCancelledError, ProtocolError, SessionError, StreamDiffersError
@@ -78,7 +79,7 @@ def test_call_ids_carry_the_client_number(router):
     link = Link(router.folder)
     try:
         router.welcome(number=3)
-        link.wait_joined(10)
+        link.wait_joined(PATIENCE_S)
         assert submit(link, submission()).call == 3 << 40
     finally:
         link.close()
@@ -88,7 +89,7 @@ def test_results_settle_futures_and_are_acknowledged(link, router):
     futures = [submit(link, submission()) for _ in range(3)]
     calls = [spec.call for spec in router.calls(3)]
     router.answer([done(call, index) for index, call in enumerate(calls)])
-    assert [future.result(10) for future in futures] == [0, 1, 2]
+    assert [future.result(PATIENCE_S) for future in futures] == [0, 1, 2]
     assert router.hear(to_manager.Received)[-1].total == 3
 
 
@@ -96,10 +97,10 @@ def test_results_that_were_had_are_dropped_and_a_gap_is_not_taken(link, router):
     one, two = submit(link, submission()), submit(link, submission())
     first, second = (spec.call for spec in router.calls(2))
     router.answer([done(first, "right")])
-    assert one.result(10) == "right"
+    assert one.result(PATIENCE_S) == "right"
     router.answer([done(second, "from the future")], first=5)
     router.answer([done(first, "again"), done(second, "right too")], first=0)
-    assert two.result(10) == "right too"
+    assert two.result(PATIENCE_S) == "right too"
     assert one.result() == "right"
 
 
@@ -110,7 +111,7 @@ def test_after_a_broken_connection_hello_first_then_what_was_not_acknowledged(li
     answered = submit(link, submission("b"))
     call = router.calls(2)[1].call
     router.answer([done(call)])
-    answered.result(10)
+    answered.result(PATIENCE_S)
     router.hang_up()
     until(lambda: not link._joined.is_set())
     late = submit(link, submission("c"))
@@ -125,7 +126,7 @@ def test_after_a_broken_connection_hello_first_then_what_was_not_acknowledged(li
     assert [message.function for message in router.all(to_manager.Submit)] == ["b", "c"]
     assert [sequence for sequence, _ in router.frames] == list(range(2, 2 + len(router.frames)))
     router.say(to_client.Results(1, [done(calls[0].call, "made it")]))
-    assert late.result(10) == "made it"
+    assert late.result(PATIENCE_S) == "made it"
 
 
 def test_after_a_broken_connection_a_call_has_fewer_seconds_left_than_when_it_was_sent(link, router, until):
@@ -138,18 +139,20 @@ def test_after_a_broken_connection_a_call_has_fewer_seconds_left_than_when_it_wa
     router.frames.clear()
     router.listen()
     router.hear(to_manager.ClientHello)
+    before = time.monotonic()
     router.say(to_client.ClientWelcome("test", 0))
     until(lambda: _heard(router, "due"))
     again = router.all(to_manager.Submit)[0].due_in_s
     assert again < first <= 60
-    assert again == pytest.approx(timed.due_at - time.monotonic(), abs=5)
+    assert before <= timed.due_at - again <= time.monotonic(), "it was counted when it was sent again"
 
 
 def test_forecasts_are_told_on_the_clock_of_the_program(link, router, until):
     future = submit(link, submission())
     [call] = router.calls(1)
+    before = time.time()
     router.say(to_client.Forecasts([CallForecast(call.call, 5060.0, True)], said_at=5000.0))
-    assert until(lambda: future.forecast).ends_at == pytest.approx(time.time() + 60, abs=5)
+    assert before <= until(lambda: future.forecast).ends_at - 60 <= time.time()
 
 
 def _heard(router, function):
@@ -167,7 +170,7 @@ def test_cancelling_a_future_tells_the_manager_and_later_ends_are_ignored(link, 
     assert router.hear(to_manager.Cancel)[0].calls == [call]
     other = submit(link, submission())
     router.answer([done(call, "too late"), done(router.calls(2)[1].call, "fine")])
-    assert other.result(10) == "fine"
+    assert other.result(PATIENCE_S) == "fine"
     assert future.cancelled()
     assert not other.cancel()
 
@@ -200,7 +203,7 @@ def test_many_threads_submit_at_once(link, router):
     assert len(set(calls)) == 2000
     assert [sequence for sequence, _ in router.frames[1:]] == list(range(1, len(router.frames)))
     router.answer([done(call, call) for call in calls])
-    assert all(future.result(10) == future.call for future in futures)
+    assert all(future.result(PATIENCE_S) == future.call for future in futures)
     assert not link.waiting
 
 
@@ -210,7 +213,7 @@ def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
         future = submit(link, submission())
         router.answer([done(router.calls(turn + 1)[-1].call, turn)])
         link.tell(to_manager.WantPilots({}))
-        assert future.result(5) == turn
+        assert future.result(PATIENCE_S) == turn
 
 
 def test_a_callback_may_submit(link, router, until):
@@ -218,9 +221,9 @@ def test_a_callback_may_submit(link, router, until):
     first = submit(link, submission())
     first.add_done_callback(lambda _: second.append(submit(link, submission())))
     router.answer([done(router.calls(1)[0].call)])
-    first.result(10)
+    first.result(PATIENCE_S)
     router.answer([done(router.calls(2)[1].call, "chained")])
-    assert until(lambda: second)[0].result(10) == "chained"  # the call leaves before the callback has come back
+    assert until(lambda: second)[0].result(PATIENCE_S) == "chained"  # the call leaves before the callback has come back
 
 
 def test_a_callback_that_raises_anything_stops_nobody(link, router):
@@ -230,7 +233,7 @@ def test_a_callback_that_raises_anything_stops_nobody(link, router):
     first, second = submit(link, submission()), submit(link, submission())
     first.add_done_callback(leave)
     router.answer([done(spec.call, 1) for spec in router.calls(2)])
-    assert (first.result(10), second.result(10)) == (1, 1)
+    assert (first.result(PATIENCE_S), second.result(PATIENCE_S)) == (1, 1)
 
 
 def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, router):
@@ -238,7 +241,7 @@ def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, rout
     router.calls(1)
     router.say(to_client.SessionOver("stoker down"))
     with pytest.raises(SessionError, match="stoker down"):
-        future.result(10)
+        future.result(PATIENCE_S)
     with pytest.raises(SessionError, match="stoker down"):
         submit(link, submission())
     assert link.wait_finished(1)
@@ -253,7 +256,7 @@ def test_the_end_of_the_session_is_read_from_its_folder_while_the_manager_is_awa
     router.folder.lease.write_bytes(msgspec.json.encode({"over": "stoker down"}))
     router.hang_up()
     with pytest.raises(SessionError, match="session test is over: stoker down"):
-        future.result(10)
+        future.result(PATIENCE_S)
     with pytest.raises(SessionError, match="stoker down"):
         submit(link, submission())
     assert link.wait_finished(0)
@@ -291,7 +294,7 @@ def test_a_rejected_call_fails_with_the_reason(link, router):
     call = router.calls(2)[0].call
     router.say(to_client.Rejected("no such context", (call,)))
     with pytest.raises(ProtocolError, match="no such context"):
-        future.result(10)
+        future.result(PATIENCE_S)
     assert not other.done()
 
 
@@ -320,11 +323,12 @@ def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router
         router.hear(to_manager.ClientHello)
         status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
         router.say(msgspec.structs.replace(status, trouble={JOURNAL: full}))
+        until(lambda: link.journal_trouble)
         with pytest.raises(SessionError, match=f"lets no program in: {re.escape(full)}; that lasted for 1 s"):
             link.wait_joined(1.0)
         assert any(f"{full}; this program waits up to 1 s for it" in record.getMessage() for record in caplog.records)
         router.welcome()
-        link.wait_joined(10)
+        link.wait_joined(PATIENCE_S)
         router.say(status)
         until(lambda: not link.journal_trouble)
     finally:
@@ -343,7 +347,7 @@ def test_a_manager_that_comes_back_with_room_says_nothing_of_the_full_disk(link,
     router.hear(to_manager.ClientHello)
     assert link.journal_trouble, "it may be full still"
     router.welcome()
-    link.wait_joined(10)
+    link.wait_joined(PATIENCE_S)
     assert not link.journal_trouble
 
 
@@ -353,23 +357,19 @@ def test_a_frame_that_is_not_in_the_protocol_changes_nothing(link, router):
     router.socket.send_multipart([router._peer, b"\xc1 not a frame"])
     router.socket.send_multipart([router._peer, b""])
     router.answer([done(call, "still here")])
-    assert future.result(10) == "still here"
+    assert future.result(PATIENCE_S) == "still here"
 
 
-def test_nothing_is_kept_of_a_future_that_is_done(link, router):
-    class Value:
-        pass
-
+def test_nothing_is_kept_of_a_future_that_is_done(link, router, until):
     future = submit(link, submission())
     kept = weakref.ref(future)
     router.answer([CallEnd(router.calls(1)[0].call, False, b"", 0.0, Failure(FailureKind.CANCELLED, "why"))])
     with pytest.raises(CallCancelledError):
-        future.result(10)
+        future.result(PATIENCE_S)
     del future
     router.answer([done(submit(link, submission()).call)])
     router.calls(2)
-    gc.collect()
-    assert kept() is None
+    until(lambda: gc.collect() >= 0 and kept() is None)  # the link's thread may still be at the end of the first
 
 
 def test_a_forked_child_that_cancels_a_call_of_its_parent_leaves_the_file_of_its_arguments(link, router):
@@ -390,7 +390,7 @@ def test_a_forked_child_that_cancels_a_call_of_its_parent_leaves_the_file_of_its
 def test_closing_fails_what_waits(router):
     link = Link(router.folder)
     router.welcome()
-    link.wait_joined(10)
+    link.wait_joined(PATIENCE_S)
     future = submit(link, submission())
     link.close()
     with pytest.raises(SessionError, match="closed"):
@@ -420,10 +420,10 @@ def test_a_link_that_is_closed_while_its_thread_reads_what_woke_it_ends(tmp_path
     public = folder.read_key("client").public
     folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", public))
     link = Link(folder)
-    assert reads.wait(5)
+    assert reads.wait(PATIENCE_S)
     closing = threading.Thread(target=link.close, daemon=True)
     closing.start()
-    closing.join(10)
+    closing.join(PATIENCE_S)
     assert not closing.is_alive()
 
 
@@ -454,5 +454,5 @@ def test_a_run_that_differs_cancels_its_call_and_fails_it(link, router):
     assert inbox.take(0) is not None
     router.say(to_client.Pieces(future.call, 2, 0, [b"other"]))
     with pytest.raises(StreamDiffersError, match="piece 0"):
-        future.result(10)
+        future.result(PATIENCE_S)
     assert router.hear(to_manager.Cancel)[0].calls == [future.call]

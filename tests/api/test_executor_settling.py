@@ -11,11 +11,14 @@ import time
 from typing import Any
 
 import pytest
+from faults.world import until
 from parsl.dataflow.futures import AppFuture
+from polling import PATIENCE_S
 
 from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
 from stoker.manager.executor import callbacks, futures, settling
+from stoker.manager.executor import link as link_module
 from stoker.manager.executor.failures import opens_at_once
 from stoker.manager.executor.futures import AppCallFuture, CallFuture
 from stoker.manager.executor.link import Link
@@ -71,10 +74,10 @@ def test_results_that_cannot_be_opened_yet_hold_up_no_other(link, router, gate):
     slow, quick = submitted(link, router, 8), submitted(link, router, 16)[:8]
     values: list[Any] = [1, "two", [3.0], {4: None}, range(5), slice(6), complex, frozenset({8})]
     router.answer([*(ended(future, Gated(name)) for future in slow), *map(ended, quick, values)])
-    assert [future.result(10) for future in quick] == values
+    assert [future.result(PATIENCE_S) for future in quick] == values
     assert not any(future.done() for future in slow)
     event.set()
-    assert [future.result(10) for future in slow] == [f"passed {name}"] * 8
+    assert [future.result(PATIENCE_S) for future in slow] == [f"passed {name}"] * 8
 
 
 def test_an_exception_that_cannot_be_opened_yet_holds_up_no_other(link, router, gate):
@@ -83,10 +86,10 @@ def test_an_exception_that_cannot_be_opened_yet_holds_up_no_other(link, router, 
     slow, quick = submitted(link, router, 2)
     failed = pickle.dumps(("Gated", "text", "traceback", body), 5)
     router.answer([CallEnd(slow.call or CallId(0), False, failed), ended(quick, range(3))])
-    assert quick.result(10) == range(3)
+    assert quick.result(PATIENCE_S) == range(3)
     assert not slow.done()
     event.set()
-    assert slow.exception(10) is not None
+    assert slow.exception(PATIENCE_S) is not None
 
 
 def test_a_slow_callback_holds_up_others_once(link, router, gate, monkeypatch):
@@ -97,14 +100,15 @@ def test_a_slow_callback_holds_up_others_once(link, router, gate, monkeypatch):
     monkeypatch.setattr(futures, "SLOW_S", 0.0)  # every callback is a slow one
     first, second, third = submitted(link, router, 3)
     router.answer([ended(first, 1)])
-    assert first.result(10) == 1
+    assert first.result(PATIENCE_S) == 1
     second.add_done_callback(of_parsl)
     router.answer([ended(second, 2), ended(third, 3)])
-    assert third.result(10) == 3
+    assert third.result(PATIENCE_S) == 3
     assert not gate[1].is_set()
 
 
-def test_closing_gives_the_results_that_have_come(link, router, gate, until):
+def test_closing_gives_the_results_that_have_come(link, router, gate, until, monkeypatch):
+    monkeypatch.setattr(link_module, "SETTLE_LIMIT_S", PATIENCE_S)
     name, event = gate
     (slow,) = submitted(link, router, 1)
     router.answer([ended(slow, Gated(name))])
@@ -113,12 +117,15 @@ def test_closing_gives_the_results_that_have_come(link, router, gate, until):
     closing.start()
     until(lambda: not link._thread.is_alive())
     event.set()
-    closing.join(10)
+    closing.join(PATIENCE_S)
     assert slow.done()
     assert slow.result(0) == f"passed {name}"
 
 
-def test_a_future_that_is_cancelled_before_it_is_opened_leaves_no_file(link, router, gate, tmp_path, until):
+def test_a_future_that_is_cancelled_before_it_is_opened_leaves_no_file(
+    link, router, gate, tmp_path, until, monkeypatch
+):
+    monkeypatch.setattr(link.settling, "start_thread_if_behind", lambda now: None)  # so that one thread does all
     place = tmp_path / "result-1"
     place.write_bytes(pickle.dumps("large", 5))
     (large,) = submitted(link, router, 1)
@@ -185,9 +192,9 @@ def test_results_come_where_no_thread_can_be_started(link, router, no_threads):
     no_threads()
     first, second, third = submitted(link, router, 3)
     router.answer([ended(first, range(1)), ended(second, range(2))])
-    assert [first.result(10), second.result(10)] == [range(1), range(2)]
+    assert [first.result(PATIENCE_S), second.result(PATIENCE_S)] == [range(1), range(2)]
     router.answer([ended(third, range(3))])
-    assert third.result(10) == range(3)
+    assert third.result(PATIENCE_S) == range(3)
 
 
 def test_work_is_left_to_a_thread_that_is_there(no_threads, until):
@@ -254,18 +261,21 @@ def test_2000_callbacks_that_wait_for_another_call_do_not_stop_a_program(link, r
             answered += len(new)
         return got.qsize() == count
 
-    until(answer_new, limit_s=50)
+    until(answer_new)
     assert {got.get() for _ in range(count)} == {value}
 
 
-def test_callbacks_that_wait_for_each_other_get_a_thread_each_and_one_warning(link, router, until, soon, caplog):
+def test_callbacks_that_wait_for_each_other_get_a_thread_each_and_one_warning(
+    link, router, until, soon, caplog, monkeypatch
+):
+    monkeypatch.setattr(settling.callbacks, "_has_warned", False)  # an earlier test may have had as many threads
     count = settling.MANY_THREADS + 20
     here, last, through = submitted(link, router, count), threading.Event(), []
     for number, future in enumerate(here):
         wait = last.set if number == count - 1 else lambda: last.wait(30)
         future.add_done_callback(lambda _, wait=wait: (wait(), through.append(1)))
     router.answer([ended(future, 1) for future in here])
-    assert last.wait(20)
+    assert last.wait(PATIENCE_S)
     until(lambda: len(through) == count)
     [warning] = [record.message for record in caplog.records if "done-callbacks" in record.message]
     assert "64 done-callbacks of this program take long or wait for something, and more of them wait" in warning
@@ -275,9 +285,9 @@ def test_more_values_than_64_that_take_long_hold_up_no_other(link, router, gate,
     name, event = gate
     *slow, quick = submitted(link, router, 81)
     router.answer([*(ended(future, Gated(name)) for future in slow), ended(quick, range(3))])
-    assert quick.result(20) == range(3)
+    assert quick.result(PATIENCE_S) == range(3)
     event.set()
-    assert [future.result(10) for future in slow] == [f"passed {name}"] * 80
+    assert [future.result(PATIENCE_S) for future in slow] == [f"passed {name}"] * 80
 
 
 def test_the_callbacks_of_a_future_run_in_order_also_after_one_that_raises(link, router, until):
@@ -322,9 +332,9 @@ def test_a_callback_is_called_although_its_future_ends_while_it_is_added(
     def end_future(callback: Any) -> bool:
         monkeypatch.setattr(callbacks, "is_users", is_users)
         future.set_result(3)
-        assert started.wait(10)
+        assert started.wait(PATIENCE_S)
         if not earlier_runs_still:
-            settling.callbacks.wait_done(limit_s=10)
+            settling.callbacks.wait_done(limit_s=PATIENCE_S)
         return is_users(callback)
 
     monkeypatch.setattr(callbacks, "is_users", end_future)
@@ -347,21 +357,47 @@ def test_a_waiting_callback_of_a_parsl_app_holds_up_no_other(link, router, gate)
     first, second = submitted(link, router, 2)
     first.add_done_callback(functools.partial(update, {"app_fu": parsls}))
     router.answer([ended(first, 1), ended(second, 2)])
-    assert second.result(10) == 2
-    assert parsls.result(10) == 1
+    assert second.result(PATIENCE_S) == 2
+    assert parsls.result(PATIENCE_S) == 1
     assert not gate[1].is_set()
 
 
-def test_closing_waits_while_callbacks_end_and_not_for_one_that_does_not(gate):
+class OneEndsAtEachLook:
+    """The clock of a thread that waits for callbacks: it looks, one of them ends, and 0.2 s have passed."""
+
+    def __init__(self, settling: Settling) -> None:
+        self.may_end = threading.Semaphore(0)
+        self._settling, self._waits, self._now = settling, threading.current_thread(), 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        if threading.current_thread() is not self._waits:
+            time.sleep(seconds)
+            return
+        left = self._settling._open
+        self.may_end.release()
+        until(lambda: self._settling._open < left)
+        self._now += 0.2
+
+
+def test_closing_waits_while_callbacks_end(monkeypatch):
     here, done = Settling("done-callbacks"), []
+    clock = OneEndsAtEachLook(here)
+    monkeypatch.setattr(settling, "time", clock)
     for _ in range(5):
-        here.add(lambda: (time.sleep(0.1), done.append(1)))
+        here.add(lambda: (clock.may_end.acquire(timeout=PATIENCE_S), done.append(1)))
     here.close(limit_s=0.3)
     assert len(done) == 5
+
+
+def test_closing_does_not_wait_for_a_callback_that_does_not_end(gate):
+    done = []
     there = Settling("done-callbacks")
     there.add(lambda: (gate[1].wait(100), done.append(2)))
     there.close(limit_s=0.1)
-    assert 2 not in done
+    assert not done
 
 
 def test_a_forked_process_has_threads_of_its_own(gate, until):
@@ -371,5 +407,5 @@ def test_a_forked_process_has_threads_of_its_own(gate, until):
     if not child:
         ran = threading.Event()
         settling.callbacks.add(ran.set)
-        os._exit(0 if ran.wait(10) else 1)
+        os._exit(0 if ran.wait(PATIENCE_S) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

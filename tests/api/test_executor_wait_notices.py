@@ -8,6 +8,7 @@ import sys
 
 import msgspec
 import pytest
+from polling import PATIENCE_S
 from rich.console import Console
 
 from stoker.manager.executor import progress, wait_notices
@@ -222,15 +223,24 @@ wait_notices.FIRST_S = wait_notices.CHECK_S = 0.2
 provider = LocalProvider(init_blocks=0, min_blocks=0, max_blocks=1)
 with stoker.load(provider=provider, run_dir=sys.argv[1], strategy="none", progress=sys.argv[2] == "on"):
     stoker.app()(abs)(-1)
+    sys.stdin.readline()
     time.sleep(1.5)
 """
 
 
 @pytest.mark.parametrize("switch", ["on", "off"])
 def test_a_program_whose_pilots_do_not_come_says_why_unless_it_was_told_not_to(tmp_path, switch) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), switch]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stderr
-    lines = [line for line in said.splitlines() if "no pilot has joined yet (no block was submitted)" in line]
+    command, wanted = [sys.executable, "-c", PROGRAM, str(tmp_path), switch], "no pilot has joined yet (no block was"
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert program.stderr is not None
+    said = []
+    for line in program.stderr if switch == "on" else ():
+        said.append(line)
+        if wanted in line:
+            break
+    said += program.communicate("go on\n", timeout=PATIENCE_S)[1].splitlines()
+    assert program.returncode == 0, said
+    lines = [line for line in said if wanted in line]
     assert len(lines) == (switch == "on")
     if lines:
         assert lines[0].startswith("stoker: ")

@@ -40,6 +40,7 @@ def test_a_slow_loop_over_large_results_holds_bounded_bytes(session, until, orde
     stream = stoker.map(app, range(count), ordered=ordered)
     window = stream._window
     window.most_bytes = 6 * MB
+    window._clock = lambda: 0.0  # however long the first result takes, the window does not open by that
     held, on_disk, numbers = [], [], []
     for number, data in stream:
         assert len(data) == size
@@ -67,6 +68,7 @@ def test_results_behind_a_slow_first_item_are_bounded_and_all_come(session, tmp_
 
     stream = stoker.map(gated, range(120))
     stream._window.most_bytes = 6 * MB
+    stream._window._clock = lambda: 0.0
     wait, sent = stream._wait, []
 
     def look():  # the loop waits for the first item, and others come
@@ -83,6 +85,7 @@ def test_results_behind_a_slow_first_item_are_bounded_and_all_come(session, tmp_
 def test_results_larger_than_the_bound_come_one_at_a_time(session, until):
     stream = stoker.map(lambda number: large(number, 500 * KB), range(8))
     stream._window.most_bytes = 400 * KB
+    stream._window._clock = lambda: 0.0
     for _ in range(8):
         next(stream)
         until(lambda: len(stream._arrived) == len(stream._window.in_flight))

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from faults.world import until
+from polling import PATIENCE_S
 
 
 def script(folder: Path, text: str) -> Path:
@@ -93,7 +95,7 @@ def test_figure_5_with_its_import_lines_changed(tmp_path):
     assert done.stdout == "['the sky is blue: SUPPORTED', 'water is wet: SUPPORTED']\n"
     logs = list(tmp_path.glob("runinfo/*/stoker/pilots/*/*.log"))
     assert 1 <= sum(log.read_text(errors="replace").count("LOADED models/SmolLM2-1.7B") for log in logs) <= 2
-    assert not left_behind(tmp_path)
+    until(lambda: not left_behind(tmp_path))
 
 
 def test_a_program_with_a_module_beside_it(tmp_path):
@@ -141,7 +143,7 @@ def test_a_program_that_forgets_to_stop_leaves_nothing(tmp_path):
         """,
     )
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
-    assert not left_behind(tmp_path)
+    until(lambda: not left_behind(tmp_path))
 
 
 def test_a_program_that_fails_in_its_block_ends_with_its_own_error(tmp_path):
@@ -156,7 +158,7 @@ def test_a_program_that_fails_in_its_block_ends_with_its_own_error(tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("RuntimeError: my own mistake")
-    assert not left_behind(tmp_path)
+    until(lambda: not left_behind(tmp_path))
 
 
 @pytest.mark.parametrize("place", ["in the loop's body", "in the map"])
@@ -179,14 +181,14 @@ def test_ctrl_c_stops_cleanly_and_says_what_is_kept(tmp_path, place):
     assert [program.stdout.readline() for _ in range(4)] == ["0\n", "1\n", "2\n", "3\n"]
     time.sleep(0.2)
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the whole group
-    _, said = program.communicate(timeout=30)
+    _, said = program.communicate(timeout=PATIENCE_S)
     assert said.count("stoker.map stopped: 4 of 100 results were taken") == 1
     assert said.rstrip().endswith("KeyboardInterrupt") or "KeyboardInterrupt" in said
-    assert not left_behind(tmp_path)
+    until(lambda: not left_behind(tmp_path))
 
 
 @pytest.mark.slow
-def test_a_killed_program_takes_everything_with_it(tmp_path, until, monkeypatch):
+def test_a_killed_program_takes_everything_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))  # where no calls are known that were over at once
     program = start(
         tmp_path,
@@ -204,7 +206,7 @@ def test_a_killed_program_takes_everything_with_it(tmp_path, until, monkeypatch)
     assert len(left_behind(tmp_path)) >= 3
     program.kill()
     program.communicate()
-    until(lambda: not left_behind(tmp_path), limit_s=30)
+    until(lambda: not left_behind(tmp_path))
 
 
 def test_cells_of_a_notebook(tmp_path):
@@ -314,8 +316,8 @@ def test_a_python_that_keeps_no_docstrings_runs_programs_too(tmp_path, monkeypat
     assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
 
 
-@pytest.mark.parametrize(("mode", "waits"), [("wait", True), ("cleanup", False)])
-def test_exit_mode_says_whether_the_end_of_the_block_waits_for_calls(tmp_path, mode, waits):
+@pytest.mark.parametrize(("mode", "seconds", "waits"), [("wait", 1, True), ("cleanup", 600, False)])
+def test_exit_mode_says_whether_the_end_of_the_block_waits_for_calls(tmp_path, mode, seconds, waits):
     done = run(
         tmp_path,
         f"""
@@ -323,7 +325,7 @@ def test_exit_mode_says_whether_the_end_of_the_block_waits_for_calls(tmp_path, m
 
         @stoker.app
         def slow():
-            time.sleep(1)
+            time.sleep({seconds})
             return "done"
 
         with stoker.load(exit_mode={mode!r}):
@@ -334,7 +336,7 @@ def test_exit_mode_says_whether_the_end_of_the_block_waits_for_calls(tmp_path, m
     )
     assert done.returncode == 0, done.stderr
     assert (done.stdout.split()[-1] == "done") is waits
-    assert left_behind(tmp_path) == []
+    until(lambda: not left_behind(tmp_path))
 
 
 def test_exit_mode_skip_leaves_the_session_to_the_program(tmp_path):
@@ -350,7 +352,7 @@ def test_exit_mode_skip_leaves_the_session_to_the_program(tmp_path):
         """,
     )
     assert (done.returncode, done.stdout.split()) == (0, ["32"]), done.stderr
-    assert left_behind(tmp_path) == []
+    until(lambda: not left_behind(tmp_path))
 
 
 def test_contexts_whose_files_fill_the_cache_make_room_for_others_when_they_are_idle(tmp_path):

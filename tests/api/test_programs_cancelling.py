@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError, wait
 import pytest
 from faults.world import until
 from parsl.dataflow.errors import DependencyError
+from polling import PATIENCE_S
 
 import stoker
 from stoker import errors
@@ -37,14 +38,14 @@ def left(session) -> int:
 def test_a_call_that_runs_is_stopped_and_not_tried_again(session, tmp_path):
     begun = tmp_path / "begun"
     future = nap(600, str(begun))
-    until(begun.exists, limit_s=60, why="it runs")
+    until(begun.exists, why="it runs")
     before = session.status().cancelled
     assert future.cancel()
     assert future.cancel(), "it is cancelled already"
     assert (future.done(), future.cancelled()) == (True, True)
     with pytest.raises(CancelledError):
         future.result(0)
-    until(lambda: left(session) == 0, limit_s=60, why="nothing runs")
+    until(lambda: left(session) == 0, why="nothing runs")
     assert session.status().cancelled == before + 1
     assert nap(0.0).result(60) == 0.0
 
@@ -58,17 +59,25 @@ def test_calls_that_are_queued_never_run(session, tmp_path):
 
 
 def test_one_that_waits_for_another_ends_at_once_and_never_runs(session, tmp_path):
-    begun = tmp_path / "begun"
-    first = nap(1.0)
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+
+    @stoker.app()
+    def gated(path):
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return 1.0
+
+    first = gated(str(gate))
     second = nap(0, str(begun), after=first)
     third = nap(0, after=second)
     assert second.cancel()
     assert second.cancelled()
     with pytest.raises(DependencyError):
         third.result(60)
+    gate.touch()
     assert first.result(60) == 1.0
     assert nap(0).result(60) == 0
-    until(lambda: left(session) == 0, limit_s=60, why="nothing is left")
+    until(lambda: left(session) == 0, why="nothing is left")
     assert not begun.exists()
 
 
@@ -80,19 +89,19 @@ class SlowToPack:
 
     def __reduce__(self):
         packing.set()
-        go_on.wait(20)
+        go_on.wait(2 * PATIENCE_S)
         return str, ("packed",)
 
 
 def test_one_that_is_cancelled_while_its_arguments_are_packed_does_not_run(session):
     """Its executor had looked before: the call was sent, and ran to its end."""
     future = nap(600, SlowToPack(), after=nap(0))  # a future among its arguments: they are packed when it is submitted
-    assert packing.wait(10)
+    assert packing.wait(PATIENCE_S)
     assert future.cancel()
     go_on.set()
-    until(lambda: future.task_record["exec_fu"] is not None, limit_s=10, why="it is submitted")
-    until(lambda: not session.executor.link.waiting, limit_s=10, why="no call is open")
-    until(lambda: left(session) == 0, limit_s=60, why="nothing runs")
+    until(lambda: future.task_record["exec_fu"] is not None, why="it is submitted")
+    until(lambda: not session.executor.link.waiting, why="no call is open")
+    until(lambda: left(session) == 0, why="nothing runs")
 
 
 def test_a_call_that_has_ended_cannot_be_cancelled(session):
@@ -107,7 +116,7 @@ def test_who_waits_for_futures_of_the_executor_hears_that_they_were_cancelled(se
     futures = [session.executor.submit(time.sleep, {}, 600) for _ in range(4)]
     assert all(future.cancel() for future in futures)
     assert all(future.cancel() for future in futures)
-    assert not wait(futures, timeout=10).not_done
+    assert not wait(futures, timeout=PATIENCE_S).not_done
 
 
 def test_a_stream_that_is_closed_cancels_what_it_has_sent(session, tmp_path):
@@ -117,7 +126,7 @@ def test_a_stream_that_is_closed_cancels_what_it_has_sent(session, tmp_path):
 
     with stoker.map(mark, range(200)) as results:
         next(results)
-    until(lambda: left(session) == 0, limit_s=60, why="nothing is left")
+    until(lambda: left(session) == 0, why="nothing is left")
     assert len(list(tmp_path.iterdir())) < 200
 
 

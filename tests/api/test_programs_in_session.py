@@ -9,6 +9,7 @@ import itertools
 import os
 import queue
 import re
+import tempfile
 import threading
 import time
 import weakref
@@ -178,20 +179,33 @@ def test_map_pulls_no_more_than_its_window(session):
     results.close()
 
 
-def test_map_without_order_gives_all_and_the_quick_ones_first(session):
-    def nap(seconds):
-        time.sleep(seconds)
-        return seconds
+def test_map_without_order_gives_all_and_the_quick_ones_first(session, tmp_path, until):
+    gate = tmp_path / "gate"
+
+    def nap(is_slow):
+        while is_slow and not gate.exists():
+            time.sleep(0.01)
+        if not is_slow:
+            tempfile.mkstemp(prefix="quick-", dir=tmp_path)
+        return is_slow
 
     def where(_number):
         time.sleep(0.1)
         return os.getpid()
 
     while len(set(stoker.map(where, range(4)))) < 2:
-        pass  # behind a long nap in the only library that is up nothing is quick
-    naps = [1.0, 0.0, 0.0, 0.0]
-    assert list(stoker.map(nap, naps, ordered=True)) == naps
-    assert list(stoker.map(nap, naps, ordered=False))[-1] == 1.0
+        pass  # behind a slow one in the only library that is up nothing is quick
+    naps = [True, False, False, False]
+    results = stoker.map(nap, naps, ordered=False)
+    assert list(itertools.islice(results, 3)) == [False] * 3
+    gate.touch()
+    assert list(results) == [True]
+    gate.unlink()
+    with ThreadPoolExecutor(1) as thread:
+        ordered = thread.submit(list, stoker.map(nap, naps, ordered=True))
+        until(lambda: len(list(tmp_path.glob("quick-*"))) == 6)
+        gate.touch()
+        assert ordered.result(60) == naps
 
 
 def test_a_loop_that_is_left_cancels_the_calls_that_are_left(session):

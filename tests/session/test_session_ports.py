@@ -31,7 +31,7 @@ name = "one"
 [pilot]
 devices = "cpu:1"
 [session]
-heartbeat = "1 s"
+heartbeat = "20 s"
 ports = "{first}-{last}"
 """
 PROGRAM = """

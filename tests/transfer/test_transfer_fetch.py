@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from polling import PATIENCE_S
 from transfer.hosts import KEY, PART, SHORT, Between, Host, Link, Original, Running, until
 
 from stoker.addresses import split_address
@@ -81,10 +82,20 @@ def test_two_sources_share_the_work(host: Hosts, big: Original) -> None:
     one, two, three = host(), host(), host()
     one.hold(big)
     two.hold(big)
-    outcome = three.get(big, one.source, two.source)
+
+    def share(chunk: bytes, before: int) -> bytes:
+        """Neither gives more than its share before the other has begun."""
+        if before > 3 * PART:
+            until(lambda: one.server.sent_bytes and two.server.sent_bytes)
+        return chunk
+
+    relays = [Between(each.server.address, spoil=share) for each in (one, two)]
+    outcome = three.get(big, *(ObjectSource(address=each.source.address) for each in relays))
     assert one.server.sent_bytes > 0
     assert two.server.sent_bytes > 0
     assert big.ref.size_bytes <= outcome.peer_bytes < 1.3 * big.ref.size_bytes  # some may have been asked for twice
+    for each in relays:
+        each.close()
 
 
 def test_who_fetches_serves_what_it_has(host: Hosts, big: Original) -> None:
@@ -183,13 +194,15 @@ def test_half_an_object_is_gone_on_with(host: Hosts, big: Original) -> None:
 def test_another_try_keeps_what_is_right(host: Hosts, big: Original) -> None:
     one, two = host(), host()
     one.hold(big)
-    between = Between(one.server.address, spoil=lambda chunk, before: chunk if before < 5.5 * PART else None)
+    gate = threading.Event()
+    between = Between(one.server.address, spoil=lambda chunk, before: _hold_after(chunk, before, gate, 6 * PART))
     fetch = two.fetch(big, between.source)
     running = Running(fetch)
     until(lambda: big.name in two.copies and len(two.copies[big.name].arrivals) >= 4)
     fetch.stop()
     with pytest.raises(wire.PeerError, match="stopped"):
         running.wait()
+    gate.set()
     here = len(two.copies[big.name].arrivals) * PART
     with (two.folder / "object").open("r+b") as file:  # the disk lost a bit of it meanwhile
         file.seek(two.copies[big.name].arrivals[0] * PART)
@@ -384,7 +397,7 @@ def test_a_disk_that_is_full_ends_it(host: Hosts, big: Original, tmp_path: Path)
 
 def _hold_after(chunk: bytes, before: int, gate: threading.Event, limit: int) -> bytes:
     """Let so many bytes pass, and no more until the gate opens. A byte a time says that somebody is there."""
-    if before > limit and not gate.wait(20):
+    if before > limit and not gate.wait(PATIENCE_S):
         raise AssertionError("the gate was never opened")
     return chunk
 

@@ -1,0 +1,60 @@
+"""Processes of a session that wait until a test lets them go on, so that it looks at a moment that lasts as long as it
+likes. A busy machine would be past it before the test looks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from faults.world import World, until
+
+MANAGER = "stoker.manager.main"
+_CODE = """
+import os, sys, time
+
+MODULE, HERE, GO = os.environ["STOKER_TESTS_HOLD"].split(os.pathsep)
+
+
+def wait():
+    open(HERE, "w").close()
+    while not os.path.exists(GO):
+        time.sleep(0.01)
+
+
+def take_and_wait(*arguments, **options):
+    held = take(*arguments, **options)
+    wait()
+    return held
+
+
+if MODULE in sys.orig_argv and MODULE == "stoker.manager.main":
+    from stoker.manager.live import lease
+
+    take, lease.take = lease.take, take_and_wait
+elif MODULE in sys.orig_argv:
+    wait()
+"""
+
+
+class Held:
+    """Holds the processes that run `python -m MODULE` and inherit `environ`: a manager when it has its lease and does
+    not listen yet, others as they begin."""
+
+    def __init__(self, world: World, module: str) -> None:
+        folder = world.path / "held"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(_CODE)
+        self._here, self._go = folder / "here", folder / "go"
+        paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])
+        self.environ = {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "STOKER_TESTS_HOLD": os.pathsep.join([module, str(self._here), str(self._go)]),
+        }
+
+    def wait(self) -> None:
+        """Wait until one is held."""
+        until(self._here.exists, why="a process that is held")
+
+    def let_go(self) -> None:
+        """All of them go on, and later ones are not held."""
+        Path(self._go).touch()
