@@ -1,9 +1,10 @@
 """Slow inputs of a `map`, produced on a thread of their own.
 
 An input that takes its time (a download, a query, futures that are waited for) would hold up results that are there. So
-the stream goes on with it on a thread once `SLOW_ITEMS` items took longer than `SLOW_S` while calls were in flight.
-Quick inputs never leave the thread of their consumer: there are things that are bound to one, such as SQLite's cursors,
-and a thread between two costs time. The first item may take long without more of the kind (a query begins).
+the stream goes on with it on a thread once `SLOW_ITEMS` items took longer than `SLOW_S` while calls were in flight, one
+soon after the other. Quick inputs never leave the thread of their consumer: there are things that are bound to one,
+such as SQLite's cursors, and a thread between two costs time. The first item may take long without more of the kind (a
+query begins), and in hours an item now and then, for which a disk stands still.
 
 The thread takes items while there is room for them. It knows the inputs and the stream's bell, not the stream: a stream
 whose loop is left is to vanish. The thread then ends after the item that it is at, and lets go of the inputs.
@@ -12,6 +13,7 @@ whose loop is left is to vanish. The thread then ends after the item that it is 
 from __future__ import annotations
 
 import contextvars
+import math
 import queue
 import threading
 from collections import deque
@@ -22,11 +24,27 @@ SLOW_S = 0.1
 """An item that takes longer is a slow one."""
 SLOW_ITEMS = 2
 """An input with this many slow items is a slow one."""
+FORGOTTEN_S = 60.0
+"""A slow item after which others came quickly for so long does not count any more."""
 _JOIN_S = 0.2
 
 
 class NotYet(Exception):
     """The next item is not there yet. The bell rings when it is."""
+
+
+class SlowItems:
+    """The slow items of one input, up to those that make it a slow one."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last_at = -math.inf
+
+    def took(self, began: float, ended: float) -> bool:
+        """A slow item was taken between these times, in seconds. True if its input is a slow one."""
+        self._count = self._count + 1 if began - self._last_at < FORGOTTEN_S else 1
+        self._last_at = ended
+        return self._count >= SLOW_ITEMS
 
 
 class PulledInputs(Iterator[Any]):

@@ -33,7 +33,7 @@ from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_inputs import refuse_lost
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.progress import Follow, MapProgress
-from stoker.manager.executor.pulling import SLOW_ITEMS, SLOW_S, NotYet, PulledInputs
+from stoker.manager.executor.pulling import SLOW_S, NotYet, PulledInputs, SlowItems
 from stoker.manager.executor.waiting import MapInbox
 from stoker.manager.executor.window import CHUNK, WINDOW_BYTES, Window
 from stoker.manager.protocol.calls import CallEnd, Payload
@@ -75,7 +75,7 @@ class ResultStream(Iterator[Any]):
         self._calls = MapCalls(executor, function, batch_size=batch_size)
         self._batch_size = batch_size
         self._inputs = inputs
-        self._slow_items = 0
+        self._slow_items = SlowItems()
         self._ordered = ordered
         self._window = Window(window)
         self._total = total
@@ -315,10 +315,9 @@ class ResultStream(Iterator[Any]):
                     self._exhausted = True
                     failed = (None, error)
                     break
-                if time.monotonic() - before > SLOW_S and self._window.in_flight:
-                    self._slow_items += 1
-                    if self._slow_items == SLOW_ITEMS and self._window.most_calls > 1:
-                        self._inputs = PulledInputs(self._inputs, bell=self._bell)
+                now = time.monotonic()
+                if now - before > SLOW_S and self._window.in_flight and self._slow_items.took(before, now):
+                    self._read_on_a_thread()
                 size = len(item) if self._batch_size is not None else 1
                 try:
                     refuse_lost(item if self._batch_size is not None else (item,))
@@ -352,6 +351,11 @@ class ResultStream(Iterator[Any]):
 
     def _room(self) -> int:
         return self._window.room(ready=len(self._ready))
+
+    def _read_on_a_thread(self) -> None:
+        """The input is slow."""
+        if self._window.most_calls > 1 and not isinstance(self._inputs, PulledInputs):
+            self._inputs = PulledInputs(self._inputs, bell=self._bell)
 
     def _send(self, packed: list[Payload], chosen: list[Submission], *, last: int) -> None:
         """Send calls: each in its place of `chosen`, where their lengths decide which context they want."""

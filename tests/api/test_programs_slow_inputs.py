@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import signal
@@ -17,7 +18,7 @@ from polling import PATIENCE_S
 
 import stoker
 from stoker.manager.executor import stream
-from stoker.manager.executor.pulling import SLOW_S
+from stoker.manager.executor.pulling import FORGOTTEN_S, SLOW_S
 
 QUICK = 4
 """Items after which a slow input is known to be one."""
@@ -292,15 +293,16 @@ def test_a_loop_that_is_left_ends_the_thread_and_closes_the_input(session, how):
     assert source.closed.wait(PATIENCE_S)
 
 
+class Clock:
+    """A busy machine would make quick items slow."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
 def test_a_quick_input_stays_in_its_thread_also_if_it_begins_slowly(session, monkeypatch):
-    class Clock:
-        """A busy machine would make quick items slow."""
-
-        now = 0.0
-
-        def monotonic(self):
-            return self.now
-
     monkeypatch.setattr(stream, "time", clock := Clock())
 
     def rows():
@@ -310,6 +312,33 @@ def test_a_quick_input_stays_in_its_thread_also_if_it_begins_slowly(session, mon
                                                     " LIMIT 5000) SELECT x FROM n"))  # fmt: skip
 
     assert list(stoker.map(abs, rows())) == list(range(5000))
+
+
+def hold_the_first(number, gate):
+    while number == 0 and not os.path.exists(gate):
+        time.sleep(0.01)
+    return number
+
+
+def test_a_quick_input_stays_in_its_thread_although_a_disk_stands_still_for_an_item_now_and_then(
+    session, tmp_path, monkeypatch
+):
+    """A cursor that was read for hours failed at the second row for which its disk had stood still."""
+    monkeypatch.setattr(stream, "time", clock := Clock())
+
+    def rows():
+        table = sqlite3.connect(":memory:")
+        for number in range(60):
+            clock.now += 3 * SLOW_S if number % 20 == 19 else 0.0
+            yield table.execute(f"SELECT {number}").fetchone()[0]
+        (tmp_path / "gate").touch()
+
+    got = []
+    function = functools.partial(hold_the_first, gate=str(tmp_path / "gate"))  # a call is in flight all the time
+    for result in stoker.map(function, rows(), window=4, ordered=False):
+        got.append(result)
+        clock.now += FORGOTTEN_S / 10
+    assert sorted(got) == list(range(60))
 
 
 def test_a_slow_input_that_is_bound_to_its_thread_says_what_to_do(session):
