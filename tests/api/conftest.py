@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
+from free_port import keep_port, listen_at
 from polling import PATIENCE_S
 
 from stoker.manager.executor.link import Link
@@ -56,7 +57,8 @@ class Router:
         self._context = zmq.Context()
         self._read = wire.from_client()
         self._peer = b""
-        self._address = "tcp://127.0.0.1:*"
+        self._port = keep_port()
+        self._address = f"tcp://127.0.0.1:{self._port.getsockname()[1]}"
         self.listen()
         folder.write(SessionFile("test", wire.VERSION, self._address, folder.read_key("server").public))
 
@@ -65,11 +67,10 @@ class Router:
         self.socket.linger = 0
         self.socket.curve_server = True
         self.socket.curve_secretkey = self.folder.read_key("server").secret.encode()
-        self.socket.bind(self._address)
-        self._address = self.socket.last_endpoint.decode()
+        listen_at(self._address, self.socket)
 
     def hang_up(self) -> None:
-        """Break the connection, as a killed manager does."""
+        """Break the connection, as a killed manager does. Nobody else gets the port until it listens again."""
         self.socket.close(0)
 
     def hear(self, wanted: type, *, count: int = 1) -> list[Any]:
@@ -112,6 +113,7 @@ class Router:
     def close(self) -> None:
         self.socket.close(0)
         self._context.term()
+        self._port.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import psutil
 import zmq
 import zmq.auth
-from polling import polls
+from free_port import keep_port, listen_at
 from zmq.auth.thread import ThreadAuthenticator
 
 from stoker.contexts import payloads
@@ -93,8 +92,8 @@ class FakeManager:
         self._auth = ThreadAuthenticator(self._context)
         self._auth.start()
         self._auth.configure_curve(domain="*", location=zmq.auth.CURVE_ALLOW_ANY)
-        self._endpoint = "tcp://127.0.0.1:*"
-        self._kept_port: socket.socket | None = None
+        self._port = keep_port()
+        self._endpoint = f"tcp://127.0.0.1:{self._port.getsockname()[1]}"
         self.listen()
         self.pilots: list[subprocess.Popen[bytes]] = []
         self._calls = 0
@@ -108,26 +107,14 @@ class FakeManager:
         router.curve_server = True
         router.curve_publickey = self.keys["server"].public.encode()
         router.curve_secretkey = self.keys["server"].secret.encode()
-        until = time.monotonic() + WAIT_S
-        while True:
-            try:
-                router.bind(self._endpoint)
-                break
-            except zmq.ZMQError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.02)
-        self._endpoint = router.last_endpoint.decode()
+        listen_at(self._endpoint, router)
         self.socket = router
-        if self._kept_port is not None:
-            self._kept_port.close()
         server = self.keys["server"].public
         self.folder.write(SessionFile(session="test", protocol=wire.VERSION, address=self._endpoint, server_key=server))
 
     def hang_up(self) -> None:
         """Listen no more, until `listen`. Nobody else gets the port meanwhile."""
         self.socket.close()
-        self._kept_port = keep_port(int(self._endpoint.rpartition(":")[2]))
 
     # ---- pilots
 
@@ -168,6 +155,7 @@ class FakeManager:
         self.socket.close()
         self._auth.stop()
         self._context.term()
+        self._port.close()
         left = list((self.base / "scratch").glob("stoker-*/pilot-*"))
         assert not left, left
         shutil.rmtree(self.base / "scratch", ignore_errors=True)
@@ -313,19 +301,6 @@ class FakeManager:
 
     def exit(self) -> None:
         self.send(Exit(reason="test is over"))
-
-
-def keep_port(port: int) -> socket.socket:
-    """A socket that has this port and does not listen: who connects is refused, and a listener may take it over."""
-    kept = socket.socket()
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    for _ in polls(WAIT_S):
-        try:
-            kept.bind(("127.0.0.1", port))
-        except OSError:  # ZeroMQ's thread has not closed it yet
-            continue
-        return kept
-    raise AssertionError(f"port {port} does not get free")
 
 
 def descendants(pid: int) -> list[int]:
