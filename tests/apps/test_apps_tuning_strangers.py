@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 from lazily import lazily
-from polling import PATIENCE_S
+from polling import PATIENCE_S, polls
 from tuning import gang
 
 from stoker.addresses import join_address, split_address
@@ -93,12 +93,16 @@ def test_a_rank_with_another_key_does_not_meet_the_gang() -> None:
             "limit_s": limit_s,
             "key": secrets.token_bytes(32),
         }
-        for rank, limit_s in enumerate((12.0, 1.0))
+        for rank, limit_s in enumerate((15.0, 1.0))
     ]
     with gang.gang("meet", specs[:1]) as ranks:
         gang.wait_until_served(where)
-        with pytest.raises(exchange.ExchangeError, match="does not know the session's transfer key"):
-            gang.meet(specs[1])
+        for more in polls(10.0):  # a busy machine may not answer within a second
+            with pytest.raises(exchange.ExchangeError) as refused:
+                gang.meet(specs[1])
+            if "does not know the session's transfer key" in str(refused.value):
+                break
+            assert more, str(refused.value)
         (first,) = ranks.answers()
     assert isinstance(first, exchange.ExchangeError)
     assert "rank 1 did not come" in str(first)
