@@ -131,12 +131,15 @@ class Run:
         if missing:
             words = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", self.out / "site"]
             code = self._run("kit", ["-m", "pip", "install", *map(str, words), *map(str, missing)], limit_s=60.0)
-            if code != 0:
-                how = "took too long" if code is None else f"ended with code {code}"
-                return "failed", f"pip {how}: {self._tail('kit')}", {}
+            if code is None:
+                return "too slow", f"pip did not end: {self._tail('kit')}", {}
+            if code:
+                return "failed", f"pip ended with code {code}: {self._tail('kit')}", {}
         code = self._run("kit", ["-c", "import zmq, msgspec, parsl, cloudpickle, psutil, click, rich"], limit_s=30.0)
-        if code != 0:
-            return "failed", f"{self._tail('kit') or 'no answer'}; take wheels along: make gpu-kit", {}
+        if code is None:
+            return "too slow", f"the imports did not end: {self._tail('kit')}", {}
+        if code:
+            return "failed", f"{self._tail('kit')}; take wheels along: make gpu-kit", {}
         return "ok", f"{len(missing)} of {len(wheels)} wheels installed", {}
 
     def _side(self, name: str, limit_s: float) -> tuple[str, str, dict[str, Any]]:

@@ -39,14 +39,18 @@ def children(pid: int, *, of_main: bool = False) -> list[int]:
     """Direct children of a process; none if it is gone. `of_main`: those that its main thread has made or adopted."""
     found: list[int] = []
     try:
-        for task in [str(pid)] if of_main else os.listdir(f"/proc/{pid}/task"):
+        tasks = [str(pid)] if of_main else os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for task in tasks:
+        try:
             with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                 found += map(int, file.read().split())
-    except FileNotFoundError:
-        if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
-            return [child.pid for child in _psutil_children(pid)]  # a kernel without CONFIG_PROC_CHILDREN
-    except OSError:
-        pass
+        except FileNotFoundError:  # this thread has ended meanwhile
+            if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
+                return [child.pid for child in _psutil_children(pid)]  # a kernel without CONFIG_PROC_CHILDREN
+        except OSError:
+            continue
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from fake_manager import FakeManager, recipe
+from polling import PATIENCE_S
 
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts, DeviceFault
@@ -108,21 +109,18 @@ def test_a_probe_that_cannot_be_started() -> None:
     assert "could not be started" in said
 
 
-def test_a_probe_lives_on_when_the_pilot_clears_away_what_libraries_left() -> None:
+def test_a_probe_lives_on_when_the_pilot_clears_away_what_libraries_left(tmp_path: Path) -> None:
     known = processes.children(os.getpid())
     said: list[tuple[ProbeVerdict, str]] = []
-    command = ("sh", "-c", f"read line; exit {ProbeVerdict.FAILED.value}")
-    with pytest.MonkeyPatch.context() as patch:
-        ours, theirs = os.pipe()
-        patch.setattr(probing.subprocess, "DEVNULL", ours)
-        probing_thread = threading.Thread(target=lambda: said.append(probing.run(command, DEVICE)))
-        probing_thread.start()
-        until_there_is(lambda: set(processes.children(os.getpid())) - set(known))
-        stray = subprocess.Popen(["sleep", "100"])
-        assert processes.kill_strays(known, of_main=True) == {stray.pid}
-        os.close(theirs)
-        probing_thread.join(20.0)
-        os.close(ours)
+    gate = tmp_path / "gate"
+    command = ("sh", "-c", f"while ! test -e {gate}; do sleep 0.01; done; exit {ProbeVerdict.FAILED.value}")
+    probing_thread = threading.Thread(target=lambda: said.append(probing.run(command, DEVICE)))
+    probing_thread.start()
+    until_there_is(lambda: set(processes.children(os.getpid())) - set(known))
+    stray = subprocess.Popen(["sleep", "100"])
+    assert processes.kill_strays(known, of_main=True) == {stray.pid}
+    gate.touch()
+    probing_thread.join(PATIENCE_S)
     assert stray.wait() in (0, -signal.SIGKILL)  # 0: its end was taken before
     assert [answer for answer, _ in said] == [ProbeVerdict.FAILED]
 
@@ -138,7 +136,7 @@ def test_a_child_that_does_not_end_is_waited_for_once(monkeypatch: pytest.Monkey
 
 
 def until_there_is(found: Callable[[], object]) -> None:
-    ends_at = time.monotonic() + 20.0
+    ends_at = time.monotonic() + PATIENCE_S
     while not found():
         assert time.monotonic() < ends_at
         time.sleep(0.001)
