@@ -34,7 +34,7 @@ class NotYet(Exception):
 
 
 class SlowItems:
-    """The slow items of one input, up to those that make it a slow one."""
+    """Counts the slow items of one input that came soon after each other."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -353,7 +353,7 @@ class ResultStream(Iterator[Any]):
         return self._window.room(ready=len(self._ready))
 
     def _read_on_a_thread(self) -> None:
-        """The input is slow."""
+        """Have a thread read the input, which is slow: results are not to wait for its items."""
         if self._window.most_calls > 1 and not isinstance(self._inputs, PulledInputs):
             self._inputs = PulledInputs(self._inputs, bell=self._bell)
 

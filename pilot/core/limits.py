@@ -24,8 +24,6 @@ DEAF_S = 10.0
 """A library that has not answered an order to give calls back for so long does not let another thread of it run."""
 HUNG_UP_S = 1.0
 """A library that has closed its socket has ended within so long, or has closed it by mistake."""
-
-
 STOPPED_S = 3.0
 """A pilot that does nothing for so long beyond what it wanted to wait was stopped, with its libraries."""
 

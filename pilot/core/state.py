@@ -34,7 +34,7 @@ from stoker.pilot.core.stages import SERVES, Stage
 
 NEVER = float("inf")
 _MOST_STOPS = 10_000
-"""A gang that takes turns of half a minute with another is stopped so often in a week."""
+"""A job that takes turns of half a minute with another job is stopped so often in a week."""
 
 
 class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
