@@ -123,7 +123,7 @@ class Bench:
         self.reached("induced", text, reach=self.target(), most=self.settings.iterations)
 
     def spread(self, count: int) -> None:
-        """Tune from so many random prompts, each for all iterations. The target's random prompts are among them."""
+        """Tune from `count` random prompts, each for all iterations. Those that set the target are among them."""
         for text in self.draw(count):
             self.tuned("spread", text, reach=None, most=self.settings.iterations)
 
@@ -165,7 +165,7 @@ class Bench:
         return {"best": found.best(settings.shortlist), "scores": found.scores, "losses": losses}
 
     def draw(self, count: int) -> list[str]:
-        """So many random candidates of the bank, always the same ones first."""
+        """`count` random candidates of the bank. A larger count begins with the same ones."""
         chance = Stream(self.settings.seed, f"random prompts, {self.task}")
         every = list(self.layers.candidates.values())
         order = sorted(range(len(every)), key=chance.uniform)

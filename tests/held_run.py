@@ -19,7 +19,7 @@ _append = RecordLog.append
 
 
 def hold_after(count: int) -> None:
-    """Have the log's writer wait as soon as so many results are written."""
+    """Have the log's writer wait when it has written `count` results."""
     left = count
 
     def append(self: RecordLog, records: Iterable[Record]) -> int:

@@ -58,7 +58,7 @@ def broke(state: State, call: Call) -> int:
 
 
 def lost_rank(state: State, call: Call) -> int:
-    """The library of a rank has died of what others do. Returns how often the gang has been broken by now."""
+    """A gang has lost the library of a rank, and its call is not to blame. Returns how often it was broken by now."""
     state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     return state.breaks[call.id]
 

@@ -93,15 +93,15 @@ def ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> N
 
 
 def crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """The kernel has killed the library of a rank for want of memory that others hold. True if the call has ended by
-    that; else its caller has it begin again."""
+    """The kernel has killed the library of a rank, because others hold the memory. Returns whether the call has ended;
+    if not, whoever calls this lets it begin again."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
-    return _is_given_up(manager, call, library, outcome, breaks=call_records.lost_rank(manager.state, call))
+    return _gave_up(manager, call, library, outcome, breaks=call_records.lost_rank(manager.state, call))
 
 
 def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
     """A rank has lost the others, or was failed by a device, a disk or a network: start again, on whatever is left."""
-    if _is_given_up(manager, call, library, outcome, breaks=call_records.broke(manager.state, call)):
+    if _gave_up(manager, call, library, outcome, breaks=call_records.broke(manager.state, call)):
         return
     assert outcome.failure is not None
     what = "lost the other ranks" if outcome.failure.kind is FailureKind.GANG else "failed its rank"
@@ -109,8 +109,8 @@ def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> 
     holding.requeue(manager, (call,), why=why)
 
 
-def _is_given_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
-    """Whether a call ends because its gang was broken too often."""
+def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
+    """End a call whose gang was broken too often; returns whether it was."""
     if breaks < MOST_BREAKS:
         return False
     last = outcome.failure

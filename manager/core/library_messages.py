@@ -95,14 +95,14 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
     blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
-    crowded_out = (
-        failure is not None and failure.kind is FailureKind.PILOT and failure.signal != 0 and not message.loading
-    )
+    crowding = None  # the death of a library for want of memory that others hold
+    if failure is not None and failure.kind is FailureKind.PILOT and failure.signal and not message.loading:
+        crowding = failure
     back = []
     if failure is None and not message.loading:
         suspects.cut_off(manager, library, [call for call in survivors if call.id in running])
     for call in survivors:
-        if crowded_out and failure is not None and call.id in running and _crowded_out(manager, library, call, failure):
+        if crowding is not None and call.id in running and _crowded_out(manager, library, call, crowding):
             continue
         killer = blamed is not None and call.id in running
         if failure is not None and failure.kind in OF_OTHERS and call.id in running:
@@ -114,9 +114,9 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
     if blamed is not None:
         for call in broken:
             poison.killed_its_library(manager, library, call, blamed, alone=len(message.running) == 1)
-    if crowded_out and failure is not None:
+    if crowding is not None:
         for call in broken:
-            gangs.crowded_out(manager, library, call, failure)
+            gangs.crowded_out(manager, library, call, crowding)
     holding.requeue(manager, back, why=f"{why} ({failure.message})" if failure else why)
     if failure is None:
         libraries.run_again(manager, sum(call.id in running for call in back))
@@ -135,8 +135,8 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
 
 
 def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """The kernel has killed a library for want of memory that others hold. True if that settles what becomes of a call
-    that ran there; a gang that it does not end begins again with the rest."""
+    """The kernel has killed a library with a call that it ran, because others hold the memory. Returns whether the
+    call needs nothing more here; if not, it goes back into the queue."""
     if call.group.options.gang[1] > 1:
         return gangs.crowded_out(manager, library, call, failure)
     evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)

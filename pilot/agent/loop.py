@@ -139,7 +139,7 @@ class Loop:
         agent.take_done()
 
     def _notice_stop(self, waited_s: float) -> None:
-        """Tell the core, before it looks at a limit, that this process did not run for long: its job was suspended."""
+        """Tell the core when this process was stopped. It must hear that before it looks at any limit."""
         now, before = time.monotonic(), self._turned_at
         self._turned_at = now
         stopped_s = now - before - waited_s

@@ -154,8 +154,8 @@ class Observed(_Event, frozen=True):
 
 
 class WasStopped(_Event, frozen=True):
-    """For so many seconds until now the pilot's processes did not run: a batch system may suspend a job, or have jobs
-    take turns on a node. A shell without processes never says it."""
+    """The pilot's processes have not run for `seconds`, and run again: the batch system had suspended the job. A shell
+    without processes never sends this."""
 
     seconds: float
 

@@ -25,7 +25,7 @@ DEAF_S = 10.0
 HUNG_UP_S = 1.0
 """A library that has closed its socket has ended within so long, or has closed it by mistake."""
 STOPPED_S = 3.0
-"""A pilot that does nothing for so long beyond what it wanted to wait was stopped, with its libraries."""
+"""A pilot whose loop is this much later than it wanted to be was stopped, and its libraries too."""
 
 
 def observed(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
@@ -49,7 +49,7 @@ def observed(state: CoreState, library: PilotLibrary, seen: Observation) -> None
 
 
 def was_stopped(state: CoreState, seconds: float) -> None:
-    """The pilot and its libraries did not run for so long until now."""
+    """The pilot and its libraries have not run for `seconds`, and run again."""
     state.log(f"the pilot was stopped for {show_seconds(seconds)}: that counts for no limit of a call or a load")
     state.stops.append((state.now - seconds, state.now))
     for library in state.libraries.values():
@@ -64,7 +64,7 @@ def was_stopped(state: CoreState, seconds: float) -> None:
 
 
 def _without_stops(state: CoreState, ran_s: float) -> float:
-    """The seconds for which a call has run, of those since it began."""
+    """For how long a call has run that began `ran_s` ago: without the time in which the pilot was stopped."""
     began = state.now - ran_s
     for start, end in reversed(state.stops):
         if end <= began:

@@ -34,7 +34,7 @@ from stoker.pilot.core.stages import SERVES, Stage
 
 NEVER = float("inf")
 _MOST_STOPS = 10_000
-"""A job that takes turns of half a minute with another job is stopped so often in a week."""
+"""Slurm stops a job this often in a week when it takes turns of half a minute with another job."""
 
 
 class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +233,7 @@ class CoreState:
         self.last_ticket = 0
         """The number of the last order whose arguments it had brought."""
         self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)
-        """From when until when the pilot's processes did not run."""
+        """When the pilot's processes were stopped, and when they ran again, by the clock of `now`."""
         self.handing_in = 0
         """Large results that are on their way to the session."""
 

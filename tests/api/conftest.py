@@ -70,7 +70,7 @@ class Router:
         listen_at(self._address, self.socket)
 
     def hang_up(self) -> None:
-        """Break the connection, as a killed manager does. Nobody else gets the port until it listens again."""
+        """Break the connection, as a killed manager does. The port stays reserved for `listen`."""
         self.socket.close(0)
 
     def hear(self, wanted: type, *, count: int = 1) -> list[Any]:

@@ -87,7 +87,7 @@ def test_each_call_of_a_map_has_its_time_from_when_it_is_sent(monkeypatch):
 
 
 class Ahead:
-    """The module `time`, whose monotonic clock is so many seconds ahead."""
+    """The module `time` with a monotonic clock that is `seconds` ahead."""
 
     def __init__(self):
         self.seconds = 0.0

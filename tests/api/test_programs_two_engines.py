@@ -61,7 +61,7 @@ def reply(model, tokens):
 
 
 def write_on(model, tokens, begun):
-    """Writes so many tokens. The file `begun` is there once the prompt has been read."""
+    """Writes `tokens` tokens. It makes the file `begun` when it has read the prompt."""
     for _ in model.stream("x" * 100, max_new_tokens=tokens):
         Path(begun).touch()
 

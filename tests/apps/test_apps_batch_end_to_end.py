@@ -89,7 +89,7 @@ def pilots_below(folder):
 
 
 class Running:
-    """A batch at work, which waits once it has written so many answers and is stopped when the block ends."""
+    """A batch at work. It writes `HELD_AT` answers and waits; the end of the block stops it."""
 
     def __init__(self, folder, *arguments):
         self.part = folder / "run" / "results.jsonl.part"

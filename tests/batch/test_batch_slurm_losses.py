@@ -14,7 +14,7 @@ from faults.world import count_lines, note
 import stoker
 
 CALLS, FREE = 60, 10
-"""So many calls; those after the first `FREE` wait until the test lets them run, when what was to happen has."""
+"""There are `CALLS` calls. All but the first `FREE` wait until the test has seen the loss and lets them run."""
 
 
 @stoker.context

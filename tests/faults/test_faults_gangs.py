@@ -24,7 +24,7 @@ max_blocks = 2
 init_blocks = 2
 """
 STEPS, HELD = 25, 8
-"""So many steps; after `HELD` of them a gang may be told to wait until the test lets it go on."""
+"""A gang takes `STEPS` steps. After `HELD` of them it waits for the test, if the test asks for that."""
 
 
 @stoker.context

@@ -97,7 +97,7 @@ def test_a_map_that_is_interrupted_says_what_is_kept_and_how_to_go_on(world, tim
 
 
 CLAIMS = 2000
-"""So many take ten seconds: a run is not done before it is interrupted, after a hundred of them."""
+"""They take ten seconds together. The test interrupts a run after a hundred of them, long before its end."""
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import stoker
 from stoker.errors import StreamDiffersError
 
 COUNT, HELD = 600, 500
-"""So many pieces; those from `HELD` on wait until the test lets them come."""
+"""A call yields `COUNT` pieces. From number `HELD` on it waits for the test."""
 
 
 @pytest.fixture

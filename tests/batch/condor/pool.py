@@ -52,10 +52,9 @@ _SHARED_PORT = {
 
 
 class Pool:
-    """A pool that runs. `kill_s`: between a soft kill and a hard one; `rematch_s`: how long an evicted job waits, so
-    that whoever looks at it now and then sees it wait;
-    `match_s`: how long an idle job waits for the negotiator (a minute in many pools); `hold_over_memory`: jobs that
-    take more memory than they asked for are held."""
+    """A pool that runs. `kill_s`: between a soft kill and a hard one; `rematch_s`: how long an evicted job waits, long
+    enough for a test to see it; `match_s`: how long an idle job waits for the negotiator (a minute in many pools);
+    `hold_over_memory`: jobs that take more memory than they asked for are held."""
 
     def __init__(
         self,
