@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,30 +48,29 @@ def read(name: str) -> BenchRecord:
     return msgspec.json.decode((RECORDS / f"{name}.json").read_bytes(), type=BenchRecord)
 
 
-def front() -> str:
-    """README's line on HTEX."""
+def front() -> Iterator[tuple[str, str]]:
+    """The rows of README's table: how each row begins, and the row."""
     noop = read("noop")
-    mine, ahead, logging = (noop.last(line) for line in (_HTEX, _AHEAD, _LOGGING))
+    mine, logging = noop.last(_HTEX), noop.last(_LOGGING)
+    begins = "| no-op calls per second"
     what = (
-        f"no-op calls per second: {statistics.median(mine):.2f} times those of Parsl HTEX, both through `python_app`"
-        f" with Parsl's own log switched off; {_inline(logging)} times with Parsl's default logging;"
-        f" {_inline(ahead)} times without the log where both sides tune their garbage collector and HTEX fetches 1,000"
-        " calls ahead"
+        f"no-op calls per second: {_inline(mine, digits=1)} times Parsl HTEX without Parsl's own log,"
+        f" {statistics.median(logging):.1f} times with it"
     )
-    where = f"{_machine(noop.facts)}; {len(mine)} pairs, {_range(mine)} ([records](benchmarks/results.md))"
-    return row(what, "`make bench ARGS=noop`", where)
+    yield begins, row(what, "`make bench ARGS=noop`", _record("noop"))
+    ratio = _none_against_full(read("awareness"), "with a snapshot").cells["ratio"]
+    begins = "| fact verification"
+    what = f"fact verification: {_inline(ratio, digits=1)} times as fast as with a new process per call"
+    yield begins, row(what, "`make bench ARGS=awareness`", _record("awareness"))
+    load = _gpu_loads()
+    begins = "| a 4 GB model on an H100"
+    running, script = f"{load.another_s:.1f} s to load in a running session", f"{load.script_s:.1f} s in a script"
+    what = f"a 4 GB model on an H100, 1 run: {running}, {script}"
+    yield begins, row(what, "`make gpu`", _record("gpu-h100-load"))
 
 
-def front_taskvine() -> str:
-    """README's line on TaskVine: of the records that there are the one with the lowest ratio."""
-    records = sorted(map(read, _TASKVINE), key=lambda each: statistics.median(each.last(_DIRECT)))
-    vine, others = records[0].last(_DIRECT), [_inline(other.last(_DIRECT), digits=1) for other in records[1:]]
-    what = (
-        f"the same: {statistics.median(vine):.1f} times those of TaskVine's `FunctionCall` in its fastest mode (the"
-        f" lowest of {len(records)} records; {' and '.join(others)} in the {'other' if len(others) == 1 else 'others'})"
-    )
-    where = f"{_machine(records[0].facts)}; {len(vine)} pairs, {_range(vine, digits=1)}"
-    return row(what, "`make bench ARGS=taskvine`", where)
+def _record(name: str) -> str:
+    return f"[{name}](benchmarks/records/{name}.json)"
 
 
 def peers() -> Iterator[tuple[str, str]]:
@@ -137,19 +137,6 @@ def fidelity() -> tuple[str, str]:
         f" by {before} %, because that machine is shared and its speed drifts. The lookup of a tuning"
         f" job on two devices, forecast from one, is off by {lookup} % in {lookups} runs."
     )
-
-
-def front_awareness() -> str:
-    """README's line on what hot contexts are worth."""
-    record = read("awareness")
-    ratio = _none_against_full(record, "with a snapshot").cells["ratio"]
-    times, low, high = (f"{number:.2f}" for number in (statistics.median(ratio), min(ratio), max(ratio)))
-    size = ", ".join(_none_against_full(record, "with a snapshot").what.split(", ")[2:4])
-    what = (
-        f"fact verification with SmolLM2-135M, {size}: {times} times as fast as with a fresh process for each call"
-        " (awareness none; the model is a snapshot)"
-    )
-    return row(what, "`make bench ARGS=awareness`", f"{_machine(record.facts)}; {len(ratio)} pairs, {low} to {high}")
 
 
 def awareness() -> Iterator[tuple[str, str]]:
@@ -279,21 +266,39 @@ def _none_against_full(record: BenchRecord, which: str) -> Line:
     return line
 
 
-def gpu() -> tuple[str, str]:
-    """The paragraph of docs/performance.md on a real GPU."""
+class GpuLoads(NamedTuple):
+    """Seconds until a model can be called, of one run of `make gpu`; the model's size in bytes."""
+
+    model: str
+    at: str
+    size_bytes: int
+    script_s: float
+    first_s: float
+    again_s: float
+    another_s: float
+
+
+def _gpu_loads() -> GpuLoads:
     record = json.loads((RECORDS / "gpu-h100-load.json").read_text())
     parts = {part["name"]: part["numbers"] for part in record["parts"]}
-    load, size = parts["load"], parts["model"]["bytes"]
+    load = parts["load"]
     script, first, again = (
         load[f"{what}: from nothing to a result, s"] for what in ("a script of its own", "first", "again")
     )
     another = load["another context of that session: from the call to a result, s"]
+    device, day = record["machine"].partition(",")[0], record["date"].partition(" ")[0]
+    return GpuLoads(device, day, parts["model"]["bytes"], script, first, again, another)
+
+
+def gpu() -> tuple[str, str]:
+    """The paragraph of docs/performance.md on a real GPU."""
+    load = _gpu_loads()
     begins = "`make gpu` on one"
     return begins, (
-        f"{begins} {record['machine'].partition(',')[0]}, {record['date'].partition(' ')[0]}, one run: until a model of"
-        f" {size / 1e9:.1f} GB (random weights, bfloat16) can be called, a script that imports Transformers and loads"
-        f" it takes {script:.1f} s, a session {first:.1f} s the first time, when its files are copied to the pilot's"
-        f" cache, and {again:.1f} s later; another context of the same session takes {another:.1f} s: its process is a"
+        f"{begins} {load.model}, {load.at}, one run: until a model of {load.size_bytes / 1e9:.1f} GB (random weights,"
+        f" bfloat16) can be called, a script that imports Transformers and loads it takes {load.script_s:.1f} s, a"
+        f" session {load.first_s:.1f} s the first time, when its files are copied to the pilot's cache, and"
+        f" {load.again_s:.1f} s later; another context of the same session takes {load.another_s:.1f} s: its process is a"
         " fork of one that has imported everything, and its files are there."
     )
 

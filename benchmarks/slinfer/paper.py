@@ -1,4 +1,4 @@
-"""What the text of SLINFER's evaluation says in numbers (arXiv:2507.09019); bars of its figures are not in it."""
+"""What the text of SLINFER's evaluation says in numbers (arXiv:2507.00507); bars of its figures are not in it."""
 
 from __future__ import annotations
 

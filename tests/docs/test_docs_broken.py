@@ -59,12 +59,11 @@ def broken(up: SessionUp) -> dict[str, dict[str, Any]]:
     return told
 
 
-def test_readme_and_troubleshooting_list_the_ways() -> None:
-    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/troubleshooting.md"))
-    assert "python docs/examples/broken.py code" in readme
+def test_troubleshooting_lists_the_ways() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    assert "python docs/examples/broken.py code" in page
     assert set(re.findall(r"^(\w+) {2,}", PROGRAM.read_text().split('"""')[1], re.MULTILINE)) == set(WAYS)
     for way in WAYS:
-        assert f"`{way}`" in readme
         assert re.search(rf"^\| `{way}` \| .*\({WAYS[way][1]}\)", page, re.MULTILINE), way
 
 

