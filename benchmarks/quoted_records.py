@@ -298,8 +298,8 @@ def gpu() -> tuple[str, str]:
         f"{begins} {load.model}, {load.at}, one run: until a model of {load.size_bytes / 1e9:.1f} GB (random weights,"
         f" bfloat16) can be called, a script that imports Transformers and loads it takes {load.script_s:.1f} s, a"
         f" session {load.first_s:.1f} s the first time, when its files are copied to the pilot's cache, and"
-        f" {load.again_s:.1f} s later; another context of the same session takes {load.another_s:.1f} s: its process is a"
-        " fork of one that has imported everything, and its files are there."
+        f" {load.again_s:.1f} s later; another context of the same session takes {load.another_s:.1f} s: its process is"
+        " a fork of one that has imported everything, and its files are there."
     )
 
 
