@@ -12,6 +12,7 @@ from tempfile import gettempdir
 
 import pytest
 import suite_compiling
+import suite_guard
 import suite_limits
 from hypothesis import settings
 from suite_order import LongestFirst
@@ -52,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+    if not hasattr(config, "workerinput"):  # xdist's workers inherit the run of the process that starts them
+        config.add_cleanup(suite_guard.Guard().close)
     config.pluginmanager.register(suite_compiling)
     config.pluginmanager.register(suite_limits)
     config.pluginmanager.register(LongestFirst(config))

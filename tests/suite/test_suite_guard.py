@@ -1,0 +1,71 @@
+"""No process of the tests outlives pytest, however pytest ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faults.world import is_alive, until
+
+CONFTEST = """
+import suite_guard
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.add_cleanup(suite_guard.Guard().close)
+"""
+
+STARTS_CHILDREN = """
+import pathlib, subprocess, time
+
+def test_that_starts_children():
+    children = [subprocess.Popen(words) for words in WORDS]
+    pathlib.Path("part").write_text(" ".join(str(child.pid) for child in children))
+    pathlib.Path("part").rename("children")
+    time.sleep(WAIT_S)
+"""
+
+
+ORDINARY = [["sleep", "600"], ["setsid", "sleep", "600"]]
+STUBBORN = [["sh", "-c", "trap '' TERM INT HUP; while :; do sleep 1; done"]]
+
+
+@pytest.fixture
+def tests(tmp_path: Path) -> Path:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    return tmp_path
+
+
+def _start(folder: Path, *, wait_s: float, options: list[str], words: list[list[str]]) -> subprocess.Popen[bytes]:
+    text = STARTS_CHILDREN.replace("WAIT_S", str(wait_s)).replace("WORDS", repr(words))
+    (folder / "test_children.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "test_children.py"]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ["PYTHONPATH"]])}
+    return subprocess.Popen(command, cwd=folder, env=environ, start_new_session=True, stdout=subprocess.DEVNULL)
+
+
+def _children(folder: Path, run: subprocess.Popen[bytes]) -> list[int]:
+    until(lambda: (folder / "children").exists() or run.poll() is not None, limit_s=60)
+    return [int(pid) for pid in (folder / "children").read_text().split()]
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["alone", "workers"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_pytest_leaves_no_process(tests: Path, number: signal.Signals, options: list[str]) -> None:
+    run = _start(tests, wait_s=600, options=options, words=ORDINARY)
+    children = _children(tests, run)
+    assert all(map(is_alive, children))
+    run.send_signal(number)
+    run.wait(timeout=60)
+    until(lambda: not any(map(is_alive, children)), limit_s=60)
+
+
+def test_finished_pytest_leaves_no_process(tests: Path) -> None:
+    run = _start(tests, wait_s=0, options=[], words=[*ORDINARY, *STUBBORN])
+    children = _children(tests, run)
+    assert run.wait(timeout=60) == 0
+    assert not any(map(is_alive, children))

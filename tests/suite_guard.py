@@ -1,0 +1,82 @@
+"""End every process that tests have started once pytest has ended, however it ended: Ctrl-C, SIGTERM or SIGKILL.
+
+pytest puts `STOKER_TEST_RUN` into its environment, which all processes of a run inherit, also those that leave its
+process group. It starts this file as a process of its own, which reads a pipe that only pytest holds open. At the end
+of the pipe the guard sends SIGTERM to every process of the run, then SIGKILL.
+
+`python -I -S suite_guard.py RUN`; standard library alone, so that it starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+VARIABLE = "STOKER_TEST_RUN"
+_GRACE_S = 5.0
+"""Seconds from SIGTERM to SIGKILL: a lab of Slurm daemons ends its nodes and jobs within this time."""
+_KILLING_S = 10.0
+"""Seconds in which the guard repeats SIGKILL, since processes start while others end."""
+
+
+class Guard:
+    """The guard of this pytest; `close` ends what is left, and returns when that is done."""
+
+    def __init__(self) -> None:
+        run = f"{os.getpid()}-{time.monotonic_ns()}"
+        environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        command = [sys.executable, "-I", "-S", __file__, run]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ, start_new_session=True)
+        os.environ[VARIABLE] = run
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def processes(run: str) -> list[int]:
+    """Living processes that have inherited this run's variable."""
+    mark = f"{VARIABLE}={run}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):  # a zombie has an empty one
+                    found.append(int(entry))
+        except OSError:
+            continue
+    return found
+
+
+def _send(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def end(run: str) -> None:
+    """End the processes of a run."""
+    _send(processes(run), signal.SIGTERM)
+    until = time.monotonic() + _GRACE_S
+    while time.monotonic() < until and processes(run):
+        time.sleep(0.1)
+    until = time.monotonic() + _KILLING_S
+    while time.monotonic() < until and (left := processes(run)):
+        _send(left, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    while os.read(0, 4096):
+        pass
+    end(sys.argv[1])
