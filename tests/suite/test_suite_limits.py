@@ -61,7 +61,14 @@ def test_what_programs_of_tests_inherit():
 def suite(tmp_path):
     """A folder with this suite's configuration, in which a test writes tests of its own."""
     (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "suite_compiling.py", "suite_limits.py", "suite_order.py", "file_seconds.json"):
+    for name in (
+        "conftest.py",
+        "suite_compiling.py",
+        "suite_guard.py",
+        "suite_limits.py",
+        "suite_order.py",
+        "file_seconds.json",
+    ):
         shutil.copy(TESTS / name, tmp_path / "tests")
     shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)
     return tmp_path
