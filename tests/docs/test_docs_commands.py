@@ -113,6 +113,7 @@ PROGRAMS_RUN = {
     ("docs/contexts.md", 0),
     ("docs/notebooks.md", 0),
 }
+PROGRAMS_RUN |= {("docs/porting.md", number) for number in range(4)}
 PROGRAMS_RUN |= {("docs/streams.md", number) for number in (0, 1)} | {("docs/engines.md", 0)}
 
 
@@ -210,6 +211,14 @@ def test_the_first_program_gives_verdicts(place: Place) -> None:
     (program,) = programs("README.md")
     said = place.run_program(program.text, limit_s=240)
     assert len(re.findall(r"'(true|false)'", said)) == 4, said
+
+
+def test_ported_programs_print_their_results(place: Place) -> None:
+    htex, array, loop, dask = programs("docs/porting.md")
+    assert place.run_program(htex.text).split() == ["20", "7"]
+    assert place.run_program(array.text).splitlines()[-1] == "input-99.txt 12"
+    assert place.run_program(loop.text).splitlines() == ["ONE PROMPT", "ANOTHER"]
+    assert place.run_program(dask.text).split() == ["328350", "328350"]
 
 
 def test_the_program_with_a_site_runs(place: Place) -> None:
