@@ -89,7 +89,7 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     known = chosen.memory_bytes > _NO_MEMORY
     has = f"its nodes have {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
     lines += _ask(cores, memory, has, gpus=bool(chosen.gpus))
-    reasons.append(_asked(cores, memory, "of the smallest node" if has else ""))
+    reasons.append(_asked(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
     lines += ["", *_pilot(around), *_session(around, reasons)]
     return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
 
@@ -122,13 +122,15 @@ def _queue(around: HostFacts, named: str) -> Draft:
         reasons.append("gpus: no machine of the pool offers any")
     cores, memory, has = _share(around.nodes)
     lines += _ask(cores, memory, has, gpus=has_gpus)
-    reasons.append(_asked(cores, memory, "of the smallest machine with GPUs" if has and has_gpus else ""))
+    smallest = f"the smallest machine{' with GPUs' if has_gpus else ''}" if has else ""
+    reasons.append(_asked(cores, memory, smallest, gpus=has_gpus))
     lines += ["", *_pilot(around), *_session(around, reasons)]
     return Draft(_text(lines), kind, tuple(reasons))
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Cores and bytes of memory beside one GPU, and what machines have: those with GPUs, where there are some."""
+    """Cores and bytes of memory for a pilot, and a comment on the machines: one GPU's part of the smallest machine with
+    GPUs, or the smallest machine itself where the pool has no GPUs."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, ""
@@ -140,8 +142,8 @@ def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
 
 def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
     """The lines that ask for cores and memory: without them a job often gets one core, and little memory."""
-    beside = "beside the GPU" if gpus else "per node"
-    lines = [f"cores = {cores}".ljust(_COMMENT_AT) + f"# {beside}{f'; {has}' if has else ''}"]
+    part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
+    lines = [f"cores = {cores}".ljust(_COMMENT_AT) + f"# {part}{f'; {has}' if has else ''}"]
     if memory > _NO_MEMORY:
         lines.append(_line("memory", _written(memory), "for loading models, and for their pages of files"))
     else:
@@ -154,10 +156,12 @@ def _written(memory: int) -> str:
     return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
 
 
-def _asked(cores: int, memory: int, of_what: str) -> str:
+def _asked(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
+    """Why a pilot asks for this size; `smallest` names the smallest machine, empty if machines are not known."""
     size = f" and {_written(memory)}" if memory > _NO_MEMORY else ""
-    why = f"one GPU's part {of_what}" if of_what else "what the site has is not known: change them"
-    return f"{cores} cores{size}: {why}"
+    if not smallest:
+        return f"{cores} cores{size}: a guess, since the machines are not known; change them"
+    return f"{cores} cores{size}: {f'the part of one GPU of {smallest}' if gpus else f'most of {smallest}'}"
 
 
 def _local(around: HostFacts) -> Draft:

@@ -54,12 +54,11 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """Cores and bytes of memory that fit beside one GPU: its part of the smallest node, as far as the partition
-        allows; without GPUs, of half a node."""
-        gpus = max((each.count for each in self.gpus), default=0)
-        cores = self.gpu_cores or self.cores // (gpus or 2)
-        cores = max(1, cores)
-        memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // (gpus or 2)
+        """Cores and bytes of memory for a pilot: one GPU's part of the smallest node, or the smallest node itself where
+        the partition has no GPUs; no more than the partition allows."""
+        gpus = max((each.count for each in self.gpus), default=1)
+        cores = max(1, self.gpu_cores or self.cores // gpus)
+        memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
         limits = [self.most_memory_bytes, self.core_memory_bytes * cores]
         return cores, min([memory, *(limit for limit in limits if limit)])
 

@@ -82,7 +82,32 @@ def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning:
     return Failure(
         FailureKind.NO_DEVICE,
         f"context {context.recipe.name} can be loaded nowhere: it needs {', '.join(wants) or 'a device'}; "
-        "devices seen: " + ", ".join(f"{what} x {count}" for what, count in seen.items()),
+        f"devices seen: {', '.join(f'{what} x {count}' for what, count in seen.items())}{_remedy(context, pilots)}",
+    )
+
+
+def _remedy(context: Context, pilots: Iterable[Pilot]) -> str:
+    """A line on the settings that would bring a device with enough memory; empty if memory is not the cause."""
+    smaller, together = [], 0
+    for pilot in pilots:
+        of_kind = [device.facts for device in pilot.devices.values() if is_of_kind(context, device.facts)]
+        smaller += [facts for facts in of_kind if known_bytes(context, facts) > facts.memory_bytes]
+        together = max(together, sum(facts.memory_bytes for facts in of_kind if facts.on_host))
+    if not smaller or context.recipe.needs.devices > 1:
+        return ""
+    needed = max(known_bytes(context, facts) for facts in smaller)
+    if not any(facts.on_host for facts in smaller):
+        return (
+            "\n  ask for GPUs with more memory in the site file ([provider] gpus), or load the model in a smaller dtype"
+        )
+    if needed <= together:
+        return (
+            f"\n  the CPU devices of one pilot have {show_bytes(together)} together: set [pilot] devices ="
+            f' "cpu:{max(1, together // needed)}" in the site file'
+        )
+    return (
+        f"\n  the CPU devices of one pilot have {show_bytes(together)} together: ask for more in the site file"
+        " ([provider] memory)"
     )
 
 

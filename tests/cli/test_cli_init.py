@@ -133,7 +133,7 @@ def test_cores_and_memory_are_what_the_partition_grants_beside_a_gpu() -> None:
     slurm = slurm_facts.ask(answering(**{" ".join(slurm_facts.PARTITIONS): CommandResult(0, GRANTS, "")}))
     backfill, main, cpu = slurm.partitions
     assert main.share == (2, 8000 * 1024**2)
-    assert cpu.share == (32, 32 * 1000 * 1024**2)  # half a node has more, and a core may not
+    assert cpu.share == (64, 64 * 1000 * 1024**2)  # a node has more, and a core may not
     assert backfill.share == (4, int(0.9 * 3000 * 1024**2))
     site = parse_site(site_draft.draft(around(slurm=slurm), partition="main").text, file="s")
     assert (site.provider.cores, site.provider.memory_bytes) == (2, 8 * 10**9)
@@ -148,13 +148,13 @@ def test_htcondor_is_asked_for_one_gpus_part_of_a_machine() -> None:
     unknown = site_draft.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit"))
     site = parse_site(unknown.text, file="s")
     assert (site.provider.cores, site.provider.memory_bytes) == (4, 16 * 10**9)
-    assert any("change them" in why for why in unknown.reasons)
+    assert any("the machines are not known; change them" in why for why in unknown.reasons)
 
 
 def test_the_partition_that_is_named_is_taken_or_refused() -> None:
     made = site_draft.draft(around(), partition="cpu")
     site = parse_site(made.text, file="site.toml")
-    assert (site.provider.partition, site.provider.cores, site.provider.gpus) == ("cpu", 32, "")
+    assert (site.provider.partition, site.provider.cores, site.provider.gpus) == ("cpu", 64, "")
     assert site.provider.walltime_s == 1800
     with pytest.raises(ConfigError, match="there is no partition gpu; there are backfill, main, cpu"):
         site_draft.draft(around(), partition="gpu")
@@ -293,6 +293,18 @@ def test_an_htcondor_that_works_is_chosen_over_a_slurm_that_is_not_configured(
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     found = surroundings.inspect_host()
     assert (found.kind, found.others[-1]) == (ProviderKind.CONDOR, ProviderKind.SLURM)
+
+
+def test_a_cpu_cluster_is_asked_for_most_of_a_node() -> None:
+    cpu = CommandResult(0, "main*|up|infinite|2|2|7800|(null)|1|OFF\n", "")
+    slurm = site_draft.draft(around(slurm=slurm_facts.ask(answering(sinfo=cpu))))
+    nodes = (surroundings.Node(4, 6 * 10**9), surroundings.Node(8, 12 * 10**9))
+    condor = site_draft.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
+    for made, size in ((slurm, (2, 7 * 10**9)), (condor, (4, 6 * 10**9))):
+        site = parse_site(made.text, file="site.toml")
+        assert (site.provider.cores, site.provider.memory_bytes) == size
+        assert not any("one GPU" in reason for reason in made.reasons)
+        assert any("most of the smallest" in reason for reason in made.reasons)
 
 
 @pytest.mark.parametrize(("gpus", "line"), [([0, 0], '# gpus = "1"'), ([0, 4], 'gpus = "1"'), ([], 'gpus = "1"')])

@@ -91,8 +91,24 @@ def test_a_recipe_that_no_device_can_ever_hold_fails_at_once_with_what_is_there(
     assert failure is not None
     assert failure.kind is FailureKind.NO_DEVICE
     assert failure.message == (
-        "context big can be loaded nowhere: it needs 17.2 GB of memory; devices seen: cpu 12.0 GB x 6"
+        "context big can be loaded nowhere: it needs 17.2 GB of memory; devices seen: cpu 12.0 GB x 6\n"
+        '  the CPU devices of one pilot have 36.0 GB together: set [pilot] devices = "cpu:2" in the site file'
     )
+
+
+def test_context_without_room_on_cpus_names_memory(cluster: Make) -> None:
+    c = cluster().define(recipe("big", memory="5 GB")).join("p1", of=devices(2, memory="2 GB"))
+    said = c.call("c1", context="big").ended["c1"].failure.message  # type: ignore[union-attr]
+    assert said.endswith(
+        "\n  the CPU devices of one pilot have 4.0 GB together: ask for more in the site file ([provider] memory)"
+    )
+
+
+def test_context_without_room_on_gpus_names_gpus(cluster: Make) -> None:
+    big = recipe("big", device_memory_bytes=30 * 10**9)
+    c = cluster().define(big).join("p1", of=devices(1, kind="NVIDIA A10", memory="24 GB"))
+    said = c.call("c1", context="big").ended["c1"].failure.message  # type: ignore[union-attr]
+    assert "ask for GPUs with more memory in the site file ([provider] gpus)" in said
 
 
 def test_so_does_one_that_wants_another_kind_or_more_devices(cluster: Make) -> None:
