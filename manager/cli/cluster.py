@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.cli import down, machine
 from stoker.manager.cli.ask import Observer
@@ -29,6 +30,7 @@ from stoker.site import Duration, Engine, EnvironmentKind, ProviderKind, Provisi
 from stoker.units import show_bytes, show_seconds
 
 PROBE_WALLTIME_S = 60.0
+_PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
 _ASK_EVERY_S = 0.5
 _SLACK_S = 60.0
 """A probe that was killed leaves a session that ends by itself, so much later than the probe would have."""
@@ -100,6 +102,8 @@ def site_fits(site: Site) -> Iterator[Finding]:
         return
     asks = f"{topic}: a session asks {site.provider.kind.title} for {pacing.in_words(site.provider.poll_s)}"
     yield Finding(topic, Level.OK, f"{asks} ([provider] poll)")
+    if site.environment.kind is EnvironmentKind.SHARED:
+        yield from _below_tmp(topic, Path(site.environment.python or sys.executable).absolute(), state_folder())
     if around.slurm is not None and site.provider.kind is ProviderKind.SLURM and not around.slurm.trouble:
         faults = list(slurm_faults(site, around.slurm))
         for text in faults:
@@ -118,6 +122,17 @@ def _seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
         text += f" they cannot run {python}"
         action = f'chmod o+x {closed}, or [environment] kind = "packed" with shared_files = false'
         yield Finding(topic, Level.WARN, text, action)
+
+
+def _below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
+    """Many batch systems give each job a /tmp of its own (HTCondor's MOUNT_UNDER_SCRATCH, Slurm's
+    job_container/tmpfs)."""
+    packed = 'move it, or [environment] kind = "packed" with shared_files = false'
+    for what, path, action in (("Python is", python, packed), ("sessions lie in", state, "export STOKER_HOME=DIR")):
+        private = next((folder for folder in _PRIVATE if path.is_relative_to(folder)), "")
+        if private:
+            text = f"{topic}: {what} {path}, which jobs do not see where they have a {private} of their own"
+            yield Finding(topic, Level.WARN, text, action)
 
 
 def _is_open(folder: Path) -> bool:

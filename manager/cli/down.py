@@ -117,7 +117,7 @@ def wait_until_gone(
         remains = here or list(left.jobs(folder, before))
         took = time.monotonic() - began
         if not remains or took > wait_s:
-            return remains
+            return left.with_jobs_first(here, folder, before) if here else remains
         text = ", ".join(dict.fromkeys(each.what for each in remains))
         if took > _SILENT_S and text != said:
             said = text

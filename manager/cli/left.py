@@ -33,6 +33,7 @@ _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
 """What TaskVine runs for a session. The last is a library's program."""
 _SHOWN_AS = {"factory": "job submitter"}
 """What people call a process of a kind whose name they need not know."""
+_SUBMITTER = "its job submitter"
 _REMOVES = {
     ProviderKind.SLURM: "scancel",
     ProviderKind.CONDOR: "condor_rm",
@@ -95,7 +96,7 @@ def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
     if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in own_processes()):
         return
     if is_locked(lock, exclusively=True):
-        yield LeftBehind("its job submitter on another machine, which cancels its jobs")
+        yield LeftBehind(f"{_SUBMITTER} on another machine, which cancels its jobs")
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
@@ -116,6 +117,19 @@ def batch_of(site: Site, folder: SessionFolder) -> Batch:
 
     own = msgspec.structs.replace(site, engine=Engine.STOKER)
     return make_batch(own, session=folder.read().session, folder=folder)
+
+
+def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None) -> list[LeftBehind]:
+    """Processes that are left, after the jobs that the job submitter is still cancelling.
+
+    A submitter with jobs has no command that ends it: killed, it would leave its jobs in the queue.
+    """
+    submitter = [each for each in here if each.what.startswith(_SUBMITTER)]
+    there = list(jobs(folder, before)) if submitter else []
+    if not there:
+        return list(here)
+    busy = [LeftBehind(f"{each.what}, which keeps trying to cancel them") for each in submitter]
+    return [*there, *busy, *(each for each in here if each not in submitter)]
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 
 import pytest
@@ -47,3 +49,27 @@ def test_slurmctld_is_away_for_a_minute(make_cluster, world):
         until(lambda: len(cluster.queue()) == 2, what="two jobs, however often Slurm was asked")
         assert kept & {block.job for block in session.status().jobs}, "the block that was not lost"
         assert session.status().lost_pilots == 1
+
+
+def test_down_names_slurm_and_the_jobs_that_it_could_not_cancel(make_cluster, world):
+    def stoker_says(*arguments: str) -> tuple[int, str]:
+        process = world.spawn([sys.executable, "-m", "stoker.manager.cli.entry", *arguments], folder=world.path)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out + err
+
+    cluster = make_cluster(Shape(gpus=("a10:1",)))
+    site = write_site(world.path, pilot={"init_blocks": 1, "max_blocks": 1}, provider={"gpus": "1"})
+    code, said = stoker_says("up", str(site))
+    assert code == 0, said
+    session = re.search(r"session (\w+) is up", said)[1]
+    until(lambda: "1 here" in stoker_says("status", session)[1], what="a pilot")
+    [[job, *_]] = cluster.queue()
+    cluster.have_jobs_written()
+    cluster.kill("slurmctld")
+    code, said = stoker_says("down", session, "--wait", "1")
+    assert code == 1
+    assert re.search(rf"left  perhaps jobs {job} of site lab: .*slurm controller.*; end it: scancel {job}\n", said)
+    assert re.search(r"left  its job submitter \(pid \d+\), which keeps trying to cancel them\n", said), said
+    cluster.start("slurmctld")
+    until(lambda: stoker_says("down", session)[0] == 0, what="the end of the session")
+    assert cluster.queue() == []

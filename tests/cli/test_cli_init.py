@@ -271,6 +271,15 @@ def test_a_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monke
     assert "site local is for pbs; this host has no batch system" in scheduler.text
 
 
+def test_files_below_a_private_tmp_are_warned_of() -> None:
+    said = list(cluster._below_tmp("site lab", Path("/tmp/venv/bin/python"), Path("/home/ana/.local/state/stoker")))
+    assert [finding.level for finding in said] == [Level.WARN]
+    assert said[0].text.startswith(
+        "site lab: Python is /tmp/venv/bin/python, which jobs do not see where they have a /tmp"
+    )
+    assert not list(cluster._below_tmp("site lab", Path("/tmpfiles/python"), Path("/home/ana")))
+
+
 def test_a_probe_asks_for_one_minute_of_one_block() -> None:
     site = parse_site('name = "big"\n[provider]\nkind = "slurm"\nwalltime = "8 h"\n[pilot]\nmax_blocks = 32', file="s")
     probe = cluster.one_minute(site)
