@@ -13,7 +13,7 @@ _HOME = {
     "CausalLM": "stoker.contexts.language_model",
     "EncoderModel": "stoker.contexts.encoding",
     "EncoderProfile": "stoker.contexts.length_profiles",
-    "Evicted": "stoker.contexts.ambient",
+    "Evicted": "stoker.contexts.call_stop",
     "Family": "stoker.contexts.runtime_family",
     "Gang": "stoker.contexts.ranks",
     "Needs": "stoker.contexts.recipe",
@@ -86,7 +86,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from stoker.contexts.ambient import (
-        Evicted,
         device,
         devices,
         gang,
@@ -96,6 +95,7 @@ if TYPE_CHECKING:
         saved_state,
         scratch,
     )
+    from stoker.contexts.call_stop import Evicted
     from stoker.contexts.causal_lm import causal_lm, default_model, load_causal_lm, model_recipe
     from stoker.contexts.encoder import encoder
     from stoker.contexts.encoder_runtimes import encoder_family

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.contexts import payloads
+from stoker.contexts.call_stop import CallStop, Evicted
 from stoker.contexts.ranks import ALONE, Gang, SeatHook
 from stoker.errors import SerializationError, StokerError
 from stoker.units import show_bytes
@@ -30,17 +31,6 @@ TokenDues = Callable[[int], tuple[float, float]]
 """Takes the tokens of a prompt; answers as `token_dues`."""
 SnapshotHook = Callable[[str, str, float], None]
 """Takes a snapshot's form, its folder, and the seconds that it took to make."""
-
-
-class Evicted(BaseException):
-    """Ends a call that was asked to make room, at its own `progress(...)`. `state` is its checkpoint, pickled.
-
-    It is no `Exception`, so that a function's own `except Exception` does not swallow it.
-    """
-
-    def __init__(self, state: bytes = b"") -> None:
-        super().__init__("the call was asked to make room")
-        self.state = state
 
 
 class _ProcessScope:
@@ -64,7 +54,7 @@ class _ProcessScope:
 
 class _SlotScope:
     """A slot's scope. `seat` is what a member of a gang asks for its place, which is then kept. `dues`: see
-    `token_dues`."""
+    `token_dues`; `stop`: see `call_stop`."""
 
     def __init__(
         self,
@@ -74,8 +64,10 @@ class _SlotScope:
         state: bytes,
         seat: SeatHook | None,
         dues: TokenDues | None = None,
+        stop: CallStop | None = None,
     ) -> None:
         self.dues = dues
+        self.stop = stop or CallStop()
         self.hook = hook
         self.folder = folder
         self.state = state
@@ -86,6 +78,8 @@ class _SlotScope:
 _library: _ProcessScope | None = None
 _call: contextvars.ContextVar[_SlotScope | None] = contextvars.ContextVar("stoker_call", default=None)
 _latest_call: _SlotScope | None = None
+_running: dict[_SlotScope, None] = {}
+"""The scopes of all calls that run."""
 
 
 # ---- for user code
@@ -133,8 +127,9 @@ def load_variable_from_serverless(name: str) -> Any:
 def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = None) -> None:
     """Say how far the running call is: `done` of `total` steps (0 = unknown), a metric, and a checkpoint.
 
-    `state` is anything that can be pickled (16 MB at most), or a function without arguments that makes it; a call that
-    is asked to make room ends here, and goes on elsewhere with `saved_state()`. A call that may end before it has done
+    `state` is anything that can be pickled (16 MB at most), or a function without arguments that makes it. A call that
+    is evicted, cancelled or over its time ends here, with `stoker.contexts.Evicted`; an evicted one goes on elsewhere
+    with `saved_state()`. A call that may end before it has done
     all items of its `features` should say how far it is: else it is taken to have done them, and its pace is learned
     from that. One that says it should do so once more at its end: its last report is taken for all that it did. Outside
     of a call this does nothing.
@@ -180,6 +175,18 @@ def token_dues(prompt_tokens: int) -> tuple[float, float]:
     for them."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
+
+
+def call_stop(*, own_thread: bool = False) -> CallStop:
+    """For contexts whose methods take long: what tells the running call to stop. Outside of a call nothing does.
+
+    A thread that the user's function has started belongs to the call that runs, if that is the only one. With
+    `own_thread` only a call that runs in this thread counts.
+    """
+    scope = _call.get()
+    if scope is None and not own_thread and len(_running) == 1:
+        scope = next(iter(list(_running)), None)
+    return scope.stop if scope is not None else CallStop()
 
 
 def scratch() -> Path:
@@ -264,6 +271,7 @@ def leave_library() -> None:
     """End the process's scope (tests; a library process simply exits)."""
     global _library, _latest_call
     _library = _latest_call = None
+    _running.clear()
 
 
 def enter_call(
@@ -273,11 +281,13 @@ def enter_call(
     state: bytes = b"",
     seat: SeatHook | None = None,
     dues: TokenDues | None = None,
+    stop: CallStop | None = None,
 ) -> None:
     """Begin a call in this thread: its progress hook, its folder, the checkpoint that it goes on from, what gives a
-    member of a gang its place, and when its tokens are due."""
+    member of a gang its place, when its tokens are due, and what tells it to stop."""
     global _latest_call
-    _latest_call = scope = _SlotScope(hook=hook, folder=folder, state=state, seat=seat, dues=dues)
+    _latest_call = scope = _SlotScope(hook=hook, folder=folder, state=state, seat=seat, dues=dues, stop=stop)
+    _running[scope] = None
     _call.set(scope)
 
 
@@ -287,6 +297,8 @@ def leave_call() -> None:
     scope = _call.get()
     if scope is not None and scope.place is not None:
         scope.place.close()
+    if scope is not None:
+        _running.pop(scope, None)
     if _latest_call is scope:
         _latest_call = None
     _call.set(None)

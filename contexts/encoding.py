@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stoker.contexts import ambient
 from stoker.contexts.compiling import Compiler
 from stoker.contexts.encoder_facts import longest_text
 from stoker.contexts.encoder_inputs import RuntimeShape, TokenRow, network_inputs
@@ -29,6 +30,7 @@ from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.joined_batches import JoinedBatches
 from stoker.contexts.length_profiles import EncoderProfile
 from stoker.contexts.length_profiling import profile_lengths
+from stoker.contexts.prompts import AT_ONCE
 from stoker.contexts.sentence_facts import POOLINGS, SentenceFacts
 from stoker.errors import InputTooLongError, RecipeError
 
@@ -219,10 +221,14 @@ class EncoderModel:
         if len({len(pair) for pair in pairs}) > 1:
             raise ValueError("some texts are pairs and some are not; classify them in two calls")
         how = {"truncation": True, "max_length": self.longest} if truncate and self.longest else {}
-        with self._reading:  # a tokenizer keeps the way in which it cuts, and takes one caller at a time
-            found = self.tokenizer(*(list(each) for each in zip(*pairs, strict=True)), verbose=False, **how)
-        ids = found["input_ids"]
-        types = found.get("token_type_ids") or [[]] * len(ids)
+        stop, ids, types = ambient.call_stop(), list[Any](), list[Any]()
+        for start in range(0, len(pairs), AT_ONCE):
+            stop.check()
+            some = zip(*pairs[start : start + AT_ONCE], strict=True)
+            with self._reading:  # a tokenizer keeps the way in which it cuts, and takes one caller at a time
+                found = self.tokenizer(*map(list, some), verbose=False, **how)
+            ids += found["input_ids"]
+            types += found.get("token_type_ids") or [[]] * len(found["input_ids"])
         for number, row in enumerate(ids if check else ()):
             if not row:
                 raise ValueError(f"text {number} is empty; the model needs a token to read")

@@ -3,7 +3,8 @@
 A caller adds its rows and waits. One caller at a time *leads*: it takes the row that has waited longest, joins rows of
 like length to it, whoever added them, and computes them as one batch, until its own are done; then the caller that has
 waited longest leads. So one batch is computed at a time, no thread is made, and a caller that is alone waits for
-nobody.
+nobody. A caller whose call is told to stop takes its rows back: one that waits at once, one that leads after the batch
+that it computes.
 
 A batch's longest row has at most twice the tokens of its shortest and a few more: little is padded. A batch has no more
 rows than any caller in it asked for.
@@ -14,6 +15,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
+
+from stoker.contexts import ambient
+from stoker.contexts.call_stop import CallStop
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
@@ -57,18 +61,22 @@ class JoinedBatches(Generic[Row, Result]):
         self._is_led = False
 
     def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
-        """The results of these rows, in their order. Raises what computing any of them raises."""
+        """The results of these rows, in their order. Raises what computing any of them raises, and Evicted if the
+        caller's call is to stop."""
         if not rows:
             return []
+        stop = ambient.call_stop()
+        stop.check()
         request: _Request[Row, Result] = _Request(kind, rows, batch_size=batch_size)
         with self._lock:
             self._add(request)
             request.leads = not self._is_led
             self._is_led = True
         if not request.leads:
-            request.woken.wait()
+            self._wait(request, stop)
         if request.leads:
-            self._lead(request)
+            self._lead(request, stop)
+        stop.check()
         if request.error is not None:
             raise request.error
         return [request.results[place] for place in range(len(rows))]
@@ -81,13 +89,34 @@ class JoinedBatches(Generic[Row, Result]):
         waiting.sort()
         self._open.append(request)
 
-    def _lead(self, request: _Request[Row, Result]) -> None:
-        """Compute batches until this request is over, then have another caller lead."""
+    def _wait(self, request: _Request[Row, Result], stop: CallStop) -> None:
+        """Wait until the request is over, or leads, or its call is to stop."""
+        wake = request.woken.set
+        stop.wakes(wake)
         try:
-            while not request.is_over:
+            request.woken.wait()
+        finally:
+            stop.forget(wake)
+        if stop.asked:
+            with self._lock:
+                if not request.leads:
+                    self._drop(request)
+
+    def _drop(self, request: _Request[Row, Result]) -> None:
+        """Take out the rows of a request that are not computed yet. No-op if it is over. The caller holds the lock."""
+        if request in self._open:
+            self._open.remove(request)
+            waiting = self._waiting[request.kind]
+            waiting[:] = [entry for entry in waiting if entry[3] is not request]
+
+    def _lead(self, request: _Request[Row, Result], stop: CallStop) -> None:
+        """Compute batches until this request is over, or its call is to stop; then have another caller lead."""
+        try:
+            while not (request.is_over or stop.asked):
                 self._step(request)
         finally:
             with self._lock:
+                self._drop(request)
                 if self._open:
                     self._open[0].leads = True
                     self._open[0].woken.set()
@@ -108,12 +137,9 @@ class JoinedBatches(Generic[Row, Result]):
             for (_, _, place, each), result in zip(batch, found, strict=False):
                 each.results[place] = result
             for each in {id(each): each for _, _, _, each in batch}.values():
-                if error is not None:
-                    each.error = error
-                    waiting = self._waiting[each.kind]
-                    waiting[:] = [entry for entry in waiting if entry[3] is not each]
+                each.error = each.error or error
                 if each.is_over:
-                    self._open.remove(each)
+                    self._drop(each)
                     each.woken.set()
 
     def _take(self, request: _Request[Row, Result]) -> list[tuple[int, int, int, _Request[Row, Result]]]:

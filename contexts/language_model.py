@@ -383,11 +383,11 @@ class CausalLM:
         self._prompts.check_lengths([len(row) + more for row, more in zip(rows, longest, strict=True)])
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
-        most = max(batch_size, _SCORED_AT_ONCE)
+        most, check = max(batch_size, _SCORED_AT_ONCE), ambient.call_stop().check
         for start in range(0, len(rows), most):  # between them, the batch goes on
             some = partial(
                 self._scorer.score, rows[start : start + most], tails[start : start + most], prefix=ahead,
-                batch_size=max(1, batch_size),
+                batch_size=max(1, batch_size), check=check,
             )  # fmt: skip
             scores += self._thread.run(some)
         return scores

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from stoker.contexts import ambient
 from stoker.contexts.inference.written import ModelTexts
 
 Ids = tuple[int, ...]
+
+AT_ONCE = 256
+"""Texts that are handed to a tokenizer at a time: it cannot be interrupted, and the call may be told to stop."""
 
 
 class PromptReader:
@@ -46,7 +50,12 @@ class PromptReader:
             return []
         first = self.tokenizer.bos_token
         adds = special and not (first and all(text.startswith(first) for text in texts))
-        return [tuple(ids) for ids in self.tokenizer(list(texts), add_special_tokens=adds)["input_ids"]]
+        stop, found = ambient.call_stop(), list[Ids]()
+        for start in range(0, len(texts), AT_ONCE):
+            stop.check()
+            some = self.tokenizer(list(texts[start : start + AT_ONCE]), add_special_tokens=adds)["input_ids"]
+            found += [tuple(ids) for ids in some]
+        return found
 
     def decode(self, ids: list[int]) -> str:
         """The text of tokens, special ones left out."""

@@ -6,6 +6,7 @@ to that pass, all labels together (`forward.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -13,14 +14,25 @@ import torch
 from stoker.contexts.forward import Ids, ModelRunner, shared_beginning
 
 
+def go_on() -> None:
+    """The check of a scoring that nothing stops."""
+
+
 class TailScorer(Protocol):
     """What scores tokens after prompts. It is asked between two steps of the engine, in the engine's thread."""
 
     def score(
-        self, rows: list[Ids], tails: list[list[Ids]], *, prefix: Ids = (), batch_size: int = 1
+        self,
+        rows: list[Ids],
+        tails: list[list[Ids]],
+        *,
+        prefix: Ids = (),
+        batch_size: int = 1,
+        check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
         """The log-likelihood of each tail (one token or more) after its row: `[rows][tails of the row]`. `prefix`:
-        what the caller has put before every row. `batch_size` rows are computed at a time, where that is a choice."""
+        what the caller has put before every row. `batch_size` rows are computed at a time, where that is a choice.
+        `check` is called before each pass through the model; what it raises ends the scoring and leaves nothing."""
 
 
 class RunnerScorer:
@@ -30,12 +42,19 @@ class RunnerScorer:
         self._runner = runner
 
     def score(
-        self, rows: list[Ids], tails: list[list[Ids]], *, prefix: Ids = (), batch_size: int = 1
+        self,
+        rows: list[Ids],
+        tails: list[list[Ids]],
+        *,
+        prefix: Ids = (),
+        batch_size: int = 1,
+        check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
         """The log-likelihood of each tail after its row (`TailScorer.score`)."""
         scores: list[list[float]] = [[]] * len(rows)
         with torch.inference_mode():
             for group in self._groups(rows, prefix=prefix, batch_size=batch_size):
+                check()
                 some = [rows[index] for index in group]
                 after = [tails[index] for index in group]
                 found = self._with_tails(some, after) if self._runner.shares else self._whole(some, after)

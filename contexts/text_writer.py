@@ -128,7 +128,7 @@ class TextWriter:
                 open_ones.popleft()
         finally:
             for _, generation in open_ones:
-                self._abort_if_open(generation)
+                generation.abort()
 
     @contextlib.contextmanager
     def _asked(self, row: Ids, sampling: Sampling, *, pieces: bool = False) -> Iterator[Generation]:
@@ -137,16 +137,12 @@ class TextWriter:
         try:
             yield generation
         finally:
-            self._abort_if_open(generation)
+            generation.abort()
 
     def _submit(self, row: Ids, sampling: Sampling, *, pieces: bool = False) -> Generation:
         """Hand a prompt to the engine, with the times at which the call's tokens are due."""
         due_at, tpot_s = ambient.token_dues(len(row))
         return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s)
-
-    def _abort_if_open(self, generation: Generation) -> None:
-        if not generation.over:
-            self._thread.abort(generation)
 
     def _row(self, prompt: str, sampling: Sampling) -> Ids:
         """The tokens of one prompt. Raises ValueError for a prompt that cannot be continued."""

@@ -7,6 +7,9 @@ else for a while delays nobody.
 Other readings of the model (label scores) are jobs that the thread runs between two steps, one after each step: a
 thread that computes has helper threads of its own, so slots that computed themselves would each bring theirs. Code
 that wants the model for itself (tuning) holds it; the thread then waits.
+
+A call that is told to stop (`call_stop.py`) does not wait any more: its requests leave the engine before the next step,
+and its jobs that have not begun do not run.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from stoker.contexts import ambient
+from stoker.contexts.call_stop import CallStop, Evicted
 from stoker.contexts.device_turns import EngineTurns, EngineWork, new_turns, work_of
 from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
 from stoker.contexts.inference.compute_threads import release_helper_threads
@@ -39,15 +44,22 @@ _PACE = 0.2
 """How much the last step counts in the forecast of the next one."""
 _EXIT_S = 30.0
 """A process that ends waits so long for a step that is being computed."""
+_LOOK_S = 0.1
+"""A call that waits until it may hold the model looks this often whether it is to stop."""
 
 
 class Generation:
-    """What one request gives: its new tokens, one after the other, or the error that ended it."""
+    """What one request gives: its new tokens, one after the other, or the error that ended it. `stop` is that of the
+    call that made the request; `leave` takes the request out of the engine."""
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(
+        self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None
+    ) -> None:
         self.request = request
         self.over = False
         """True once its reader has seen its end."""
+        self.stop = stop or CallStop()
+        self._leave = leave
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
         self._tokens: list[NewToken] = []
         # As `device_turns.OpenRequest` says; plain fields, because they are read at each step.
@@ -56,16 +68,36 @@ class Generation:
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
 
     def tokens(self) -> Iterator[NewToken]:
-        """The tokens as they come; the last has a `finish`. Raises ValueError for a request that never runs."""
+        """The tokens as they come; the last has a `finish`. Raises ValueError for a request that never runs, and
+        Evicted when its call is to stop."""
         while True:
             come = self._come.get()
+            self.stop.check()
             if isinstance(come, BaseException):
-                self.over = True
+                self._ends()
                 raise come
-            self.over = come[-1].finish is not None
+            if come[-1].finish is not None:
+                self._ends()
             yield from come
             if self.over:
                 return
+
+    def abort(self) -> None:
+        """Nobody waits for it any more: it leaves the engine, if it has not ended."""
+        if not self.over:
+            self._ends()
+            if self._leave is not None:
+                self._leave(self.request.id)
+
+    def stopped(self) -> None:
+        """Its call is to stop: leave the engine, and wake the reader."""
+        if self._leave is not None:
+            self._leave(self.request.id)
+        self._come.put(Evicted())
+
+    def _ends(self) -> None:
+        self.over = True
+        self.stop.forget(self.stopped)
 
     # ---- for the engine's thread
 
@@ -90,15 +122,17 @@ class Generation:
 
 
 class _ModelJob(Generic[T]):
-    """A function that the engine's thread runs, and what comes of it."""
+    """A function that the engine's thread runs, and what comes of it. It does not run if its call is to stop before."""
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    def __init__(self, function: Callable[[], T], stop: CallStop) -> None:
         self._function = function
+        self._stop = stop
         self._done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
     def run(self) -> None:
         """In the engine's thread."""
         try:
+            self._stop.check()
             self._done.put((self._function(), None))
         except BaseException as error:
             self._done.put((None, error))
@@ -108,11 +142,19 @@ class _ModelJob(Generic[T]):
         self._done.put((None, error))
 
     def result(self) -> T:
-        """What the function returned; raises what it raised."""
-        found, error = self._done.get()
+        """What the function returned; raises what it raised, and Evicted as soon as the call is to stop."""
+        self._stop.wakes(self._wake)
+        try:
+            found, error = self._done.get()
+        finally:
+            self._stop.forget(self._wake)
+        self._stop.check()
         if error is not None:
             raise error
         return found  # type: ignore[return-value]
+
+    def _wake(self) -> None:
+        self._done.put((None, None))
 
 
 class EngineThread:
@@ -165,32 +207,39 @@ class EngineThread:
         self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
         tpot_s: float = 0.0,
     ) -> Generation:  # fmt: skip
-        """Hand a request to the engine; it joins the batch before the next step."""
+        """Hand a request to the engine; it joins the batch before the next step. Raises Evicted if the call is to
+        stop; a call that is told so later takes the request along."""
         self._check_process()
         self._check_not_held()
+        stop = ambient.call_stop()
+        stop.check()
         with self._work:
             self._check_open()
             self._numbers += 1
             request = GenerationRequest(self._numbers, prompt, sampling, due_at, tpot_s, pieces)
-            generation = Generation(request)
+            generation = Generation(request, stop, self._leave)
             self._inbox.append(generation)
             self._work.notify()
+        stop.wakes(generation.stopped)
         return generation
 
-    def abort(self, generation: Generation) -> None:
-        """Nobody waits for this request any more. No-op if it has ended, and in a forked child."""
+    def _leave(self, request: int) -> None:
+        """Take a request out of the engine before the next step. No-op if it has ended, and in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._work:
-            self._inbox.append(generation.request.id)
+            self._inbox.append(request)
             self._work.notify()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Run a function that reads the model, between two steps; returns its result."""
+        """Run a function that reads the model, between two steps; returns its result. Raises Evicted if the call is to
+        stop: a function that runs then goes on, and nobody waits for it."""
         self._check_process()
+        stop = ambient.call_stop()
+        stop.check()
         if self._holder == threading.get_ident():  # the thread waits for this one
             return function()
-        job = _ModelJob(function)
+        job = _ModelJob(function, stop)
         with self._work:
             self._check_open()
             self._jobs.append(job)
@@ -219,10 +268,12 @@ class EngineThread:
     def alone(self) -> Iterator[None]:
         """The model for the caller alone, until the block ends."""
         self._check_process()
+        stop = ambient.call_stop(own_thread=True)
         with self._work:
             self._wanted += 1
         try:
-            self._turn.acquire()
+            while not self._turn.acquire(timeout=_LOOK_S):
+                stop.check()
         finally:  # even if a signal's exception ends the wait: the thread goes on when this has caught up
             with self._work:
                 self._held += 1

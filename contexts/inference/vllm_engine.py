@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from stoker.contexts.inference.vllm_start import VLLMStart
 from stoker.contexts.inference.written import Written
 from stoker.contexts.prompts import Ids, PromptReader
 from stoker.contexts.sampling import draw_seed
+from stoker.contexts.scoring import go_on
 from stoker.errors import StokerError
 from stoker.units import show_bytes
 
@@ -191,7 +193,13 @@ class VLLMEngine:
     # ---- scores
 
     def score(
-        self, rows: list[Ids], tails: list[list[Ids]], *, prefix: Ids = (), batch_size: int = 1
+        self,
+        rows: list[Ids],
+        tails: list[list[Ids]],
+        *,
+        prefix: Ids = (),
+        batch_size: int = 1,
+        check: Callable[[], None] = go_on,
     ) -> list[list[float]]:
         """The log-likelihood of each tail after its row (`TailScorer.score`); vLLM batches them as it likes."""
         del prefix, batch_size  # vLLM finds by itself what prompts share
@@ -212,8 +220,13 @@ class VLLMEngine:
                     output_kind=RequestOutputKind.DELTA,
                 )  # fmt: skip
                 asked[self._ask(ids, params)] = chances
-        while asked:
-            self._early.extend(self._step(asked))
+        try:
+            while asked:
+                check()
+                self._early.extend(self._step(asked))
+        finally:
+            if asked:
+                self._llm.abort_request(list(asked))
         return [
             [sum(wanted[row + tail[:at]][token] for at, token in enumerate(tail)) for tail in some]
             for row, some in zip(rows, tails, strict=True)

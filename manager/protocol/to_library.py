@@ -46,7 +46,8 @@ class GiveBack(_Message, frozen=True, tag="give-back"):
 
 
 class Evict(_Message, frozen=True, tag="evict"):
-    """Ask the running call to checkpoint and stop (its next `stoker.progress(...)` does it)."""
+    """Tell the running call to stop: its requests leave the engine, and it ends at its wait for a model or its next
+    `stoker.progress(...)`, with its last checkpoint. Answered with RunEvicted, or by the call's end."""
 
     call: CallId
 

@@ -42,7 +42,7 @@ def _seen(agent: Agent, process: LibraryProcess) -> Observation:
     if library is None:
         return Observation(process.library)
     running: list[tuple[int, float]] = []
-    if library.has_limits or library.cancelling:
+    if library.has_limits or library.stopping or library.stuck:
         running = process.surely_running()  # type: ignore[assignment]
     elif library.held:
         running = process.running()  # type: ignore[assignment]

@@ -202,7 +202,7 @@ class PilotCore:
             starting.late(self.state, library)
         elif what == "memory":
             admission.waited(self.state, library)
-        elif library.cancelling:
+        elif library.stopping:
             self.state.out.append(Observe(library.number))
 
 

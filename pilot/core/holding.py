@@ -46,12 +46,22 @@ def returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
     return _leave(library, calls)
 
 
+def does_not_react(library: PilotLibrary, calls: Iterable[CallId], *, now: float) -> None:
+    """Calls run on although they were told to stop."""
+    library.stuck_at = library.stuck_at or now
+    library.stuck.update(calls)
+    for call in calls:
+        library.stopping.pop(call, None)
+
+
 def depart(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
     """A library's process has ended while `running` ran (calls that it does not hold are ignored)."""
     begun = tuple(call for call in dict.fromkeys(running) if call in library.held)
     left = Departure(running=begun, unstarted=tuple(call for call in library.held if call not in begun))
     library.held.clear()
     library.streams.clear()
+    library.stopping.clear()
+    library.stuck.clear()
     library.waiting.clear()
     library.orders_waiting_for_arguments.clear()
     return left
@@ -95,7 +105,9 @@ def _leave(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
     if library.streams:
         for call in left:
             library.streams.pop(call, None)
-    if library.cancelling:  # it may come again, and is not cancelled then
+    if library.stopping:  # it may come again, and is not told to stop then
         for call in left:
-            library.cancelling.pop(call, None)
+            library.stopping.pop(call, None)
+    if library.stuck:
+        library.stuck.difference_update(left)
     return left

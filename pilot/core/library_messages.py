@@ -24,7 +24,6 @@ from stoker.manager.protocol.to_agent import (
     Yielded,
 )
 from stoker.manager.protocol.to_manager import (
-    CallEvicted,
     CallsProgress,
     CallsReturned,
     GangMeets,
@@ -33,7 +32,7 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     LibraryUpdate,
 )
-from stoker.pilot.core import holding, lifecycle, pieces, resizing, running, station, step_knowledge
+from stoker.pilot.core import holding, lifecycle, pieces, resizing, running, station, step_knowledge, stopping
 from stoker.pilot.core.commands import OfferSnapshot, Severity
 from stoker.pilot.core.events import FromLibrary
 from stoker.pilot.core.failures import failure_of
@@ -79,8 +78,7 @@ def _message(state: CoreState, library: PilotLibrary, message: ToAgent) -> None:
         case Yielded():
             pieces.came(state, library, message)
         case RunEvicted(progress=progress):
-            if holding.ended(library, [progress.call]):  # it counts as served: the library counts it too
-                state.tell(CallEvicted(number, progress))
+            stopping.evicted(state, library, progress)
         case Listens(call=call, port=port):
             state.tell(GangMeets(number, call, join_address(state.facts.address, port)))
         case Hello(pid=pid):

@@ -36,7 +36,7 @@ def kill(state: CoreState, library: PilotLibrary, *, cause: Failure | None = Non
     """End a library's process now. Its end is told when that has happened."""
     if cause is not None:
         blame(library, cause, printed=printed)
-    library.told_to_end = True
+    library.told_to_end = library.is_killed = True
     if library.has_process:
         state.out.append(KillProcess(library.number))
     else:

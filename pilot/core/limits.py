@@ -3,11 +3,10 @@ counts for none of them."""
 
 from __future__ import annotations
 
-from stoker.manager.protocol.calls import CallEnd, FailureKind
-from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.calls import FailureKind
 from stoker.manager.protocol.to_library import GiveBack
-from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned
-from stoker.pilot.core import holding, lifecycle
+from stoker.manager.protocol.to_manager import CallsReturned
+from stoker.pilot.core import holding, lifecycle, stopping
 from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
 from stoker.pilot.core.events import Observation
 from stoker.pilot.core.failures import failure_of
@@ -32,6 +31,10 @@ def observed(state: CoreState, library: PilotLibrary, seen: Observation) -> None
     """Hold a library's limits against what was seen of it."""
     if library.serves:
         _unbegun(state, library, seen)
+    if library.is_killed:
+        return
+    if library.has_limits or library.stopping or library.stuck:
+        _calls(state, library, seen)
     if library.told_to_end:
         return
     if library.stage in (Stage.STARTING, Stage.LOADING):
@@ -39,8 +42,6 @@ def observed(state: CoreState, library: PilotLibrary, seen: Observation) -> None
     if seen.over_limit_bytes and not library.told_to_end:
         declared = memory_limit(state, library)
         too_large(state, library, "memory", taken=seen.over_limit_bytes, declared=declared)
-    if library.has_limits or library.cancelling:
-        _calls(state, library, seen)
     if library.asked_back_at and state.now - library.asked_back_at > DEAF_S:
         _give_back_for(state, library, seen)
     if library.hung_up_at and state.now - library.hung_up_at > HUNG_UP_S and library.number in state.libraries:
@@ -59,8 +60,7 @@ def was_stopped(state: CoreState, seconds: float) -> None:
             library.asked_back_at += seconds
         if library.hung_up_at:
             library.hung_up_at += seconds
-        for call in library.cancelling:
-            library.cancelling[call] += seconds
+        stopping.was_stopped(library, seconds)
 
 
 def _without_stops(state: CoreState, ran_s: float) -> float:
@@ -111,26 +111,14 @@ def _loading(state: CoreState, library: PilotLibrary) -> None:
 
 def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     for call, since_s in seen.running:
-        if call not in library.held:
+        if call not in library.held or call in library.stopping:
             continue
         limit_s = library.held[call]
-        if state.now >= library.cancelling.get(call, float("inf")):
-            what = f"a call that ran on lib-{library.number} was cancelled, and its library ended with it"
-            cause = failure_of(state, library, FailureKind.CANCELLED, what)
-            lifecycle.kill(state, library, cause=cause, printed=True)
-            return
         if 0 < limit_s < since_s and limit_s < (ran_s := _without_stops(state, since_s)):
-            _time_out(state, library, call, limit_s=limit_s, ran_s=ran_s)
-            return
-
-
-def _time_out(state: CoreState, library: PilotLibrary, call: CallId, *, limit_s: float, ran_s: float) -> None:
-    """A call ran too long: it ends as failed, and its library, which nothing else can stop, with it."""
-    what = f"the call ran for {ran_s:.1f} s on {state.facts.pilot}; its limit is {limit_s:g} s"
-    failure = failure_of(state, library, FailureKind.TIMEOUT, what)
-    ends = [CallEnd(one, ok=False, failure=failure) for one in holding.ended(library, [call])]
-    state.tell(CallsEnded(library.number, ends))
-    lifecycle.kill(state, library, cause=failure)
+            what = f"the call ran for {ran_s:.1f} s on {state.facts.pilot}; its limit is {limit_s:g} s"
+            stopping.ask(state, library, [call], failure=failure_of(state, library, FailureKind.TIMEOUT, what))
+    if library.stopping or library.stuck:
+        stopping.observed(state, library, [call for call, _ in seen.running])
 
 
 def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None:

@@ -27,8 +27,8 @@ from stoker.manager.protocol.to_pilot import (
     TakeBack,
     ToPilot,
 )
-from stoker.pilot.core import holding, leaving, pieces, resizing, running, starting, station, wants
-from stoker.pilot.core.commands import Acknowledged, Observe, SetTimer, TellLibrary, WeighOffer
+from stoker.pilot.core import holding, leaving, pieces, resizing, running, starting, station, stopping, wants
+from stoker.pilot.core.commands import Acknowledged, TellLibrary, WeighOffer
 from stoker.pilot.core.events import FetchFailure, OfferWeighed
 from stoker.pilot.core.shadow_validation import why_not
 from stoker.pilot.core.stages import Stage
@@ -175,28 +175,12 @@ def _cancel(state: CoreState, order: CancelCalls) -> None:
     if not rest or not library.serves:
         return
     state.out.append(TellLibrary(library.number, give_back(library, calls=rest)))
-    yielding = tuple(call for call in rest if call in library.streams)
-    if yielding:  # nobody takes their pieces any more: they end at the next one, also those that might finish else
-        _end_soon(state, library, yielding, within_s=max(order.grace_s, pieces.CLOSE_S), stop=order.running)
-    others = tuple(call for call in rest if call not in library.streams)
-    if others and order.running:
-        _end_soon(state, library, others, within_s=order.grace_s, stop=True)
-
-
-def _end_soon(
-    state: CoreState, library: PilotLibrary, calls: tuple[CallId, ...], *, within_s: float, stop: bool
-) -> None:
-    """Ask running calls to end by themselves. With `stop` those that still run `within_s` later are stopped."""
-    if within_s:
-        for call in calls:
+    if order.running:
+        stopping.ask(state, library, rest, least_s=order.grace_s, failure=None)
+        return
+    for call in rest:  # those that yield may stop, since nobody takes their pieces; the others may finish
+        if call in library.streams:
             state.out.append(TellLibrary(library.number, Evict(call=call)))
-    if stop:
-        until = state.now + within_s
-        library.cancelling.update(dict.fromkeys(calls, until))
-        if within_s:
-            state.out.append(SetTimer(until, f"cancel/{library.number}"))
-        else:
-            state.out.append(Observe(library.number))
 
 
 def give_back(library: PilotLibrary, *, count: int = 0, calls: tuple[CallId, ...] = ()) -> GiveBack:

@@ -14,10 +14,6 @@ from stoker.manager.protocol.ids import CallId
 from stoker.pilot.core.commands import PassOn, TellLibrary
 from stoker.pilot.core.state import CoreState, PieceWindow, PilotLibrary
 
-CLOSE_S = 10.0
-"""A cancelled call that yields ends by itself at its next piece. One that yields none for so long is stopped, and its
-library with it."""
-
 
 def came(state: CoreState, library: PilotLibrary, message: to_agent.Yielded) -> None:
     """A call has yielded. Raises ValueError for pieces that do not follow those before, or are too many."""

@@ -9,7 +9,7 @@ from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.to_library import Run
 from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned
 from stoker.manager.protocol.to_pilot import RunCalls
-from stoker.pilot.core import holding, lifecycle
+from stoker.pilot.core import holding, lifecycle, stopping
 from stoker.pilot.core.commands import BringArguments, HandIn, ReleaseArguments, TellLibrary
 from stoker.pilot.core.events import ArgumentsBrought, HandedIn
 from stoker.pilot.core.failures import failure_of
@@ -70,6 +70,8 @@ def brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) ->
 
 def ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> None:
     """Calls have ended in a library: tell the manager, of large results once the client will find them."""
+    if library.stopping:
+        ends = stopping.as_stopped(library, ends)
     here = holding.ended(library, [end.call for end in ends])
     if len(here) != len(ends):  # of calls that have left already, or one that is told twice
         first = {end.call: end for end in reversed(ends)}

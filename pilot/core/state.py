@@ -1,6 +1,7 @@
 """What a pilot is and holds: plain state. Who may write what:
 
 calls that a library holds                                holding
+calls that were told to stop                              stopping (holding forgets those that have left)
 pieces of results that are not acknowledged               pieces
 a library's orders that wait until it is ready            holding
 a library's orders that wait for their arguments          running (holding empties them)
@@ -76,6 +77,14 @@ class Cause(msgspec.Struct, frozen=True):
     printed: bool = False
 
 
+class StoppingCall(msgspec.Struct, frozen=True):
+    """A running call that was told to stop: when it has had its time to react, and how it ends if it has no result by
+    then (None: its end was told by somebody else)."""
+
+    until: float
+    failure: Failure | None = None
+
+
 class PilotLibrary:
     """One library, from its order until its end has been told."""
 
@@ -127,8 +136,14 @@ class PilotLibrary:
         self.cache_lacks_bytes = 0
         """What other libraries use in the cache and would have to go, so that its objects fit."""
 
-        self.cancelling: dict[CallId, float] = {}
-        """Calls to stop even if they run, and until when they may end by themselves."""
+        self.is_killed = False
+        """Whether its process was ordered to be killed."""
+        self.stopping: dict[CallId, StoppingCall] = {}
+        """Calls that were told to stop."""
+        self.stuck: set[CallId] = set()
+        """Calls that were told to stop and did not react in time."""
+        self.stuck_at = 0.0
+        """When the first of them had had its time."""
         self.asked_back_at = 0.0
         """Since when it owes an answer to an order to give calls back; 0 = it owes none."""
         self.orders_back = 0

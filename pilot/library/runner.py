@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from stoker.contexts import ambient
+from stoker.contexts.call_stop import CallStop, Evicted, comes_of_stop
 from stoker.contexts.ranks import SeatHook
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
@@ -46,7 +47,7 @@ from stoker.pilot.library.sandbox import Sandbox, ScratchGuard
 from stoker.pilot.library.settings import Settings
 from stoker.pilot.library.soundness import LibraryFault, Soundness, out_of_descriptors
 from stoker.pilot.library.telling import in_short
-from stoker.pilot.library.yielding import as_list, can_be_drained, drain, yields
+from stoker.pilot.library.yielding import as_list, can_be_drained, drain, in_event_loop, yields
 from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
@@ -111,8 +112,8 @@ class Runner:
         """The id of the call that this slot has taken, until the outbox has its end."""
         self.begun = 0
         """How many calls have begun, counted by the caller of `run`. A watcher compares it between two looks."""
-        self.evict = False
-        """Another thread sets it to end the call at its next progress report."""
+        self.stop = CallStop()
+        """Another thread asks it to end the call."""
         self.forked = False
         """True in a forked child of this process, which must end and never go on as the library."""
         self.ended_at = 0.0
@@ -120,7 +121,7 @@ class Runner:
 
     def take(self, call: int) -> None:
         """This slot runs a call next: from now on it may be asked to end."""
-        self.evict = False
+        self.stop = CallStop()
         self.taken = call
 
     def run(self, work: RunnableCall) -> CallEnd | CallProgress:
@@ -143,7 +144,9 @@ class Runner:
             args, kwargs = packer.open_arguments(work.function, spec.payload, work.run.objects)
             seat = self._seat(call, work.run.gang) if work.run.gang is not None else None
             dues = _token_dues(work.run.options.objective, waited_s=work.run.waited_s)
-            ambient.enter_call(hook=self._hook, folder=self._sandbox.path, state=spec.progress, seat=seat, dues=dues)
+            ambient.enter_call(
+                hook=self._hook, folder=self._sandbox.path, state=spec.progress, seat=seat, dues=dues, stop=self.stop
+            )
             started = _now()
             run = contextvars.copy_context().run  # a call's context variables (decimal, numpy, the user's) are its own
             if self._set_decimal is not None:
@@ -167,7 +170,9 @@ class Runner:
         except TransferError as error:
             self.ended_at = ended = _now()
             failure, lacked_descriptors = self._infrastructure(error) or error.failure, out_of_descriptors(error)
-        except ambient.Evicted as evicted:
+        except Evicted as evicted:
+            if os.getpid() != self._pid:
+                leave_child(None)
             self.ended_at = _now()
             self._finish()
             return self._evicted(call, state=evicted.state)
@@ -175,6 +180,9 @@ class Runner:
             if os.getpid() != self._pid:
                 leave_child(error)
             self.ended_at = ended = _now()
+            if self.stop.asked and comes_of_stop(error):
+                self._finish()
+                return self._evicted(call)
             if isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = packer.failure(str(error), kind=FailureKind.GANG)
             else:
@@ -199,14 +207,15 @@ class Runner:
         return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised)
 
     def _evicted(self, call: CallId, *, state: bytes = b"") -> CallProgress:
-        return msgspec.structs.replace(self._last, call=call, state=state)
+        last = self._last if self._last.call == call else CallProgress(call)
+        return msgspec.structs.replace(last, state=state)
 
     # ---- functions that yield
 
     def _result_of(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
         """The value of a coroutine; None for what is sent in pieces; else a list of what a generator yields."""
         if type(result) is CoroutineType:  # an `async def` function
-            result = run(_in_an_event_loop, result)
+            result = run(in_event_loop, result, self.stop)
         if not work.run.options.stream:
             return run(self._as_list, result) if yields(result) else result
         if not can_be_drained(result):
@@ -220,17 +229,17 @@ class Runner:
         self._last = CallProgress(call)
         self._yielding = self._lane.begin(
             call,
-            is_to_end=lambda: self.evict,
+            is_to_end=lambda: self.stop.asked,
             on_waited=lambda s: self._marker.begin(self._slot, call, began_ns + int(s * 1e9)),  # its limit waits too
         )
         self._may_checkpoint = False
-        if not run(drain, result, self._put):
-            raise ambient.Evicted
+        if not run(drain, result, self._put, self.stop):
+            raise Evicted
         return None
 
     def _as_list(self, result: Any) -> list[Any]:
         self._may_checkpoint = False
-        return as_list(result)
+        return as_list(result, self.stop)
 
     def _put(self, piece: Any) -> bool:
         """Send a piece of the running call. False if nobody wants more of them."""
@@ -313,7 +322,7 @@ class Runner:
         self._last = CallProgress(call=self.call, done=done, total=total, metric=metric, state=state)  # type: ignore[arg-type]
         if self.call != NO_CALL:
             self._report(self._last)
-        return self.evict
+        return self.stop.asked
 
 
 def _decimal_setter() -> Callable[[], None] | None:
@@ -326,13 +335,6 @@ def _decimal_setter() -> Callable[[], None] | None:
             kept = value.copy()
             return lambda: decimal.setcontext(kept.copy())
     return None
-
-
-def _in_an_event_loop(coroutine: CoroutineType[Any, Any, Any]) -> Any:
-    """Run the coroutine of an `async def` function in an event loop of its own."""
-    import asyncio  # takes 50 ms, which libraries without coroutines save
-
-    return asyncio.run(coroutine)
 
 
 def _token_dues(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:

@@ -337,7 +337,7 @@ class LibraryServer:
             case Evict(call=call):
                 for runner in self._runners:
                     if runner.taken == call:
-                        runner.evict = True
+                        runner.stop.ask()
                         self.meetings.told(call, "")
                         self.lane.wake()
                 back = self._queue.drop([call])

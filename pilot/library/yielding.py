@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
+
+from stoker.contexts.call_stop import CallStop
 
 
 def yields(result: Any) -> bool:
@@ -17,7 +20,7 @@ def can_be_drained(result: Any) -> bool:
     return hasattr(result, "__next__") or hasattr(result, "__anext__")
 
 
-def drain(result: Any, put: Callable[[Any], bool]) -> bool:
+def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
     """Hand each piece to `put`, in order. Ends early, and closes the generator, when `put` answers False; returns
     whether it came to its end."""
     if not hasattr(result, "__anext__"):
@@ -26,9 +29,7 @@ def drain(result: Any, put: Callable[[Any], bool]) -> bool:
         finally:
             if hasattr(result, "close"):
                 result.close()
-    import asyncio  # takes 50 ms, which libraries without coroutines save
-
-    return asyncio.run(_drain_async(result, put))
+    return bool(in_event_loop(_drain_async(result, put), stop))
 
 
 async def _drain_async(result: Any, put: Callable[[Any], bool]) -> bool:
@@ -42,7 +43,7 @@ async def _drain_async(result: Any, put: Callable[[Any], bool]) -> bool:
             await result.aclose()
 
 
-def as_list(result: Any) -> list[Any]:
+def as_list(result: Any, stop: CallStop) -> list[Any]:
     """All pieces of a generator."""
     pieces: list[Any] = []
 
@@ -50,5 +51,36 @@ def as_list(result: Any) -> list[Any]:
         pieces.append(piece)
         return True
 
-    drain(result, put)
+    drain(result, put, stop)
     return pieces
+
+
+def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
+    """Run a coroutine in an event loop of its own. Its task is cancelled when the call is to stop: then this raises
+    Evicted."""
+    import asyncio  # takes 50 ms, which libraries without coroutines save
+
+    async def run() -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        told: list[bool] = []
+
+        def cancel() -> None:
+            if task is not None and not told:
+                told.append(True)
+                task.cancel()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(cancel)
+
+        stop.wakes(wake)
+        try:
+            return await coroutine
+        finally:
+            stop.forget(wake)
+
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        stop.check()
+        raise

@@ -138,8 +138,6 @@ class VinePool:
                 self.share_slots()
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
                 self.libraries[number].kill()
-            case commands.Observe(library=number):
-                self._interrupt(number)
             case commands.WeighOffer(order=order):
                 self.handle(OfferWeighed(order))  # its libraries are TaskVine's: nobody sees what their engines do
             case commands.Forget(library=number):
@@ -151,18 +149,11 @@ class VinePool:
             case (
                 commands.Expect() | commands.StartFetch() | commands.StopFetch() | commands.TidySnapshots()
                 | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() | commands.ReleaseArguments()
-                | commands.HandIn()
+                | commands.HandIn() | commands.Observe()
             ):  # fmt: skip
                 pass
             case _:
                 assert_never(command)
-
-    def _interrupt(self, number: LibraryId) -> None:
-        """Calls that are cancelled have had their time. What runs cannot be looked at: it is stopped from inside, and
-        its library goes on."""
-        library, known = self.libraries.get(number), self.state.libraries.get(number)
-        if library is not None and known is not None:
-            library.interrupt({call for call, until in known.cancelling.items() if self.state.now >= until})
 
     def _forget(self, number: LibraryId) -> None:
         library = self.libraries.pop(number, None)

@@ -80,7 +80,9 @@ class PoolLibrary:
                     self._end()
             case to_library.Resize(device_memory_bytes=size):
                 self._say(to_agent.Resized(size))
-            case to_library.Evict() | to_library.Meet() | to_library.Load() | to_library.Taken():
+            case to_library.Evict(call=call):
+                self.interrupt({call})
+            case to_library.Meet() | to_library.Load() | to_library.Taken():
                 pass
             case _:
                 assert_never(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from conformance.processes import ModelProcess
 from conformance.shell import Loads, Shell, answer_to
 
@@ -135,7 +137,11 @@ class CoreAlone(Shell):
             self.observe(library)
 
     def hear(self) -> bool:
-        return False
+        due_in_s = self.timers.next_at - self.now
+        if due_in_s == math.inf:
+            return False
+        self.wait(due_in_s + limits.EVERY_S)
+        return True
 
     def hello(self, *, welcome: bool = True) -> PilotHello:
         before = said_in([wire.encode(self.unacked)] if self.unacked else [])
@@ -161,6 +167,9 @@ class CoreAlone(Shell):
 
     def let_end(self, call: CallId, library: LibraryId) -> None:
         self.processes[library].end(call)
+
+    def ignores_stops(self, library: LibraryId, call: CallId) -> None:
+        self.processes[library].deaf.add(call)
 
     def die(self, library: LibraryId) -> None:
         self.processes[library].die()

@@ -18,6 +18,8 @@ class ModelProcess:
         self.calls: list[CallId] = []
         self._tell = tell
         self._stops = False
+        self.deaf: set[CallId] = set()
+        """Calls that do not stop when they are told to."""
 
     def load(self) -> None:
         self.say(to_agent.Hello(self.number, 7), to_agent.Loaded(0.0, 1, 1))
@@ -35,9 +37,10 @@ class ModelProcess:
                 self.calls = [call for call in self.calls if call not in back]
                 if back or not named:
                     self.say(to_agent.GivenBack(tuple(back), order=order))
-            case to_library.Evict(call=call) if self.calls[:1] == [call]:
+            case to_library.Evict(call=call) if self.calls[:1] == [call] and call not in self.deaf:
                 self.calls.pop(0)
                 self.say(to_agent.RunEvicted(CallProgress(call)))
+                self._goes_on()
             case to_library.Resize(device_memory_bytes=size):
                 self.say(to_agent.Resized(size))
             case to_library.Stop():

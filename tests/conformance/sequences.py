@@ -332,28 +332,36 @@ def a_process_that_dies_says_what_it_ran_and_what_it_had_not_begun(pilot: Shell)
 
 
 @sequence(simulator=_NO_LIMITS, taskvine=_OWN_WATCH)
-def a_call_that_runs_too_long_ends_with_its_library_and_the_others_go_elsewhere(pilot: Shell) -> None:
+def a_call_is_stopped_alone_and_with_its_library_if_it_does_not_react(pilot: Shell) -> None:
     library = pilot.ready()
-    one, two = pilot.new_calls(2)
+    one, two, deaf, unbegun = pilot.new_calls(4)
     pilot.say_together(*pilot.orders(library, [one], limit_s=0.5), *pilot.orders(library, [two]))
     pilot.begins(one)
     pilot.wait(1.0)
     (end,) = pilot.expect(CallsEnded, library=library).ends
     assert end.failure is not None
     assert (end.call, end.failure.kind) == (one, FailureKind.TIMEOUT)
-    gone = pilot.expect(LibraryGone, library=library)
-    assert (gone.running, gone.unstarted) == ((), (two,))
-
-
-@sequence(taskvine="a call in TaskVine is stopped from inside, and its context stays")
-def a_running_call_that_is_cancelled_ends_with_its_library(pilot: Shell) -> None:
-    library, (call,) = pilot.ready(), pilot.new_calls(1)
-    pilot.run(library, [call])
-    pilot.begins(call)
-    pilot.say(CancelCalls(library, (call,), running=True))
+    pilot.end(library, [two])
+    pilot.silent(LibraryGone)
+    pilot.ignores_stops(library, deaf)
+    pilot.run(library, [deaf, unbegun])
+    pilot.begins(deaf)
+    pilot.say(CancelCalls(library, (deaf,), running=True))
+    pilot.expect_returned(library, [unbegun])
     gone = pilot.expect(LibraryGone, library=library)
     assert gone.failure is not None
-    assert (gone.failure.kind, gone.running) == (FailureKind.CANCELLED, (call,))
+    assert (gone.failure.kind, gone.running) == (FailureKind.CANCELLED, (deaf,))
+
+
+@sequence(taskvine="a call in TaskVine is stopped from inside, by a program that the stand-in does not have")
+def a_running_call_that_is_cancelled_stops_and_its_library_goes_on(pilot: Shell) -> None:
+    library, (one, two) = pilot.ready(), pilot.new_calls(2)
+    pilot.run(library, [one, two])
+    pilot.begins(one)
+    pilot.say(CancelCalls(library, (one,), running=True))
+    assert pilot.expect(CallEvicted, library=library).progress.call == one
+    pilot.end(library, [two])
+    pilot.silent(LibraryGone)
 
 
 @sequence(taskvine="a call in TaskVine cannot be looked into: none is evicted")

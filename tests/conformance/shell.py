@@ -116,6 +116,10 @@ class Shell(abc.ABC):
     def begins(self, call: CallId) -> None:  # noqa: B027
         """Wait until a call runs: in most worlds it does at once."""
 
+    def ignores_stops(self, library: LibraryId, call: CallId) -> None:
+        """A call that a library is given later does not stop when it is told to."""
+        raise NotImplementedError
+
     def exit_code(self) -> int:
         """How the pilot ended."""
         raise NotImplementedError

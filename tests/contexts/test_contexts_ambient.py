@@ -12,6 +12,7 @@ from polling import PATIENCE_S
 
 import stoker.contexts as contexts
 from stoker.contexts import ambient, payloads
+from stoker.contexts.call_stop import Evicted
 from stoker.errors import SerializationError, StokerError
 
 
@@ -83,7 +84,7 @@ def test_a_call_that_is_evicted_goes_on_elsewhere() -> None:
         return step
 
     ambient.set_progress_hook(lambda done, *_: done >= 4)
-    with pytest.raises(ambient.Evicted) as evicted:
+    with pytest.raises(Evicted) as evicted:
         work()
     assert payloads.loads(evicted.value.state) == 4
     ambient.enter_call(hook=lambda *_: False, state=evicted.value.state)

@@ -104,7 +104,7 @@ def test_pieces_come_as_they_are_written(engine: CountingEngine, thread: EngineT
     generation = thread.submit((7,), Sampling(max_new_tokens=1_000_000), pieces=True)
     tokens = generation.tokens()
     assert [next(tokens).token for _ in range(3)] == [7, 8, 9]
-    thread.abort(generation)
+    generation.abort()
     thread.run(lambda: None)
     thread.run(lambda: None)
     assert engine.open == {}
@@ -132,7 +132,7 @@ def test_jobs_run_between_steps_and_raise_in_their_caller(engine: CountingEngine
     with pytest.raises(ZeroDivisionError):
         thread.run(lambda: 1 / 0)
     assert engine.steps > before  # the batch went on meanwhile
-    thread.abort(generation)
+    generation.abort()
 
 
 def test_who_holds_the_model_has_it_alone(engine: CountingEngine, thread: EngineThread) -> None:
@@ -147,7 +147,7 @@ def test_who_holds_the_model_has_it_alone(engine: CountingEngine, thread: Engine
     tokens = generation.tokens()
     for _ in range(5):
         next(tokens)
-    thread.abort(generation)
+    generation.abort()
 
 
 def test_a_closed_model_refuses_and_fails_what_is_open(engine: CountingEngine) -> None:
@@ -221,7 +221,7 @@ def test_a_wait_for_the_model_that_is_interrupted_holds_nothing_up(
     thread: EngineThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted:
-        def acquire(self) -> None:
+        def acquire(self, *, timeout: float) -> None:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -56,6 +56,8 @@ class Toy(Desk):
         super().__init__(**options)
         self.session = SESSION
         self.latency_s, self.resize_s = latency_s, resize_s
+        self.ignore_stops = False
+        """Whether running calls go on when they are told to stop, so that their libraries end with them."""
         self.pilots: dict[str, ToyPilot] = {}
         self.links: dict[str, int] = {}
         """Which connection of a pilot is up; 0 = none."""

@@ -325,8 +325,12 @@ class ToyPilot:
         if library is None:
             return
         self._give_back(id, [call for call in calls if call in library.waiting])
-        if running and any(call in library.running for call in calls):
-            self._gone(library, Failure(FailureKind.CANCELLED, "a call that it ran was cancelled"))
+        stopped = [call for call in calls if running and call in library.running]
+        if stopped and self.toy.ignore_stops:
+            self._gone(library, Failure(FailureKind.CANCELLED, "a call that it ran was cancelled and did not stop"))
+            return
+        for call in stopped:
+            self._evict(id, call)
 
     def _give_back(self, id: int, calls: list[int]) -> None:
         library = self.libraries.get(id)

@@ -309,10 +309,11 @@ def test_cancelling_what_waits_and_what_runs(served: FakeManager) -> None:
     calls = served.run(_sleep, [(30.0,), (0.0,), (0.0,)])
     served.send(CancelCalls(library=1, calls=(calls[1],)))
     assert served.wait_for(CallsReturned).calls == (calls[1],)
+    served.said.clear()
     served.send(CancelCalls(library=1, calls=(calls[0],), running=True))
+    assert served.wait_for(CallsReturned).calls == (calls[2],)
     gone = served.gone()
-    assert gone.running == (calls[0],)
-    assert gone.unstarted == (calls[2],)
+    assert (gone.running, gone.unstarted) == ((calls[0],), ())
     assert gone.failure is not None
     assert gone.failure.kind is FailureKind.CANCELLED
 

@@ -326,50 +326,19 @@ def test_calls_for_a_library_that_is_not_here_or_about_to_end_are_refused(pilot:
     assert pilot.take(told.CallsReturned).calls == (3,)
 
 
-def test_a_call_that_runs_too_long_ends_with_its_library_and_the_others_go_elsewhere(pilot: CoreShell) -> None:
-    pilot.ready().run(1, limit_s=2.0).run(2).forget()
-    pilot.observe(c1=1.9, c2=1.9)
-    assert not pilot.all(commands.KillProcess)
-    pilot.observe(c1=2.1, c2=2.1)
-    (end,) = pilot.take(told.CallsEnded).ends
-    assert end.failure is not None
-    assert (end.call, end.failure.kind) == (1, FailureKind.TIMEOUT)
-    assert pilot.take(commands.KillProcess).library == 1
-    pilot.die(signal=9, running=(1, 2))
-    assert pilot.take(told.LibraryGone).running == (2,)
-
-
 def test_time_in_which_the_pilot_was_stopped_counts_for_no_limit_of_a_call(pilot: CoreShell) -> None:
     pilot.ready().run(1, limit_s=2.0).run(2, limit_s=2.0).wait(1.0).wait(20.0).give(WasStopped(20.0))
     pilot.observe(c1=21.0)
     pilot.wait(5.0).give(WasStopped(4.5)).observe(c1=26.0, c2=4.9)  # the second one began when it went on
-    assert not pilot.all(commands.KillProcess)
+    assert not pilot.all(to_library.Evict)
     pilot.wait(0.6).observe(c1=26.6, c2=5.5)
+    assert pilot.take(to_library.Evict).call == 1
+    pilot.wait(60.0).give(WasStopped(60.0)).observe(c1=86.6, c2=65.5)
+    assert not pilot.all(told.CallsEnded), "nor could it react while it was stopped"
+    pilot.say(1, to_agent.RunEvicted(CallProgress(CallId(1))))
     (end,) = pilot.take(told.CallsEnded).ends
     assert end.failure is not None
     assert (end.call, "the call ran for 2.1 s" in end.failure.message) == (1, True)
-
-
-def test_a_cancelled_call_has_its_time_to_end_and_costs_its_library_then(pilot: CoreShell) -> None:
-    pilot.ready().run(1).forget()
-    pilot.hear(order.CancelCalls(LibraryId(1), (1,), running=True, grace_s=10.0))  # type: ignore[arg-type]
-    assert pilot.take(to_library.Evict).call == 1
-    timer = pilot.take(commands.SetTimer)
-    pilot.observe(c1=3.0)
-    assert not pilot.all(commands.KillProcess)
-    pilot.wait(10).give(TimerFired(timer.key))
-    assert pilot.take(commands.Observe).library == 1
-    pilot.observe(c1=13.0)
-    assert pilot.take(commands.KillProcess).library == 1
-
-
-def test_a_call_that_was_evicted_and_comes_again_is_not_cancelled_any_more(pilot: CoreShell) -> None:
-    """A gang that loses a member begins again at once, partly in the libraries where it was."""
-    pilot.ready().run(1)
-    pilot.hear(order.CancelCalls(LibraryId(1), (1,), running=True, grace_s=10.0))  # type: ignore[arg-type]
-    pilot.say(1, to_agent.RunEvicted(CallProgress(1))).run(1).forget()  # type: ignore[arg-type]
-    pilot.wait(11).observe(c1=11.0)
-    assert not pilot.all(commands.KillProcess)
 
 
 def test_what_a_deaf_library_holds_and_does_not_run_goes_elsewhere(pilot: CoreShell) -> None:

@@ -13,7 +13,7 @@ from stoker.manager.protocol.calls import WINDOW_PIECES, CallProgress
 from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
-from stoker.pilot.core.pieces import CLOSE_S
+from stoker.pilot.core.stopping import MOST_GRACE_S
 
 RUN = 7
 
@@ -105,5 +105,5 @@ def test_a_cancelled_call_that_yields_is_asked_to_end_and_stopped_only_if_it_doe
     assert pilot.take(to_library.Evict).call == 1
     pilot.observe(c1=1.0)
     assert not pilot.all(commands.KillProcess)
-    pilot.wait(CLOSE_S + 1).observe(c1=CLOSE_S + 2)
+    pilot.wait(MOST_GRACE_S + 1).observe(c1=MOST_GRACE_S + 2)
     assert len(pilot.all(commands.KillProcess)) == running

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stoker.contexts.call_stop import CallStop
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec
 from stoker.manager.protocol.to_agent import GivenBack, Resized, RunEvicted, RunsEnded
@@ -34,7 +35,7 @@ class GatedRunner:
         self.call: Any = NO_CALL
         self.taken: Any = NO_CALL
         self.begun = 0
-        self.evict = False
+        self.stop = CallStop()
         self.ended_at = 0.0
         self.ran: list[int] = []
         self.may_begin, self.may_end = threading.Event(), threading.Event()
@@ -42,7 +43,7 @@ class GatedRunner:
         self.runs = threading.Event()
 
     def take(self, call: int) -> None:
-        self.evict = False
+        self.stop = CallStop()
         self.taken = call
 
     def run(self, work: Any) -> CallEnd | CallProgress:
@@ -53,7 +54,7 @@ class GatedRunner:
         self.runs.set()
         assert self.may_end.wait(LIMIT_S)
         self.call = NO_CALL
-        return CallProgress(call) if self.evict else CallEnd(call, ok=True, payload=b"")
+        return CallProgress(call) if self.stop.asked else CallEnd(call, ok=True, payload=b"")
 
     def forgive(self) -> None:
         pass
@@ -210,7 +211,7 @@ def test_what_the_attendant_reads_late_finds_the_call_that_was_taken_meanwhile(s
     served.say(message)
     goes_on.set()
     if isinstance(message, Evict):
-        until(lambda: runner.evict)
+        until(lambda: runner.stop.asked)
         said = served.end()
         assert [each.progress.call for each in said if isinstance(each, RunEvicted)] == [NEXT]
     else:
@@ -229,7 +230,7 @@ def test_a_call_that_a_slot_has_just_taken_can_be_evicted(two_slots: Served) -> 
     two_slots.start().say(order(LONG))
     until(lambda: any(each.taken == LONG for each in two_slots.runners))
     two_slots.say(GiveBack(calls=(LONG,)), Evict(LONG))  # type: ignore[arg-type]
-    until(lambda: any(each.evict for each in two_slots.runners))
+    until(lambda: any(each.stop.asked for each in two_slots.runners))
     assert [each.progress.call for each in two_slots.end() if isinstance(each, RunEvicted)] == [LONG]
 
 

@@ -75,8 +75,9 @@ class Manager(RuleBasedStateMachine):
         self.count += 1
         self.toy.call(f"c{self.count}", context=context, run_s=0.1, failed_by=failed_by, step_s=0.04 * saves)
 
-    @rule(call=consumes(calls), running=st.booleans())
-    def cancel(self, call: str, running: bool) -> None:
+    @rule(call=consumes(calls), running=st.booleans(), ignored=st.booleans())
+    def cancel(self, call: str, running: bool, ignored: bool) -> None:
+        self.toy.ignore_stops = ignored
         self.toy.tell(say.Cancel([self.toy.ids[call]], running))  # type: ignore[list-item]
 
     @rule(acknowledged=st.floats(0, 1))

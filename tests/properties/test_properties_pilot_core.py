@@ -155,9 +155,9 @@ class Pilot(RuleBasedStateMachine):
         """Calls that a process could speak of: of those that it was sent, and one that was never sent."""
         return [*tuple(self.believed.get(number, ()))[::every], 10**9]
 
-    @rule(number=libraries, every=st.integers(1, 3))
-    def end(self, number: int, every: int) -> None:
-        self.pilot.say(number, to_agent.RunsEnded([CallEnd(call, ok=True) for call in self.some(number, every)]))  # type: ignore[arg-type]
+    @rule(number=libraries, every=st.integers(1, 3), ok=st.booleans())
+    def end(self, number: int, every: int, ok: bool) -> None:
+        self.pilot.say(number, to_agent.RunsEnded([CallEnd(call, ok=ok) for call in self.some(number, every)]))  # type: ignore[arg-type]
         self.settle()
 
     @rule(number=libraries, every=st.integers(1, 3), answers=st.integers(0, 3))
@@ -196,7 +196,12 @@ class Pilot(RuleBasedStateMachine):
     @rule(number=libraries, every=st.integers(1, 3), ran_s=seconds, over=st.sampled_from((0, GIB)))
     def observe(self, number: int, every: int, ran_s: float, over: int) -> None:
         seen = [(call, ran_s) for call in self.some(number, every)]
+        library = self.pilot.core.state.libraries.get(LibraryId(number))
+        ends_for_others = library is None or library.is_killed or bool(over or library.hung_up_at)
         self.pilot.give(Observed([Observation(LibraryId(number), seen, over)]))  # type: ignore[arg-type]
+        if library is not None and library.is_killed and not ends_for_others and library.stuck:
+            others = [call for call, _ in seen if call in library.held and call not in library.stuck]
+            assert not others, "a call that runs is not killed for one that does not stop"
         self.settle()
 
     # ---- the node

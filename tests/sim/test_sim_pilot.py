@@ -14,6 +14,7 @@ from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.run import Simulation
 from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import StoppingCall
 from stoker.site import Duration, Size
 
 LIBRARY = LibraryId(1)
@@ -45,7 +46,7 @@ def test_a_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None
     """Limits of time are not simulated: what is told of a library for a cancel must not look like a call too long."""
     run(pilot, 1, limit_s=60.0)
     assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
-    pilot.core.state.libraries[LIBRARY].cancelling[CallId(9)] = 0.0
+    pilot.core.state.libraries[LIBRARY].stopping[CallId(9)] = StoppingCall(0.0)
     pilot._fired(f"cancel/{LIBRARY}")
     assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
     assert LIBRARY in pilot.libraries

@@ -1,0 +1,69 @@
+"""Stops one running call, and no other.
+
+A library stops a call when its client has cancelled it or has gone, when its time is over, and when a policy evicts it.
+It asks the call's `CallStop`, which wakes whatever the call waits for: an engine aborts the call's requests before its
+next step, a batch drops the call's rows. The wait then raises `Evicted`, and so do later waits of the same call and its
+next `stoker.progress(...)`. So the slot is free within a step, and the library serves its other calls meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Evicted(BaseException):
+    """Ends a call that was told to stop: at its `stoker.progress(...)`, or while it waits for a model. `state` is its
+    checkpoint, pickled.
+
+    It is not an `Exception`, so that the `except Exception` of a function, or of a library that it uses, does not
+    swallow it and start the next request of a call that nobody waits for.
+    """
+
+    def __init__(self, state: bytes = b"") -> None:
+        super().__init__("the call was told to stop")
+        self.state = state
+
+
+class CallStop:
+    """Whether a call is to stop. One thread asks; the call's threads look, and register what wakes them."""
+
+    __slots__ = ("_wakes", "asked")
+
+    def __init__(self) -> None:
+        self.asked = False
+        """True from the moment at which the call was told to stop."""
+        self._wakes: dict[Callable[[], None], None] = {}
+
+    def ask(self) -> None:
+        """Tell the call to stop, and wake what it waits for."""
+        self.asked = True
+        for wake in list(self._wakes):
+            wake()
+
+    def check(self) -> None:
+        """Raise Evicted if the call is to stop."""
+        if self.asked:
+            raise Evicted
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when the call is told to stop, at once if it was told already. `wake` may be called twice and in
+        any thread; it must not wait or raise."""
+        self._wakes[wake] = None
+        if self.asked:
+            wake()
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        """Do not call `wake` any more. No-op if it is not registered."""
+        self._wakes.pop(wake, None)
+
+
+def comes_of_stop(error: BaseException) -> bool:
+    """True if an exception was raised because `Evicted` ended the code below: user code may translate exceptions."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        if isinstance(found, Evicted):
+            return True
+        seen.add(id(found))
+        found = found.__cause__ or found.__context__
+    return False

@@ -1,0 +1,243 @@
+"""A call that is told to stop leaves its model at once: its requests, its scores, its rows; others write the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lazily import lazily
+from polling import PATIENCE_S, polls
+from tiny_encoder import write_tiny_encoder
+from tiny_model import write_tiny_model
+
+from stoker.contexts import ambient, causal_lm, encoder
+from stoker.contexts.call_stop import CallStop, Evicted
+from stoker.contexts.loading import load_context
+
+torch = lazily("torch", needs="transformers")
+LONG = {"max_new_tokens": 1_900}
+SEEN = 3
+"""Passes through the model before a call is told to stop."""
+
+
+def until(true: Callable[[], Any], *, why: str) -> None:
+    for more in polls(PATIENCE_S):
+        if true():
+            return
+        assert more, why
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def load(recipe: Any) -> Any:
+    ambient.enter_library(device="cpu")
+    try:
+        return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
+    finally:
+        ambient.leave_library()
+
+
+@pytest.fixture(scope="module", params=["continuous", "static"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(folder, ends=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_SNAPSHOTS", str(tmp_path_factory.mktemp("snapshots")))
+        return load(causal_lm(folder, engine=request.param))
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("encoders") / "tiny"
+    write_tiny_encoder(folder)
+    return load(encoder(folder))
+
+
+class RunningCall(threading.Thread):
+    """A call in a slot of its own."""
+
+    def __init__(self, work: Callable[[], Any], *, in_thread: bool = False) -> None:
+        super().__init__(daemon=True)
+        self.stop = CallStop()
+        self.raised: BaseException | None = None
+        self.result: Any = None
+        self._work = work
+        self._in_thread = in_thread
+        self.start()
+
+    def run(self) -> None:
+        ambient.enter_call(stop=self.stop)
+        try:
+            if self._in_thread:  # as user code with threads of its own
+                worker = threading.Thread(target=self._run)
+                worker.start()
+                worker.join()
+            else:
+                self._run()
+        finally:
+            ambient.leave_call()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.raised = error
+
+    def ended(self) -> BaseException | None:
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        return self.raised
+
+
+METHODS: dict[str, Callable[[Any], Any]] = {
+    "generate": lambda model: model.generate(["a", "bc", "def"], **LONG),
+    "generate in batches": lambda model: model.generate(["a", "bc", "def"], batch_size=2, **LONG),
+    "complete": lambda model: model.complete("abc", **LONG),
+    "stream": lambda model: list(model.stream("abc", **LONG)),
+    "stream_completion": lambda model: list(model.stream_completion("abc", **LONG)),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("in_thread", [False, True], ids=["its own thread", "a thread of the user's"])
+def test_requests_leave_the_engine_and_others_go_on(model: Any, method: str, in_thread: bool) -> None:
+    alone = "".join(model.stream("xyz", max_new_tokens=300))
+    other = model.stream("xyz", max_new_tokens=300)
+    written = [next(other)]
+    call = RunningCall(lambda: METHODS[method](model), in_thread=in_thread)
+    if model.engine == "static":  # its next batch begins when this one ends
+        written += other
+    until(lambda: model.batch_load().running + model.batch_load().waiting >= 1, why="its requests are there")
+    if not in_thread:
+        assert not call.stop.asked
+    call.stop.ask()
+    assert isinstance(call.ended(), Evicted)
+    written += other
+    assert "".join(written) == alone
+    until(lambda: model.batch_load().running + model.batch_load().waiting == 0, why="its requests have left")
+
+
+def test_a_stream_that_nobody_reads_leaves_the_engine(model: Any) -> None:
+    """The function does something else when it is told to stop."""
+    kept: list[Any] = []
+    told = threading.Event()
+
+    def work() -> None:
+        kept.append(model.stream("abc", **LONG))
+        next(kept[0])
+        told.wait(PATIENCE_S)
+        next(kept[0])
+
+    call = RunningCall(work)
+    until(lambda: model.batch_load().running == 1, why="its request runs")
+    call.stop.ask()
+    until(lambda: model.batch_load().running == 0, why="its request has left while the function waits")
+    told.set()
+    assert isinstance(call.ended(), Evicted)
+
+
+def test_a_call_that_was_told_to_stop_asks_for_nothing_more(model: Any, embedder: Any) -> None:
+    steps = model.batch_load().steps
+    for ask in (
+        lambda: model.generate(["a"]), lambda: model.complete("a"), lambda: list(model.stream("a")),
+        lambda: model.label_scores(["a"], ["b"]), lambda: embedder.embed(["paris"]),
+    ):  # fmt: skip
+        call = RunningCall(lambda: None)
+        call.ended()
+        call = RunningCall(lambda ask=ask: (ambient.call_stop().ask(), ask()))  # type: ignore[misc]
+        assert isinstance(call.ended(), Evicted)
+    assert model.batch_load().steps == steps
+
+
+class Passes:
+    """Passes through a model of Transformers. The call is told to stop in the middle of one."""
+
+    def __init__(self, model: Any) -> None:
+        self.count = 0
+        self.call: RunningCall | None = None
+        self._hook = model.register_forward_pre_hook(self._passes)
+
+    def _passes(self, *_: Any) -> None:
+        self.count += 1
+        if self.count == SEEN:
+            assert self.call is not None
+            self.call.stop.ask()
+
+    def __enter__(self) -> Passes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+
+def test_scores_of_labels_end_with_the_pass_that_is_computed(model: Any) -> None:
+    model.label_scores(["warm"], [" a", " bc"])
+    begun = threading.Event()
+    with Passes(model.model) as passes:
+
+        def work() -> Any:
+            begun.wait(PATIENCE_S)
+            return model.label_scores([f"prompt {n}" for n in range(500)], [" a", " bc"])
+
+        passes.call = RunningCall(work)
+        begun.set()
+        assert isinstance(passes.call.ended(), Evicted)
+        assert len(model.label_scores(["after"], [" a"])) == 1  # it waits until the engine's thread is free
+        assert passes.count == SEEN + 1
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["one that computes", "one that waits"])
+def test_an_embedding_ends_with_the_batch_that_is_computed(embedder: Any, leads: bool) -> None:
+    begun = threading.Event()
+    with Passes(embedder.model) as passes:
+
+        def embed(texts: int) -> Callable[[], Any]:
+            def work() -> Any:
+                begun.wait(PATIENCE_S)
+                return embedder.embed(["paris lies"] * texts, batch_size=1)
+
+            return work
+
+        passes.call = RunningCall(embed(500))
+        if not leads:
+            passes.call, first = RunningCall(embed(500)), passes.call
+        begun.set()
+        assert isinstance(passes.call.ended(), Evicted)
+        if leads:
+            assert passes.count == SEEN
+        else:
+            assert first.ended() is None
+            assert len(first.result) == 500
+    assert len(embedder.embed(["paris"])) == 1  # nobody is left who would lead
+
+
+def test_a_wait_for_the_model_alone_ends(model: Any) -> None:
+    holds, may_leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with model.alone():
+            holds.set()
+            may_leave.wait(PATIENCE_S)
+
+    holder = RunningCall(hold)
+    assert holds.wait(PATIENCE_S)
+
+    def wait() -> None:
+        with model.alone():
+            raise AssertionError("somebody else has it")
+
+    call = RunningCall(wait)
+    call.stop.ask()
+    assert isinstance(call.ended(), Evicted)
+    may_leave.set()
+    assert holder.ended() is None
+    assert model.complete("a", max_new_tokens=1).text

@@ -1,0 +1,182 @@
+"""How a pilot stops a running call: it is told to, has its time, and costs its library only if nothing else helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core.pilot_shell import CoreShell
+
+from stoker.manager.protocol import to_agent, to_library
+from stoker.manager.protocol import to_manager as told
+from stoker.manager.protocol import to_pilot as order
+from stoker.manager.protocol.calls import CallEnd, CallProgress, FailureKind
+from stoker.manager.protocol.ids import CallId, LibraryId
+from stoker.pilot.core import commands
+from stoker.pilot.core.events import TimerFired
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.stopping import ANSWER_S, LEAST_GRACE_S, MOST_GRACE_S, grace_s
+
+
+@pytest.fixture
+def pilot() -> CoreShell:
+    return CoreShell().join().forget()
+
+
+def cancel(pilot: CoreShell, *calls: int, **how: Any) -> CoreShell:
+    ids = tuple(CallId(call) for call in calls)
+    return pilot.hear(order.CancelCalls(LibraryId(1), ids, running=True, **how))
+
+
+def evicted(pilot: CoreShell, call: int) -> CoreShell:
+    """A call stops as it was told."""
+    return pilot.say(1, to_agent.RunEvicted(CallProgress(CallId(call))))
+
+
+def over(pilot: CoreShell) -> float:
+    """Seconds until a call that is told to stop now has had its time."""
+    return grace_s(pilot.library()) + 0.1
+
+
+def test_a_call_that_stops_costs_its_library_nothing(pilot: CoreShell) -> None:
+    pilot.ready().run(1, 2).forget()
+    cancel(pilot, 1)
+    assert pilot.take(to_library.Evict).call == 1
+    evicted(pilot, 1)
+    assert pilot.take(told.CallEvicted).progress.call == 1
+    pilot.wait(over(pilot)).observe(c2=20.0)
+    assert pilot.library().stage is Stage.READY
+    assert not pilot.all(commands.KillProcess)
+    pilot.run(3).end(2, 3)
+    assert not pilot.all(told.CallsReturned)
+
+
+def test_a_library_that_runs_only_a_deaf_call_is_killed(pilot: CoreShell) -> None:
+    pilot.ready().run(1).forget()
+    cancel(pilot, 1, grace_s=10.0)
+    timer = pilot.take(commands.SetTimer)
+    pilot.observe(c1=3.0)
+    assert not pilot.all(commands.KillProcess)
+    pilot.wait(10).give(TimerFired(timer.key))
+    assert pilot.take(commands.Observe).library == 1
+    pilot.observe(c1=13.0).observe(c1=13.1)
+    assert pilot.take(commands.KillProcess).library == 1
+    pilot.die(signal=9, running=(CallId(1),))
+    gone = pilot.take(told.LibraryGone)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.running) == (FailureKind.CANCELLED, (1,))
+    assert "did not stop within" in gone.failure.message
+
+
+def test_other_calls_are_given_back_or_end_before_the_kill(pilot: CoreShell) -> None:
+    pilot.ready().run(1, 2, 3).forget()
+    cancel(pilot, 1)
+    pilot.wait(over(pilot)).observe(c1=2.0, c2=2.0)
+    assert pilot.take(to_library.Stop)
+    pilot.run(4)
+    assert "about to end" in pilot.take(told.CallsReturned).refused
+    pilot.say(1, to_agent.GivenBack((CallId(3),)))
+    assert pilot.take(told.CallsReturned).calls == (3,)
+    pilot.wait(3600).observe(c1=3600.0, c2=3600.0)
+    assert not pilot.all(commands.KillProcess), "the other call still runs"
+    pilot.end(2).observe(c1=3600.1)
+    assert pilot.take(commands.KillProcess)
+    pilot.die(signal=9, running=(CallId(1),))
+    assert (pilot.take(told.LibraryGone).running, pilot.all(told.CallsReturned)) == ((1,), [])
+
+
+def test_calls_of_a_library_that_gives_nothing_back_run_elsewhere(pilot: CoreShell) -> None:
+    """Its code keeps the interpreter to itself: no thread of it reads what it is told."""
+    pilot.ready().run(1, 2).forget()
+    cancel(pilot, 1)
+    pilot.wait(over(pilot)).observe(c1=2.0)
+    assert not pilot.all(commands.KillProcess)
+    pilot.wait(ANSWER_S + 0.1).observe(c1=3.0)
+    assert pilot.take(commands.KillProcess)
+    pilot.die(signal=9, running=(CallId(1),))
+    assert pilot.take(told.LibraryGone).unstarted == (2,)
+
+
+def test_a_deaf_call_that_ends_after_all_saves_its_library_the_kill(pilot: CoreShell) -> None:
+    pilot.ready().run(1, 2).forget()
+    cancel(pilot, 1)
+    pilot.wait(over(pilot)).observe(c1=2.0, c2=2.0)
+    evicted(pilot, 1).observe(c2=2.1).end(2).observe()
+    assert not pilot.all(commands.KillProcess)
+    pilot.die()
+    assert pilot.take(told.LibraryGone).running == ()
+
+
+def test_a_call_over_its_limit_is_told_to_stop_and_times_out(pilot: CoreShell) -> None:
+    pilot.ready().run(1, limit_s=2.0).run(2).forget()
+    pilot.observe(c1=1.9, c2=1.9)
+    assert not pilot.all(to_library.Evict)
+    pilot.observe(c1=2.1, c2=2.1).observe(c1=2.3, c2=2.3)
+    assert pilot.take(to_library.Evict).call == 1
+    assert not pilot.all(told.CallsEnded), "it may still end with a result"
+    evicted(pilot, 1)
+    (end,) = pilot.take(told.CallsEnded).ends
+    assert end.failure is not None
+    assert (end.call, end.failure.kind) == (1, FailureKind.TIMEOUT)
+    assert "its limit is 2 s" in end.failure.message
+    assert not pilot.all(told.CallEvicted), "its one end was told"
+    pilot.wait(over(pilot)).observe(c2=9.0).end(2)
+    assert not pilot.all(commands.KillProcess)
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_result_within_the_grace_counts_and_an_error_is_the_limits(pilot: CoreShell, ok: bool) -> None:
+    pilot.ready().run(1, limit_s=2.0).observe(c1=2.1).forget()
+    pilot.say(1, to_agent.RunsEnded([CallEnd(CallId(1), ok=ok, payload=b"its own")]))
+    (end,) = pilot.take(told.CallsEnded).ends
+    assert (end.ok, end.payload) == (ok, b"its own" if ok else b"")
+    assert (end.failure is None) == ok
+
+
+def test_a_deaf_call_over_its_limit_times_out_once_and_then_costs_its_library(pilot: CoreShell) -> None:
+    pilot.ready().run(1, limit_s=2.0).run(2).observe(c1=2.1, c2=2.1).forget()
+    pilot.wait(over(pilot)).observe(c1=9.0, c2=9.0)
+    (end,) = pilot.take(told.CallsEnded).ends
+    assert end.failure is not None
+    assert (end.call, end.failure.kind) == (1, FailureKind.TIMEOUT)
+    evicted(pilot, 1)
+    assert not pilot.all(told.CallsEnded)
+    assert not pilot.all(commands.KillProcess), "the other call still runs"
+    pilot.end(2).observe(c1=9.1).forget()
+    pilot.die(signal=9, running=(CallId(1),))
+    gone = pilot.take(told.LibraryGone)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.running) == (FailureKind.TIMEOUT, ())
+
+
+def test_limits_hold_in_a_library_that_finishes_its_calls(pilot: CoreShell) -> None:
+    pilot.ready().run(1, limit_s=2.0).hear(order.StopLibrary(LibraryId(1), "enough")).forget()
+    pilot.observe(c1=2.1)
+    assert pilot.take(to_library.Evict).call == 1
+    pilot.wait(over(pilot)).observe(c1=9.0)
+    (end,) = pilot.take(told.CallsEnded).ends
+    assert end.call == 1
+    assert pilot.take(commands.KillProcess)
+
+
+def test_a_call_that_was_evicted_and_comes_again_is_not_told_to_stop(pilot: CoreShell) -> None:
+    """A gang that loses a member begins again at once, partly in the libraries where it was."""
+    pilot.ready().run(1)
+    evicted(cancel(pilot, 1), 1).run(1).forget()
+    pilot.wait(over(pilot)).observe(c1=11.0)
+    assert not pilot.all(commands.KillProcess)
+
+
+def test_an_eviction_has_no_last_resort(pilot: CoreShell) -> None:
+    pilot.ready().run(1).forget().hear(order.EvictCall(LibraryId(1), CallId(1)))
+    assert pilot.take(to_library.Evict).call == 1
+    pilot.wait(3600).observe(c1=3600.0)
+    assert not pilot.all(commands.KillProcess)
+
+
+@pytest.mark.parametrize(
+    ("load_s", "expected"), [(0.2, LEAST_GRACE_S), (4.0, 4.0), (600.0, MOST_GRACE_S)], ids=["quick", "usual", "slow"]
+)
+def test_the_grace_is_as_long_as_a_load_within_bounds(pilot: CoreShell, load_s: float, expected: float) -> None:
+    pilot.start().wait(load_s).load().run(1)
+    assert grace_s(pilot.library()) == pytest.approx(expected)
