@@ -59,6 +59,14 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
     return walk.hash.hexdigest()
 
 
+def digest_of_item(item: Any) -> str:
+    """32 hex digits for the content of an item of data. They do not depend on the version of Python, unless the item
+    holds code. Raises RecipeError as `digest_of`."""
+    walk = _DigestWalk()
+    walk.visit(item)
+    return walk.hash.hexdigest()[:32]
+
+
 @functools.lru_cache(maxsize=1024)
 def digest_of_code(code: types.CodeType) -> str:
     """64 hex digits for code by itself: a module's, whose globals and imports are not followed."""

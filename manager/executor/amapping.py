@@ -7,6 +7,7 @@ of that happens on one thread here, which the event loop asks for one result aft
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import sys
 import threading
@@ -33,6 +34,8 @@ def amap(
     progress: bool | Follow = False,
     window: int | None = None,
     return_exceptions: bool = False,
+    keep: str | os.PathLike[str] | None = None,
+    reuse: bool = False,
 ) -> AsyncResults:
     """Call `function` on every item; `async for` over the results as they come.
 
@@ -55,6 +58,8 @@ def amap(
         progress=progress,
         window=window,
         return_exceptions=return_exceptions,
+        keep=keep,
+        reuse=reuse,
     )
     return AsyncResults(results, interrupt=given.close if isinstance(given, _AwaitedItems) else lambda: None)
 

@@ -12,10 +12,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
+from parsl.dataflow.dflow import DataFlowKernel
 from parsl.dataflow.futures import AppFuture
 
 from stoker.errors import ConfigError
 from stoker.manager.executor import callbacks
+from stoker.manager.executor.checkpoints import make_safe
 from stoker.manager.executor.failures import opens_at_once, outcome
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.piece_inbox import PieceInbox
@@ -56,6 +58,9 @@ class CallFuture(Future[Any]):
         record = _record_of(fn)
         if record is not None:
             record["exec_fu"] = self
+            kernel = getattr(getattr(fn, "func", None), "__self__", None)
+            if isinstance(kernel, DataFlowKernel):
+                make_safe(kernel)
         callbacks.add_to(self, fn, register=super().add_done_callback)
         # The app's future may have been cancelled while the executor submitted the call. Its `cancel` marks the record
         # and then looks for this future; here it is the other way round, so that one of the two finds the other.

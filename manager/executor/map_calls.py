@@ -6,11 +6,14 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from parsl.app.python import PythonApp
 
+from stoker.contexts import payloads
+from stoker.contexts.digest import digest_of_item
+from stoker.errors import RecipeError
 from stoker.manager.executor.apps import StokerApp
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.outgoing import Submission
@@ -22,10 +25,19 @@ from stoker.manager.protocol.calls import Payload
 _PLAIN = Wants()
 
 
+class MapContent(NamedTuple):
+    """What the results of a map depend on, besides its items: digests of the function's code and of the arguments that
+    it is given ahead, and the context that it wants."""
+
+    code: str
+    arguments: str
+    context: str
+    context_key: str
+
+
 class MapCalls:
     """The calls of one `map` of a function or app. `batch_size`: items of a call that takes a batch. With `streams`
-    they
-    give their results in pieces."""
+    they give their results in pieces."""
 
     def __init__(
         self,
@@ -52,6 +64,7 @@ class MapCalls:
         self.name: str = self._prepared.name
         self._deadline_s = wants.deadline_s
         self._batch_size = batch_size
+        self._function = function
         self._make_submission = functools.partial(self._prepared.submission, function, folder=executor.folder_of(wants))
         self._brought: set[str] = set()
         """Modules of the user that the item packed last refers to."""
@@ -76,6 +89,19 @@ class MapCalls:
             self._brought.clear()
             self._renew_submission()
         return packed
+
+    def content(self) -> MapContent:
+        """What the results depend on, besides the items."""
+        wants, ahead = self._wants, (self._before, self._with)
+        try:
+            arguments = digest_of_item(ahead) if self._before or self._with else ""
+        except RecipeError:
+            arguments = digest_of_item(payloads.dumps(ahead))
+        keys = [
+            recipe.key for recipe in (wants.recipe, *wants.variants, *(wants.family.recipes if wants.family else ()))
+        ]
+        code = self._prepared.content(self._function, self._submission.function)
+        return MapContent(code, arguments, wants.recipe.name, " ".join(dict.fromkeys(keys)))
 
     @property
     def is_family(self) -> bool:

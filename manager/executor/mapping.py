@@ -16,6 +16,7 @@ Progress is counted in the user's items, whatever the size of a batch.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
@@ -25,8 +26,9 @@ from stoker.errors import ConfigError
 from stoker.largest import MOST_NUMBER
 from stoker.manager.executor.apps import labels_of
 from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.keeping import Keeping, path_of
 from stoker.manager.executor.kernels import check_labels, loaded_kernel, stoker_executors
-from stoker.manager.executor.map_calls import app_in
+from stoker.manager.executor.map_calls import MapCalls, app_in
 from stoker.manager.executor.map_inputs import batches, settled
 from stoker.manager.executor.options import check_count, check_truth, refuse
 from stoker.manager.executor.packing import name_of
@@ -46,6 +48,8 @@ def map(
     progress: bool | Follow = False,
     window: int | None = None,
     return_exceptions: bool = False,
+    keep: str | os.PathLike[str] | None = None,
+    reuse: bool = False,
 ) -> ResultStream:
     """Call `function` on every item; iterate over the results as they come.
 
@@ -56,7 +60,11 @@ def map(
     thread of its own, and one that waits for results of this very map needs `window=1`. The items of a data frame
     (pandas, polars), an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set) are its
     rows, each a dict by column name; a file is read as calls are sent. `progress=True` shows a bar; a callable gets
-    `(done, total)` in items, total None if `items` has no length. To leave the loop cancels what is left. Raises
+    `(done, total)` in items, total None if `items` has no length. To leave the loop cancels what is left.
+
+    `keep="run.jsonl"` keeps each result in this file as it comes. The same program run again continues: items whose
+    results are in the file do not run again, whatever ended the program (docs/long-runs.md); `stoker.kept` reads the
+    file. If the function or its context has changed since, the map is refused, unless you write `reuse=True`. Raises
     SessionError before a site is loaded, ConfigError for an option that cannot be meant, and what a call raised in
     place of its result; with `return_exceptions=True` that exception is the result instead. Calls are not tried again
     (`load(retries=...)` is for calls of apps), and an app with `cache=True` or Parsl's `walltime` is refused.
@@ -67,6 +75,10 @@ def map(
             check_count(f"stoker.map: {name}", number, least=1)
     check_truth("stoker.map: ordered", ordered)
     check_truth("stoker.map: return_exceptions", return_exceptions)
+    check_truth("stoker.map: reuse", reuse)
+    if reuse and keep is None:
+        raise ConfigError("stoker.map: reuse=True has no effect without keep=; name the file, or leave it out")
+    path = None if keep is None else path_of(keep)
     if not isinstance(progress, bool) and not callable(progress):
         raise refuse("stoker.map: progress", progress, "True, False or a function of (done, total)")
     size = min(size, MOST_NUMBER) if size is not None else None
@@ -85,10 +97,15 @@ def map(
     kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
     executor = executor_of(kernel, function, name)
     inputs = settled(items) if size is None else batches(settled(items), size)
-    follow = MapProgress(name, total, executor.ask_status) if progress is True else progress or None
+    calls = MapCalls(executor, function, batch_size=size)
+    keeping = None if path is None else Keeping(path, calls, batch_size=size, reuse=reuse)
+    follow: Follow | None = progress if callable(progress) else None
+    if progress is True:
+        kept = 0 if keeping is None else len(keeping.file) * (size or 1)
+        follow = MapProgress(name, total, executor.ask_status, kept=kept)
     return ResultStream(
         executor,
-        function,
+        calls,
         inputs,
         ordered=ordered,
         window=window or WINDOW,
@@ -97,6 +114,7 @@ def map(
         batch_size=size,
         return_exceptions=return_exceptions,
         retries=kernel.config.retries,
+        keeping=keeping,
     )
 
 

@@ -1,24 +1,24 @@
-"""One progress bar for `stoker.map(..., progress=True)`: rate, hot contexts, time left.
+"""One progress bar for `stoker.map(..., progress=True)`: rate, hot contexts, time elapsed, time left.
 
-Rates are of the last half minute, as in `stoker status`; the last line has that of the whole. On a terminal and in a
-notebook it is a bar that stands still; on a pipe the same facts come as a line every ten seconds.
+The rate is smoothed (`protocol.pace`); the last line has the rate of the whole. Results that an earlier run has kept
+count as done from the beginning, and not in the rate. A terminal and a notebook show one bar; a pipe gets a line every
+ten seconds.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from stoker.manager.executor.notebook import NotebookLine, bar_of, in_notebook
-from stoker.manager.protocol import recent
+from stoker.manager.protocol.pace import Pace, left_in_words
 from stoker.manager.protocol.to_client import Status
-from stoker.units import show_about, show_seconds
+from stoker.units import show_seconds
 
 Follow = Callable[[int, int | None], None]
 """Gets how many results were taken, of how many (None = not known)."""
@@ -43,17 +43,22 @@ def above_the_bar(text: str) -> bool:
 
 
 class MapProgress:
-    """Shows how far a map is. Called with every result; draws seldom."""
+    """Shows how far a map is. Called with every result; draws seldom. `kept`: items whose results an earlier run has
+    kept in the map's file."""
 
-    def __init__(self, name: str, total: int | None, ask_status: Callable[[float], Status | None]) -> None:
+    def __init__(
+        self, name: str, total: int | None, ask_status: Callable[[float], Status | None], *, kept: int = 0
+    ) -> None:
         self._name = name
         self._total = total
+        self._kept = kept if total is None else min(kept, total)
+        self._kept_taken = 0
         self._ask_status = ask_status
         self._started = self._drawn = time.monotonic()
         self._asked = 0.0
         self._hot = ""
         self._done = 0
-        self._counts: recent.Counts = deque()
+        self._pace = Pace(self._started)
         self._live: Progress | None = None
         self._task: Any = None
         self._line = NotebookLine() if in_notebook() else None
@@ -63,23 +68,32 @@ class MapProgress:
                 TextColumn("  {task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}  {task.fields[hot]}  left"),
-                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[rate]}  {task.fields[hot]}  {task.fields[left]}"),
                 console=console,
                 auto_refresh=False,
             )
-            self._task = self._live.add_task(name, total=total, rate="", hot="")
+            self._task = self._live.add_task(name, total=total, completed=self._kept, rate="", hot="", left="")
             self._live.start()
             _drawn.append(self)
 
     def __call__(self, done: int, total: int | None) -> None:  # noqa: ARG002
         """Results taken, of how many."""
         now = time.monotonic()
-        if done > self._done:
-            recent.add(self._counts, done - self._done, now=now)
+        done -= self._kept_taken
+        self._pace.add(done - self._done, now)
         self._done = done
         if now - self._drawn >= self._pause_s:
             self._draw(now)
+
+    def take_kept(self, items: int) -> None:
+        """The map hands over a result that an earlier run has kept, of so many items."""
+        self._kept_taken += items
+
+    @property
+    def shown(self) -> int:
+        """Items that are done, those of earlier runs included."""
+        shown = self._done + max(self._kept, self._kept_taken)
+        return shown if self._total is None else min(shown, self._total)
 
     @property
     def _pause_s(self) -> float:
@@ -110,17 +124,25 @@ class MapProgress:
                 hot = sum(context.hot for context in status.contexts)
                 loading = sum(context.loading for context in status.contexts)
                 self._hot = f"hot {hot}" + (f" · loading {loading}" if loading else "")
+                if not hot:
+                    self._pace.wait(now)
         elapsed = now - self._started
-        per_s = recent.per_second(self._counts, now=now) if not last else self._done / max(elapsed, 1e-9)
-        rate = f"{per_s:,.1f}/s" if elapsed > 0.5 else ""
+        per_s = self._pace.per_second(now) if not last else self._done / max(elapsed, 1e-9)
+        rate = f"{per_s:,.1f}/s" if elapsed > 0.5 and per_s else ""
+        shown = self.shown if not last else self._done + self._kept_taken
+        rest = 0 if self._total is None else self._total - shown
+        left = left_in_words(self._pace.left_s(rest, now)) if rest and not last else ""
         if self._live is not None:
-            self._live.update(self._task, completed=self._done, rate=rate, hot=self._hot, refresh=True)
-        elif self._line is not None:
-            facts = [f"{self._name} {bar_of(self._done, self._total)}", rate, self._hot, show_seconds(elapsed)]
-            left = (self._total or 0) - self._done
-            if left > 0 and per_s:
-                facts.append(f"left {show_about(left / per_s)}")
-            self._line.show("  ".join(fact for fact in facts if fact))
+            self._live.update(self._task, completed=shown, rate=rate, hot=self._hot, left=left, refresh=True)
+            return
+        of = shown if self._total is None else f"{shown}/{self._total}"
+        how_far = bar_of(shown, self._total) if self._line is not None else of
+        text = "  ".join(filter(None, (f"{self._name} {how_far}", rate, self._hot, _elapsed(elapsed), left)))
+        if self._line is not None:
+            self._line.show(text)
         else:
-            of = "" if self._total is None else f"/{self._total}"
-            sys.stderr.write(f"{self._name} {self._done}{of}  {rate}  {self._hot}  {show_seconds(elapsed)}\n")
+            sys.stderr.write(f"{text}\n")
+
+
+def _elapsed(seconds: float) -> str:
+    return f"elapsed {show_seconds(seconds)}"

@@ -28,6 +28,7 @@ from parsl.executors.errors import BadStateException
 
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
+from stoker.manager.executor.keeping import Keeping, KeptItem
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_inputs import refuse_lost
@@ -60,7 +61,7 @@ class ResultStream(Iterator[Any]):
     def __init__(
         self,
         executor: StokerExecutor,
-        function: Callable[..., Any],
+        calls: MapCalls,
         inputs: Iterator[Any],
         *,
         ordered: bool,
@@ -70,9 +71,11 @@ class ResultStream(Iterator[Any]):
         batch_size: int | None,
         return_exceptions: bool,
         retries: int,
+        keeping: Keeping | None = None,
     ) -> None:
         self._link = executor.link
-        self._calls = MapCalls(executor, function, batch_size=batch_size)
+        self._calls = calls
+        self._keeping = keeping
         self._batch_size = batch_size
         self._inputs = inputs
         self._slow_items = SlowItems()
@@ -80,7 +83,7 @@ class ResultStream(Iterator[Any]):
         self._window = Window(window)
         self._total = total
         self._follow = follow
-        self._inbox = MapInbox()
+        self._inbox = MapInbox() if keeping is None else keeping.inbox
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
         self._taking = threading.RLock()
         """Held while a thread takes a result: several threads may share a stream."""
@@ -143,8 +146,8 @@ class ResultStream(Iterator[Any]):
             self._taking.release()
 
     def _close(self) -> None:
-        self._finish()
         self._link.cancel(list(self._window.in_flight))
+        self._finish()
         self._collect()
         for end in self._ready.values():
             if isinstance(end, CallEnd):
@@ -173,6 +176,8 @@ class ResultStream(Iterator[Any]):
             if self._ordered
             else "they came in any order, so to go on let each result say which item it is of"
         )
+        if self._keeping is not None:
+            go_on = self._keeping.how_to_go_on()
         return f"stoker.map stopped: {self.items:,}{left} {what} were taken{also}; {go_on}"
 
     def __enter__(self) -> ResultStream:
@@ -199,6 +204,8 @@ class ResultStream(Iterator[Any]):
         if self._closed:
             raise StopIteration
         while True:
+            if self._keeping is not None and self._keeping.inbox.error is not None:
+                raise self._keeping.inbox.error
             if self._arrived:
                 self._collect()
             # One at a time: a result before the next item.
@@ -220,8 +227,10 @@ class ResultStream(Iterator[Any]):
                 raise StopIteration
             self._wait()
 
-    def _hand_over(self, end: CallEnd | _NotSent) -> Any:
+    def _hand_over(self, end: CallEnd | _NotSent | KeptItem) -> Any:
         """Return the result of a call. Raises its exception, or returns it with `return_exceptions`."""
+        if isinstance(end, KeptItem):
+            return self._taken(end.value(), end.items, kept=True)
         try:
             if isinstance(end, _NotSent):
                 raise end.error
@@ -240,8 +249,15 @@ class ResultStream(Iterator[Any]):
                 raise
             value = error
             error.__traceback__ = None  # its frames are this module's; they would keep the stream alive
+        size = end.items if isinstance(end, _NotSent) else self._short.pop(end.call, self._batch_size or 1)
+        return self._taken(value, size)
+
+    def _taken(self, value: Any, items: int, *, kept: bool = False) -> Any:
+        """Count a result that is handed over; an earlier run has `kept` it."""
         self.taken += 1
-        self.items += end.items if isinstance(end, _NotSent) else self._short.pop(end.call, self._batch_size or 1)
+        self.items += items
+        if kept and isinstance(self._follow, MapProgress):
+            self._follow.take_kept(items)
         if self._follow is not None:
             self._follow(self.items, self._total)
         return value
@@ -299,9 +315,10 @@ class ResultStream(Iterator[Any]):
         while room and not self._exhausted:
             packed: list[Payload] = []
             chosen: list[Submission] = []
+            keys: list[str] = []
             last = 0  # items of the batch that was packed last
             sizes = 0
-            failed: tuple[None, Exception] | _NotSent | None = None
+            unsent: tuple[None, Exception] | _NotSent | KeptItem | None = None
             before = started
             while len(packed) < min(room, CHUNK) and sizes < WINDOW_BYTES // 16:
                 try:
@@ -313,7 +330,7 @@ class ResultStream(Iterator[Any]):
                     break
                 except Exception as error:  # the input ends here; raised where its next result would have come
                     self._exhausted = True
-                    failed = (None, error)
+                    unsent = (None, error)
                     break
                 now = time.monotonic()
                 if now - before > SLOW_S and self._window.in_flight and self._slow_items.took(before, now):
@@ -321,12 +338,17 @@ class ResultStream(Iterator[Any]):
                 size = len(item) if self._batch_size is not None else 1
                 try:
                     refuse_lost(item if self._batch_size is not None else (item,))
+                    if self._keeping is not None:
+                        key = self._keeping.key_of(item)
+                        if (unsent := self._keeping.find(key, items=size)) is not None:
+                            break
+                        keys.append(key)
                     payload = self._calls.pack(item)
                     if self._calls.is_family:
                         chosen.append(self._calls.submission_of((item,), {}))
                 except Exception as error:  # raised, or given, where its result would have come
                     self._exhausted = not self._return_exceptions
-                    failed = _NotSent(error, items=size)
+                    unsent = _NotSent(error, items=size)
                     break
                 last = size
                 sizes += _size(payload)
@@ -334,12 +356,12 @@ class ResultStream(Iterator[Any]):
                 before = time.monotonic()
                 if before - started > PATIENCE_S:
                     break
-            self._send(packed, chosen, last=last)
-            if failed is not None:
+            self._send(packed, chosen, keys, last=last)
+            if unsent is not None:
                 place = next(self._places)
-                if isinstance(failed, _NotSent):
-                    failed.place = place
-                self._ready[place if self._ordered else self._next + len(self._ready)] = failed
+                if isinstance(unsent, _NotSent):
+                    unsent.place = place
+                self._ready[place if self._ordered else self._next + len(self._ready)] = unsent
             if self._arrived or self._next in self._ready:
                 return
             started = time.monotonic()
@@ -357,14 +379,23 @@ class ResultStream(Iterator[Any]):
         if self._window.most_calls > 1 and not isinstance(self._inputs, PulledInputs):
             self._inputs = PulledInputs(self._inputs, bell=self._bell)
 
-    def _send(self, packed: list[Payload], chosen: list[Submission], *, last: int) -> None:
-        """Send calls: each in its place of `chosen`, where their lengths decide which context they want."""
+    def _send(self, packed: list[Payload], chosen: list[Submission], keys: list[str], *, last: int) -> None:
+        """Send calls: each in its place of `chosen`, where their lengths decide which context they want; `keys` says
+        under which keys their results are kept."""
         if packed:
             total = 0
-            calls = self._link.submit_many(chosen or self._calls.submission(), packed, self._inbox)
-            for call, payload in zip(calls, packed, strict=True):
+            places = list(itertools.islice(self._places, len(packed)))
+            submission = chosen or self._calls.submission()
+            if self._keeping is None:
+                calls = self._link.submit_many(submission, packed, self._inbox)
+            else:
+                inbox = self._keeping.inbox
+                with inbox.sending:
+                    calls = self._link.submit_many(submission, packed, inbox)
+                    inbox.sent(calls, list(zip(keys, places, strict=False)))
+            for call, payload, place in zip(calls, packed, places, strict=True):
                 size = _size(payload)
-                self._window.in_flight[call] = (next(self._places), size)
+                self._window.in_flight[call] = (place, size)
                 total += size
             self._window.sent(total)
             if last != (self._batch_size or 1):  # no batch but the very last is short
@@ -376,6 +407,8 @@ class ResultStream(Iterator[Any]):
         if isinstance(self._inputs, PulledInputs):
             self._inputs.close()
         self._inputs = iter(())
+        if self._keeping is not None:
+            self._keeping.close()
         if isinstance(self._follow, MapProgress):
             self._follow.close()
 

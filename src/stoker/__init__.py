@@ -1,6 +1,6 @@
 """Stoker keeps models hot on GPUs that you do not own.
 
-What most programs need is here: `app`, `context`, `load`, `map`, `amap`, `stream`, `causal_lm`, `encoder`,
+What most programs need is here: `app`, `context`, `load`, `map`, `amap`, `kept`, `stream`, `causal_lm`, `encoder`,
 `encoder_family`, `family`, and what a call asks (`device`, `gang`, `progress`, `scratch`). More is in the public
 modules; everything else may change from one version to the next.
 
@@ -44,6 +44,7 @@ _HOME = {
     "encoder_family": "stoker.contexts",
     "family": "stoker.contexts",
     "gang": "stoker.contexts",
+    "kept": "stoker.manager.executor.kept_results",
     "load": "stoker.manager.executor",
     "load_variable_from_serverless": "stoker.contexts",
     "map": "stoker.manager.executor",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from stoker.manager.executor import load as load
     from stoker.manager.executor import map as map
     from stoker.manager.executor.amapping import amap as amap
+    from stoker.manager.executor.kept_results import kept as kept
     from stoker.manager.executor.piece_stream import stream as stream
 
 

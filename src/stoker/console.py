@@ -10,7 +10,6 @@ block of lines that changes; `WholeNumber` is the type of a click option that ta
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
 import re
@@ -39,6 +38,7 @@ from stoker.manager.cli.console import (
     survive_closed_pipe,
 )
 from stoker.manager.cli.numbers import WholeNumber
+from stoker.manager.protocol.pace import Pace, left_in_words
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
 
@@ -48,8 +48,6 @@ __all__ = [
 
 _LINE_EVERY_S = 10.0
 _REFRESH_S = 0.5
-_RATE_WINDOW_S = 30.0
-_RATE_FROM_S = 1.0
 _AGAIN_S = 60.0
 """A plain line about what the run waits for is written again after this long."""
 _MOST_LOADS = 10
@@ -107,10 +105,11 @@ class Progress:
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = ""
     ) -> None:
         self.total, self.done, self.noun = total, done, noun
-        self._also, self._also_done = also, 0
+        self._also = also
         self._ask = facts
         self._facts: ContextFacts | None = None
-        self._recent: collections.deque[tuple[float, int, int]] = collections.deque()
+        now = time.monotonic()
+        self._pace, self._also_pace = Pace(now), Pace(now)
         self._ended = False
         self._had_pilots = False
         self._said = ""
@@ -119,9 +118,10 @@ class Progress:
 
     def advance(self, count: int, *, also: int = 0) -> None:
         """`count` more are done, and `also` more of what is counted beside them."""
+        now = time.monotonic()
         self.done += count
-        self._also_done += also
-        self._recent.append((time.monotonic(), self.done, self._also_done))
+        self._pace.add(count, now)
+        self._also_pace.add(also, now)
 
     def end(self) -> None:
         """Nothing more will come: the last drawing says nothing of what is loading or left."""
@@ -129,36 +129,24 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Things a second over the last half minute; 0 while there is too little to say: the first results of several
-        devices come close together, whatever they cost."""
-        return self._rates()[0]
-
-    def _rates(self) -> tuple[float, float]:
-        """Of the things, and of what is counted beside them."""
-        now = time.monotonic()
-        while len(self._recent) > 2 and self._recent[0][0] < now - _RATE_WINDOW_S:
-            self._recent.popleft()
-        if len(self._recent) < 2 or now < self._recent[0][0] + _RATE_FROM_S:
-            return 0.0, 0.0
-        (began, done, also), (_, done_now, also_now) = self._recent[0], self._recent[-1]
-        return (done_now - done) / (now - began), (also_now - also) / (now - began)
+        """Things a second, smoothed; 0 while too little is known."""
+        return self._pace.per_second(time.monotonic())
 
     def numbers(self) -> str:
         """`412/600   7.6 claims/s   hot 2/2   left 0:25`."""
         parts = [f"{self.done}/{self.total}"]
-        rate, also_rate = self._rates()
+        now, rate = time.monotonic(), self.rate
         if rate and not self._ended:
-            parts.append(f"{rate:.1f} {self.noun}/s" if rate < 100 else f"{rate:.0f} {self.noun}/s")
+            parts.append(_rate_in_words(rate, self.noun))
             if self._also:
-                parts.append(f"{also_rate:,.0f} {self._also}/s")
+                parts.append(f"{self._also_pace.per_second(now):,.0f} {self._also}/s")
         facts = self._facts
         if facts is not None and not self._ended:
             parts.append(f"hot {facts.hot}/{facts.hot + facts.loading}")
             if facts.pilots != 1:
                 parts.append(f"{facts.pilots} pilots")
             if rate:
-                left = round((self.total - self.done) / rate)
-                parts.append(f"left {left // 60}:{left % 60:02d}")
+                parts.append(left_in_words(self._pace.left_s(self.total - self.done, now)))
         return "   ".join(parts)
 
     def waiting(self) -> str:
@@ -184,6 +172,9 @@ class Progress:
         with contextlib.suppress(Exception):
             self._facts = self._ask() or self._facts
             self._had_pilots |= self._facts is not None and self._facts.pilots > 0
+            if self._facts is None or not self._facts.hot:
+                self._pace.wait(time.monotonic())
+                self._also_pace.wait(time.monotonic())
 
     def due_line(self, now: float) -> str:
         """The plain line about what the run waits for, if it is due now; empty otherwise.
@@ -229,3 +220,10 @@ class Progress:
         if waiting:
             yield Text(f"  {waiting}", style="dim")
         yield row
+
+
+def _rate_in_words(per_second: float, noun: str) -> str:
+    """`7.6 claims/s`, or `4.5 claims/min` where that says more."""
+    if per_second < 0.095:
+        return f"{60 * per_second:.1f} {noun}/min"
+    return f"{per_second:.1f} {noun}/s" if per_second < 100 else f"{per_second:.0f} {noun}/s"

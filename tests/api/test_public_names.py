@@ -30,6 +30,7 @@ def test_exported_names():
         "encoder_family",
         "family",
         "gang",
+        "kept",
         "load",
         "load_variable_from_serverless",
         "map",

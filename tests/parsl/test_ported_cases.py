@@ -317,6 +317,44 @@ def test_checkpoints_are_taken_and_read(load, tmp_path):
     assert stamp("a").result(60) == first
 
 
+@pytest.mark.parametrize("mode", ["task_exit", "periodic", "dfk_exit", "manual"])
+@pytest.mark.parametrize("decorate", [python_app(cache=True), stoker.app(cache=True)], ids=["python_app", "app"])
+def test_a_result_that_a_checkpoint_refuses_arrives(load, tmp_path, caplog, mode, decorate):
+    from parsl.utils import get_all_checkpoints
+
+    @decorate
+    def adder(number):
+        return (lambda other: number + other) if number < 3 else number
+
+    memoizer = parsl.dataflow.memoization.BasicMemoizer
+    period = "00:10:00" if mode == "periodic" else None
+    load(config={"memoizer": memoizer(checkpoint_mode=mode, checkpoint_period=period)})
+    assert adder(3).result(60) == 3
+    assert adder(2).result(60)(3) == 5
+    assert adder(2).result(60)(4) == 6, "this program remembers it"
+    assert adder(1).result(60)(4) == 5
+    assert adder(4).result(60) == 4
+    if mode == "manual":
+        parsl.dfk().memoizer.checkpoint()
+    parsl.dfk().cleanup()
+    warned = [line for line in caplog.messages if "a result of adder cannot be kept in Parsl's checkpoint" in line]
+    assert len(warned) == 1
+    later = memoizer(checkpoint_files=get_all_checkpoints(str(tmp_path)))
+    later.start(run_dir=str(tmp_path), config_run_dir=str(tmp_path))
+    assert sorted(future.result() for future in later.memo_lookup_table.values()) == [3, 4], "the file is whole"
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_no_result(load, tmp_path, caplog):
+    @python_app(cache=True)
+    def double(number):
+        return 2 * number
+
+    load(config={"memoizer": parsl.dataflow.memoization.BasicMemoizer(checkpoint_mode="task_exit")})
+    open(os.path.join(parsl.dfk().run_dir, "checkpoint"), "w").close()  # a file where the folder should be
+    assert double(4).result(60) == 8
+    assert "a result of double cannot be kept" in caplog.text
+
+
 def test_executors_side_by_side(load, local):
     other = StokerExecutor(label="other", provider=local())
     load(others=(ThreadPoolExecutor(label="threads"), other))

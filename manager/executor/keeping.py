@@ -1,0 +1,232 @@
+"""How a `stoker.map` keeps its results: each is in the file before the program gets it.
+
+A thread of the map takes the ends of its calls from the link, writes the results of all that have come with one
+`write(2)`, and then hands the ends to the stream. What a program has seen is therefore in the file, whatever kills the
+program. Every few seconds the file is synced, so a crash of the host costs the last seconds.
+
+An item whose call fails is not kept: it runs again the next time.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.contexts import payloads
+from stoker.contexts.digest import digest_of_item
+from stoker.contexts.recipe import ObjectRef
+from stoker.errors import ConfigError, RecipeError, StokerError
+from stoker.manager.executor.kept_lines import KeptHeader, Record
+from stoker.manager.executor.kept_results import KeptFile, open_kept
+from stoker.manager.executor.map_calls import MapCalls
+from stoker.manager.executor.packing import logger
+from stoker.manager.executor.waiting import MapInbox
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.ids import CallId
+
+_SYNC_S = 5.0
+_TOGETHER_BYTES = 8_000_000
+"""Results of more bytes are not written with one write."""
+_JOIN_S = 5.0
+
+
+class KeptItem:
+    """An item, or a batch of `items`, whose result an earlier run has kept. It takes the place of a call's end."""
+
+    def __init__(self, file: KeptFile, at: int, *, items: int) -> None:
+        self._file = file
+        self._at = at
+        self.items = items
+
+    def value(self) -> Any:
+        """The result."""
+        return self._file.value_at(self._at)
+
+
+class KeepingInbox(MapInbox):
+    """The waiter of a map that keeps its results: hands ends on when they are in the file."""
+
+    def __init__(self, file: KeptFile) -> None:
+        super().__init__()
+        self.file = file
+        self.error: StokerError | None = None
+        """Why no more results can be kept; the map ends with it."""
+        self.sending = threading.Lock()
+        """Held while calls are sent: their ends may come before their keys are noted."""
+        self._keys: dict[CallId, tuple[str, int]] = {}
+        self._came: queue.SimpleQueue[CallEnd | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="stoker-map-keep", daemon=True)
+        self._thread.start()
+
+    def settle(self, end: CallEnd) -> bool:
+        """A call has ended. The thread takes it from here."""
+        self._came.put(end)
+        return False
+
+    def sent(self, calls: Sequence[CallId], keys: Sequence[tuple[str, int]]) -> None:
+        """Note the key and the place of the item of each call that was sent."""
+        self._keys.update(zip(calls, keys, strict=True))
+
+    def close(self) -> None:
+        """Keep what has come, and give the file back."""
+        self._came.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        synced_at, added, ended = time.monotonic(), 0, False
+        while not ended:
+            is_due = added < self.file.added
+            try:
+                ends = [self._came.get(timeout=max(0.0, synced_at + _SYNC_S - time.monotonic()) if is_due else None)]
+            except queue.Empty:
+                self.file.sync()
+                synced_at, added = time.monotonic(), self.file.added
+                continue
+            size = _size(ends[0])
+            while not self._came.empty() and size < _TOGETHER_BYTES:
+                ends.append(self._came.get())
+                size += _size(ends[-1])
+            ended = ends[-1] is None
+            self._keep([end for end in ends if end is not None])
+        self.file.sync()
+        self.file.close()
+
+    def _keep(self, ends: list[CallEnd]) -> None:
+        with self.sending:
+            keys = [self._keys.pop(end.call, None) for end in ends]
+        try:
+            if self.error is None:
+                pairs = zip(keys, ends, strict=True)
+                self.file.append(Record(*key, _bytes_of(end)) for key, end in pairs if key is not None and end.ok)
+        except OSError as error:  # the file of a large result
+            self.error = StokerError(f"keep: a result of {error.filename} cannot be read: {error.strerror}")
+        except StokerError as error:
+            self.error = error
+        self.arrived.extend(ends)
+        self.flush()
+
+
+class Keeping:
+    """The results that a map keeps, as its stream sees them."""
+
+    def __init__(self, path: Path, calls: MapCalls, *, batch_size: int | None, reuse: bool) -> None:
+        self.file = open_kept(path)
+        try:
+            begin_or_go_on(self.file, header_of(calls, batch_size=batch_size), reuse=reuse)
+        except BaseException:
+            self.file.close()
+            raise
+        self.inbox = KeepingInbox(self.file)
+
+    def key_of(self, item: Any) -> str:
+        """What identifies an item: the digest of its content. Raises SerializationError for one that cannot be sent."""
+        try:
+            return digest_of_item(item)
+        except RecipeError:
+            return digest_of_item(payloads.dumps(item))
+
+    def find(self, key: str, *, items: int) -> KeptItem | None:
+        """The result that an earlier run has kept for an item with this key; None if it has to be computed."""
+        at = self.file.find(key)
+        return None if at is None else KeptItem(self.file, at, items=items)
+
+    def close(self) -> None:
+        """Keep what has come, and give the file back."""
+        self.inbox.close()
+
+    def how_to_go_on(self) -> str:
+        """What to do after the map was stopped."""
+        kept = len(self.file) + self.file.added
+        return f"{kept:,} results are in {self.file.path}; run it again to go on"
+
+
+def header_of(calls: MapCalls, *, batch_size: int | None) -> KeptHeader:
+    """What the results of these calls depend on, beside the items."""
+    content = calls.content()
+    return KeptHeader(
+        function=calls.name,
+        code=content.code,
+        arguments=content.arguments,
+        context=content.context,
+        context_key=content.context_key,
+        batch_size=batch_size,
+        python=".".join(platform.python_version_tuple()[:2]),
+    )
+
+
+def begin_or_go_on(file: KeptFile, header: KeptHeader, *, reuse: bool) -> None:
+    """Begin a new file, or check that an old one is of the same function. Raises ConfigError, StokerError."""
+    there = file.header
+    if there is None:
+        file.begin(header)
+        return
+    if why := difference(there, header):
+        if not reuse or there.function != header.function or there.batch_size != header.batch_size:
+            raise ConfigError(f"keep: {file.path}: {why}{_what_to_do(there, header)}", key="keep", file=str(file.path))
+        file.begin(header)
+    if len(file):
+        damaged = f" ({file.damaged:,} damaged lines are skipped)" if file.damaged else ""
+        logger.warning(
+            "%s has %s results of earlier runs%s; their items do not run again", file.path, f"{len(file):,}", damaged
+        )
+
+
+def difference(there: KeptHeader, now: KeptHeader) -> str:
+    """In what way the results of a file are not those of this map, in words; empty if they are."""
+    name, since = there.function, f" since {there.since}" if there.since else ""
+    if there.function != now.function:
+        return f"it has results of {name}, and this map calls {now.function}"
+    if there.batch_size != now.batch_size:
+        return f"its results are of {_batches(there.batch_size)}, and this map has {_batches(now.batch_size)}"
+    if there.context_key != now.context_key:
+        return f"its results are of context {there.context}, and {name} has context {now.context} now"
+    if there.arguments != now.arguments:
+        return f"the arguments that {name} is given ahead have changed{since}"
+    if there.code != now.code:
+        python = f" (it was Python {there.python}, and is {now.python} now)" if there.python != now.python else ""
+        return f"{name}, or something that it uses, has changed{since}{python}"
+    return ""
+
+
+def _what_to_do(there: KeptHeader, now: KeptHeader) -> str:
+    """What a user does about a difference."""
+    if there.function != now.function:
+        return "; name another file"
+    if there.batch_size != now.batch_size:
+        return f"; name another file, or write batch_size={there.batch_size}"
+    return "; name a new file to compute all again, or write reuse=True to take its results as they are"
+
+
+def _batches(size: int | None) -> str:
+    return "single items" if size is None else f"batches of {size:,}"
+
+
+def _bytes_of(end: CallEnd) -> bytes:
+    """The pickle of a result; a large one is read from its file, which stays for the program."""
+    payload = end.payload
+    return Path(payload.source).read_bytes() if isinstance(payload, ObjectRef) else payload
+
+
+def _size(end: CallEnd | None) -> int:
+    if end is None:
+        return _TOGETHER_BYTES
+    return len(end.payload) if isinstance(end.payload, bytes) else end.payload.size_bytes
+
+
+def path_of(keep: str | os.PathLike[str]) -> Path:
+    """The file that `keep` names. Raises ConfigError for what is no path of a file."""
+    if not isinstance(keep, str | os.PathLike) or not os.fspath(keep):
+        raise ConfigError(f'keep: {keep!r:.80} is not the path of a file; write keep="run.jsonl"', key="keep")
+    path = Path(os.fspath(keep))
+    if path.is_dir():
+        raise ConfigError(f"keep: {path} is a folder; name a file in it", key="keep", file=str(path))
+    if not path.parent.is_dir():
+        raise ConfigError(f"keep: {path}: there is no folder {path.parent}; make it first", key="keep", file=str(path))
+    return path

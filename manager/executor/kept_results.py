@@ -1,0 +1,252 @@
+"""The file of `stoker.map(..., keep=PATH)`: results of earlier runs are found in it, those of this run are appended.
+
+An item is found by the digest of its content. So items may be added, removed or reordered between two runs, and each
+item that has a result keeps it. Equal items have a record each: the second one takes the second record.
+
+The index of a million records takes 24 MB. Values stay in the file until they are handed over.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from stoker import locks
+from stoker.errors import ConfigError, StokerError
+from stoker.manager.executor.kept_lines import (
+    BEGINS,
+    CHUNK_BYTES,
+    DAMAGED,
+    FORMAT,
+    KeptHeader,
+    Record,
+    Scan,
+    value_at,
+)
+from stoker.whole_files import write_all
+
+
+class KeptFile:
+    """An open file of kept results: those of earlier runs can be found, those of this one are appended.
+
+    Made by `open_kept`, which locks it. One thread appends; another one may search at the same time.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.header: KeptHeader | None = None
+        self.damaged = 0
+        self.added = 0
+        """Results that this run has appended."""
+        self._file = descriptor
+        self._reader: BinaryIO = path.open("rb")  # with a place of its own: the writer moves its own
+        self._index = _Index()
+        self._end = 0
+
+    def read(self) -> None:
+        """Read the header and the keys, and cut off a torn line at the end. Raises ConfigError for a file that holds
+        something else."""
+        self._reader.seek(0)
+        first = self._reader.read(len(BEGINS))
+        if not first.startswith(BEGINS[: len(first)]):
+            raise not_kept(self.path)
+        scan = Scan(self._reader)
+        for key, _, at in scan:
+            self._index.add(key, at)
+        self._index.sort()
+        self.header, self.damaged, self._end = scan.header, scan.damaged, scan.end
+        if self.header is not None and self.header.format > FORMAT:
+            raise ConfigError(f"{self.path}: was written by a later version of Stoker; name a new file", key="keep")
+        if self._end < os.fstat(self._file).st_size:
+            os.ftruncate(self._file, self._end)
+
+    def __len__(self) -> int:
+        """Results of earlier runs."""
+        return len(self._index)
+
+    def begin(self, header: KeptHeader) -> None:
+        """Say what the records from here on are of. Raises StokerError if the disk refuses."""
+        self._append([header.line()], added=0)
+        self.header = header
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Write results. Raises StokerError if the disk refuses; those of this call are then not in the file."""
+        kept = list(records)
+        self._append((piece for record in kept for piece in record.pieces()), added=len(kept))
+
+    def _append(self, pieces: Iterable[bytes], *, added: int) -> None:
+        at, held, size = self._end, [], 0
+        try:
+            for piece in pieces:
+                held.append(piece)
+                size += len(piece)
+                if size >= CHUNK_BYTES:
+                    write_all(self._file, b"".join(held))
+                    at, held, size = at + size, [], 0
+            write_all(self._file, b"".join(held))
+        except OSError as error:
+            with suppress(OSError):  # a torn line is cut off when the file is opened again
+                os.ftruncate(self._file, self._end)
+            raise StokerError(
+                f"{self.path}: cannot be written: {error.strerror}; the {len(self) + self.added:,} results before are"
+                " in it: make room, and run the program again to go on",
+                file=str(self.path),
+            ) from error
+        self._end = at + size
+        self.added += added
+
+    def find(self, key: str) -> int | None:
+        """Where the result of an item is that no earlier call of this has given away; None if it has to be computed."""
+        while (at := self._index.take(key)) is not None:
+            if self._value_at(at, key=key, opens=False) is not DAMAGED:
+                return at
+            self.damaged += 1
+        return None
+
+    def value_at(self, at: int) -> Any:
+        """The result that lies there. Raises StokerError if it has been changed since `find`, SerializationError if it
+        cannot be unpickled here."""
+        value = self._value_at(at)
+        if value is DAMAGED:
+            raise StokerError(f"{self.path}: was changed by another program while this one reads it")
+        return value
+
+    def _value_at(self, at: int, *, key: str = "", opens: bool = True) -> Any:
+        return value_at(self._reader, at, path=self.path, key=key, opens=opens)
+
+    def sync(self) -> None:
+        """Have what was written survive a crash of this host, where the file system can."""
+        with suppress(OSError):
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Give the file back; twice is no error."""
+        if self._file >= 0:
+            self._reader.close()
+            os.close(self._file)
+            self._file = -1
+
+
+def open_kept(path: Path) -> KeptFile:
+    """The file of kept results at `path`, made if it is not there, and locked until it is closed.
+
+    Raises ConfigError for a file that another program writes, that holds something else, or that cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise ConfigError(f"keep: {path}: cannot be opened: {error.strerror}", key="keep", file=str(path)) from None
+    if not locks.take(descriptor):
+        os.close(descriptor)
+        holders = ", ".join(map(str, locks.holders(path))) or "a program on another machine"
+        raise ConfigError(
+            f"keep: {path}: {holders} keeps its results there just now; wait for it, or name another file",
+            key="keep",
+            file=str(path),
+        )
+    file = KeptFile(path, descriptor)
+    try:
+        file.read()
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+class KeptResults:
+    """The results that a file keeps, in the order of their items. `len` is their number; `items` are the places of
+    their items (or batches), counted from 0. Results are read as they are asked for."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        try:
+            self._file: BinaryIO = self._path.open("rb")
+        except OSError as error:
+            raise ConfigError(f"{self._path}: cannot be read: {error.strerror}", file=str(self._path)) from None
+        if not self._file.read(len(BEGINS)) == BEGINS:
+            raise not_kept(self._path)
+        scan = Scan(self._file)
+        found = sorted((item, at) for _, item, at in scan)
+        self._places = array("Q", (at for _, at in found))
+        self.items = array("Q", (item for item, _ in found))
+        self.function = scan.header.function if scan.header is not None else ""
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Any]:
+        for at in self._places:
+            value = value_at(self._file, at, path=self._path)
+            if value is DAMAGED:
+                raise StokerError(f"{self._path}: the record at byte {at:,} is damaged; its item runs again with keep=")
+            yield value
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} results of {self.function} in {self._path}>"
+
+
+def kept(path: str | os.PathLike[str]) -> KeptResults:
+    """The results that `stoker.map(..., keep=path)` has kept, in the order of their items. Nothing is run.
+
+    `for result in stoker.kept("run.jsonl")`; `.items` are the places of their items. A map may be writing the file just
+    now. Objects in it are unpickled: read files of your own alone. Raises ConfigError for a file that keeps no results.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"stoker.kept: {path!r:.80} is not the path of a file")
+    return KeptResults(path)
+
+
+def not_kept(path: Path) -> ConfigError:
+    """The error for a file that holds something else."""
+    return ConfigError(
+        f"{path}: is not a file of kept results (its first line does not say so); name a new file",
+        key="keep",
+        file=str(path),
+    )
+
+
+class _Index:
+    """Where the records of each key begin: 24 bytes a record. `take` gives each record away once."""
+
+    def __init__(self) -> None:
+        self._pairs = array("Q")
+        self._keys = array("Q")
+        self._places = array("Q")
+        self._taken = array("Q")
+        """Beside the first record of a key: how many of its records were given away."""
+
+    def add(self, key: str, at: int) -> None:
+        """A record of this key."""
+        self._keys.append(_short(key))
+        self._places.append(at)
+
+    def sort(self) -> None:
+        """Make it ready for `take`."""
+        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)  # stable: equal keys in the file's order
+        self._keys = array("Q", (self._keys[each] for each in order))
+        self._places = array("Q", (self._places[each] for each in order))
+        self._taken = array("Q", bytes(8 * len(order)))
+
+    def take(self, key: str) -> int | None:
+        """Where the next record of this key begins; None if there is no further one."""
+        short = _short(key)
+        first = bisect.bisect_left(self._keys, short)
+        if first == len(self._keys) or self._keys[first] != short:
+            return None
+        at = first + self._taken[first]
+        if at >= len(self._keys) or self._keys[at] != short:
+            return None
+        self._taken[first] += 1
+        return self._places[at]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def _short(key: str) -> int:
+    return int(key[:16], 16)

@@ -1,0 +1,135 @@
+"""How fast work is done, and how long the rest takes: the estimator of every progress bar and forecast. Pure.
+
+Results come in bursts: several devices, a batch each, every few seconds or minutes. A count over a fixed window doubles
+and halves with each burst that enters or leaves it. This estimator does three things about that.
+
+- It measures from burst to burst. The rate is what came after one arrival, up to and including a later one, over the
+  time between the two. The window is 30 s, or five times the longest gap between arrivals if that is more.
+- It follows changes slowly: the rate moves towards a new measurement with a time constant of 15 s, by a factor of 1.5
+  in 10 s at most.
+- It counts down between bursts: what is being computed is partly done. If nothing comes for 1.5 times the longest gap,
+  the rate falls.
+
+Times are seconds on any clock that does not go back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from stoker.units import show_about
+
+WINDOW_S = 30.0
+_GAPS = 5.0
+"""The window holds this many of the longest gaps."""
+_TOGETHER_S, _TOGETHER = 1.0, 0.25
+"""Arrivals within a second of the first, or within a quarter of the longest gap, are one burst."""
+_FOLLOW_S = 15.0
+_STEP, _MOST_STEP = math.log(1.5) / 10.0, math.log(1.7)
+"""The most that the logarithm of the rate moves in a second, and with one burst."""
+_STALLED = 1.5
+"""After this many of the longest gaps without an arrival the rate falls."""
+
+
+class _Burst:
+    """Arrivals that came together: the times of the first and the last, and what they brought."""
+
+    __slots__ = ("count", "first", "last")
+
+    def __init__(self, at: float, count: float) -> None:
+        self.first = self.last = at
+        self.count = count
+
+
+class Pace:
+    """The pace of one piece of work that begins at `now`."""
+
+    def __init__(self, now: float) -> None:
+        self._bursts: deque[_Burst] = deque([_Burst(now, 0.0)])
+        """Those in the window. It begins with the end of the first one, whose count is not used."""
+        self._rate = 0.0
+        """As of the last burst that is complete; 0.0 before the first."""
+        self._rated_at = now
+        self._longest_s = 0.0
+
+    def wait(self, now: float) -> None:
+        """The work has not begun: its model is being loaded. No effect after the first arrival."""
+        if len(self._bursts) == 1:
+            self._bursts[0] = _Burst(now, 0.0)
+
+    def add(self, count: float, now: float) -> None:
+        """Count what is done."""
+        if count <= 0:
+            return
+        last = self._bursts[-1]
+        if len(self._bursts) > 1 and not self._is_complete(now):
+            last.last = now
+            last.count += count
+            return
+        self._follow()
+        self._bursts.append(_Burst(now, count))
+        self._slide()
+
+    def per_second(self, now: float) -> float:
+        """The rate; 0.0 as long as nothing is known."""
+        rate = self._rate_now(now)
+        silent_s, patience_s = now - self._bursts[-1].last, _STALLED * max(self._longest_s, _TOGETHER_S)
+        return rate * min(1.0, patience_s / silent_s) if silent_s > 0 else rate
+
+    def left_s(self, rest: float, now: float) -> float | None:
+        """Seconds until `rest` more are done; None as long as nothing is known."""
+        if rest <= 0:
+            return 0.0
+        rate = self._rate_now(now)
+        if not rate:
+            return None
+        bursts = self._bursts
+        burst_s = self._counted() / (len(bursts) - 1) / rate
+        begun_s = min(max(0.0, now - bursts[-1].last), burst_s)
+        return max(0.0, rest / self.per_second(now) - begun_s)
+
+    def _is_complete(self, now: float) -> bool:
+        """True if an arrival now would begin another burst."""
+        return now - self._bursts[-1].first >= max(_TOGETHER_S, _TOGETHER * self._longest_s)
+
+    def _rate_now(self, now: float) -> float:
+        if self._rate or len(self._bursts) < 2 or not self._is_complete(now):
+            return self._rate
+        return self._measured()
+
+    def _counted(self) -> float:
+        return sum(burst.count for burst in self._bursts) - self._bursts[0].count
+
+    def _measured(self) -> float:
+        span_s = self._bursts[-1].last - self._bursts[0].last
+        return self._counted() / max(span_s, _TOGETHER_S)
+
+    def _slide(self) -> None:
+        """Note the longest gap, and let the window begin later."""
+        bursts = self._bursts
+        self._longest_s = max(bursts[at].first - bursts[at - 1].last for at in range(1, len(bursts)))
+        begins = bursts[-1].last - max(WINDOW_S, _GAPS * self._longest_s)
+        while len(bursts) > 2 and bursts[1].last <= begins:
+            bursts.popleft()
+
+    def _follow(self) -> None:
+        """Move the rate towards what is measured up to the last burst, which is complete."""
+        if len(self._bursts) < 2 or self._bursts[-1].last - self._bursts[0].last < _TOGETHER_S:
+            return
+        now, measured, before = self._bursts[-1].last, self._measured(), self._rate
+        since_s, self._rated_at = now - self._rated_at, now
+        if not before:
+            self._rate = measured
+            return
+        step = (1.0 - math.exp(-since_s / _FOLLOW_S)) * math.log(measured / before)
+        most = min(_STEP * since_s, _MOST_STEP)
+        self._rate = before * math.exp(max(-most, min(most, step)))
+
+
+def left_in_words(seconds: float | None) -> str:
+    """`left 0:25`, `left 12:40`, `left 3 h 10 min`: how bars say the time that is left. Empty if it is unknown."""
+    if seconds is None:
+        return ""
+    whole = round(seconds)
+    return f"left {whole // 60}:{whole % 60:02d}" if whole < 3600 else f"left {show_about(seconds)}"

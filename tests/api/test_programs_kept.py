@@ -1,0 +1,410 @@
+"""`stoker.map(..., keep=PATH)`: results are kept as they come, and the next run continues from them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import textwrap
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from polling import PATIENCE_S, polls
+
+import stoker
+from stoker.contexts import payloads
+from stoker.contexts.digest import digest_of_item
+from stoker.errors import ConfigError, SerializationError, StokerError
+from stoker.manager.executor.kept_lines import KeptHeader, Record
+from stoker.manager.executor.kept_results import open_kept
+from stoker.manager.executor.progress import MapProgress
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), progress=False) as session:
+        yield session
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return tmp_path / "run.jsonl"
+
+
+def lines(path):
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def noted(log: Path):
+    """A function that notes each item that it is called with."""
+
+    def work(item):
+        with open(log, "a") as file:
+            file.write(f"{item}\n")
+        return [item, item * item]
+
+    return work
+
+
+def ran(log: Path):
+    items = [] if not log.exists() else log.read_text().split()
+    log.unlink(missing_ok=True)
+    return sorted(map(int, items))
+
+
+# ---- a run that continues
+
+
+PROGRAM = """
+import os, sys, time
+import stoker
+
+def work(item):
+    while item >= 20 and not os.path.exists("go"):
+        time.sleep(0.01)
+    with open(os.path.join({folder!r}, "ran-" + os.environ["RUN"]), "a") as file:
+        file.write(f"{{item}}\\n")
+    return (item, "result")
+
+if __name__ == "__main__":
+    os.chdir({folder!r})
+    with stoker.load(progress=False):
+        print(list(stoker.map(work, range(60), keep="run.jsonl")) == [(each, "result") for each in range(60)])
+"""
+
+
+def test_no_kept_item_runs_again_after_a_kill(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(PROGRAM.format(folder=str(tmp_path))).replace('"go"', repr(str(tmp_path / "go")))
+    )
+    kept = tmp_path / "run.jsonl"
+    first = subprocess.Popen([sys.executable, str(program)], cwd=tmp_path, env={**os.environ, "RUN": "1"})
+    assert any(kept.exists() and len(lines(kept)) >= 21 for _ in polls(PATIENCE_S))
+    first.kill()
+    first.wait()
+    before = {json.loads(line)["item"] for line in lines(kept)[1:]}
+    assert before == set(range(20))
+    (tmp_path / "go").touch()
+    again = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path, env={**os.environ, "RUN": "2"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert again.stdout == "True\n", again.stderr
+    assert "run.jsonl has 20 results of earlier runs; their items do not run again" in again.stderr
+    assert ran(tmp_path / "ran-2") == list(range(20, 60))
+    assert list(stoker.kept(kept)) == [(each, "result") for each in range(60)]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_a_second_run_computes_what_is_missing(session, tmp_path, kept, ordered, batch_size):
+    log = tmp_path / "log"
+
+    def double(given):
+        with open(log, "a") as file:
+            file.write("".join(f"{each}\n" for each in (given if batch_size else [given])))
+        return [2 * each for each in given] if batch_size else 2 * given
+
+    def results(items):
+        found = list(stoker.map(double, items, keep=kept, ordered=ordered, batch_size=batch_size))
+        return found if ordered else sorted(found)
+
+    wanted = [[2 * each for each in range(at, min(at + 3, 20))] for at in range(0, 20, 3)]
+    wanted = wanted if batch_size else [2 * each for each in range(20)]
+    assert results(iter(range(12))) == wanted[: 4 if batch_size else 12]
+    assert ran(log) == list(range(12))
+    assert results(each for each in range(20)) == wanted
+    assert ran(log) == list(range(12, 20))
+    assert results(range(20)) == wanted
+    assert ran(log) == []
+
+
+def test_a_loop_that_is_left_keeps_what_came(session, tmp_path, kept):
+    work = noted(tmp_path / "log")
+    for number, _ in enumerate(stoker.map(work, range(50), keep=kept, window=4)):
+        if number == 9:
+            break
+    ran(tmp_path / "log")
+    count = len(stoker.kept(kept))
+    assert count >= 10
+    assert list(stoker.map(work, range(50), keep=kept)) == [[each, each * each] for each in range(50)]
+    assert len(ran(tmp_path / "log")) == 50 - count
+
+
+def test_failed_items_run_again(session, tmp_path, kept):
+    flag = tmp_path / "flag"
+
+    def work(item):
+        if item == 3 and not flag.exists():
+            raise ValueError("three")
+        return item
+
+    with pytest.raises(ValueError, match="three"):
+        list(stoker.map(work, range(6), keep=kept))
+    found = list(stoker.map(work, range(6), keep=kept, return_exceptions=True))
+    assert isinstance(found.pop(3), ValueError)
+    assert found == [0, 1, 2, 4, 5]
+    flag.touch()
+    assert list(stoker.map(work, range(6), keep=kept)) == list(range(6))
+
+
+def test_items_may_be_reordered_and_repeated(session, tmp_path, kept):
+    work = noted(tmp_path / "log")
+    list(stoker.map(work, [5, 1, 5, 2], keep=kept))
+    assert ran(tmp_path / "log") == [1, 2, 5, 5], "equal items are items of their own"
+    assert list(stoker.map(work, [2, 5, 7, 5, 5], keep=kept)) == [[each, each * each] for each in [2, 5, 7, 5, 5]]
+    assert ran(tmp_path / "log") == [5, 7]
+
+
+def test_amap_keeps_and_continues(session, tmp_path, kept):
+    work = noted(tmp_path / "log")
+
+    async def collect(count):
+        return [each async for each in stoker.amap(work, range(count), keep=kept)]
+
+    assert asyncio.run(collect(4)) == [[each, each * each] for each in range(4)]
+    assert asyncio.run(collect(8)) == [[each, each * each] for each in range(8)]
+    assert ran(tmp_path / "log") == list(range(8)), "each ran once"
+
+
+def test_an_app_that_yields_keeps_its_list(session, kept):
+    @stoker.app
+    def count(upto):
+        yield from range(upto)
+
+    assert list(stoker.map(count, [2, 3], keep=kept)) == [[0, 1], [0, 1, 2]]
+    assert list(stoker.kept(kept)) == [[0, 1], [0, 1, 2]]
+    assert list(stoker.map(count, [2, 3], keep=kept)) == [[0, 1], [0, 1, 2]]
+
+
+def test_a_result_over_a_megabyte_is_kept(session, kept):
+    assert list(stoker.map(bytes, [3_000_000, 2], keep=kept)) == [bytes(3_000_000), bytes(2)]
+    assert list(stoker.map(bytes, [3_000_000, 2], keep=kept)) == [bytes(3_000_000), bytes(2)]
+    assert not list(Path(session.folder, "objects").glob("result-*"))
+
+
+def test_a_context_and_arguments_ahead_are_part_of_it(session, kept):
+    @stoker.context
+    def table(factor):
+        return factor
+
+    def times(factor, item):
+        return factor * item
+
+    app = stoker.app(context=table(3))(times)
+    assert list(stoker.map(app, [1, 2], keep=kept)) == [3, 6]
+    with pytest.raises(ConfigError, match=r"its results are of context table-\w+, and .*times has context table-\w+"):
+        stoker.map(app.with_options(context=table(4)), [1, 2], keep=kept)
+
+
+def test_the_bar_begins_with_what_is_kept(session, tmp_path, kept, capsys):
+    work = noted(tmp_path / "log")
+    list(stoker.map(work, range(6), keep=kept))
+    capsys.readouterr()
+    list(stoker.map(work, range(8), keep=kept, progress=True))
+    assert "work 8/8" in capsys.readouterr().err.replace("noted.", "")
+    bar = MapProgress("work", 8, lambda _: None, kept=6)
+    assert bar.shown == 6
+    bar.take_kept(1)
+    bar(1, 8)
+    assert bar.shown == 6
+    bar(2, 8)
+    assert bar.shown == 7
+    bar.close()
+
+
+# ---- what is refused
+
+
+def test_a_changed_function_is_refused_unless_reused(session, kept):
+    def made(text):
+        return {1: lambda item: item + 1, 2: lambda item: item + 2}[text]
+
+    assert list(stoker.map(made(1), [1, 2], keep=kept)) == [2, 3]
+    with pytest.raises(ConfigError, match=r"has changed since \d{4}-.*name a new file.*or write reuse=True"):
+        stoker.map(made(2), [1, 2], keep=kept)
+    assert list(stoker.map(made(2), [1, 2, 3], keep=kept, reuse=True)) == [2, 3, 5]
+    assert list(stoker.map(made(2), [1, 2, 3], keep=kept)) == [2, 3, 5], "it was said once"
+
+
+def test_another_function_or_batch_size_is_refused(session, kept):
+    list(stoker.map(abs, [1], keep=kept))
+    with pytest.raises(ConfigError, match="it has results of abs, and this map calls len; name another file"):
+        stoker.map(len, ["a"], keep=kept, reuse=True)
+    with pytest.raises(ConfigError, match=r"single items, and this map has batches of 2; name another file"):
+        stoker.map(abs, [1], keep=kept, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        (True, "True is not the path of a file"),
+        ("", "is not the path of a file"),
+        ("no/such/run.jsonl", "no folder no/such"),
+        (".", "is a folder; name a file in it"),
+    ],
+)
+def test_what_is_no_path_is_refused(session, keep, words):
+    with pytest.raises(ConfigError, match=words):
+        stoker.map(abs, [1], keep=keep)
+
+
+def test_reuse_without_a_file_is_refused(session):
+    with pytest.raises(ConfigError, match="reuse=True has no effect without keep="):
+        stoker.map(abs, [1], reuse=True)
+
+
+def test_a_file_of_something_else_stays_as_it_is(session, kept):
+    kept.write_text('{"claim": "the sky is blue"}\n')
+    with pytest.raises(ConfigError, match="is not a file of kept results"):
+        stoker.map(abs, [1], keep=kept)
+    with pytest.raises(ConfigError, match="is not a file of kept results"):
+        stoker.kept(kept)
+    assert kept.read_text() == '{"claim": "the sky is blue"}\n'
+
+
+def test_two_maps_cannot_write_one_file(session, kept):
+    stream = stoker.map(abs, [1, 2], keep=kept)
+    with pytest.raises(ConfigError, match=rf"pid {os.getpid()} .*keeps its results there just now; wait for it"):
+        stoker.map(abs, [1, 2], keep=kept)
+    stream.close()
+    assert list(stoker.map(abs, [1, 2], keep=kept)) == [1, 2]
+
+
+# ---- the file
+
+
+HEADER = KeptHeader("work", code="c")
+
+
+def key(number):
+    return digest_of_item(number)
+
+
+def written(path, results, *, start=0):
+    file = open_kept(path)
+    if file.header is None:
+        file.begin(HEADER)
+    file.append([Record(key(start + at), start + at, payloads.dumps(each)) for at, each in enumerate(results)])
+    file.close()
+
+
+VALUES = [1, 0.5, "a – b", None, [1, {"a": True}], (1, 2), {1: 2}, {1, 2}, b"bytes", float("inf"), "\udc80", 10**5000]
+
+
+def test_values_come_back_as_they_were(kept):
+    written(kept, VALUES)
+    found = list(stoker.kept(kept))
+    assert found == VALUES
+    assert [type(each) for each in found] == [type(each) for each in VALUES]
+    plain = [json.loads(line) for line in lines(kept)[1:]]
+    assert [each["result"] for each in plain if "result" in each] == VALUES[:5]
+    assert list(stoker.kept(kept).items) == list(range(len(VALUES)))
+
+
+def test_an_array_of_many_megabytes_comes_back(kept):
+    numpy = pytest.importorskip("numpy")
+    array = numpy.arange(1_000_000, dtype="float64")
+    written(kept, ["first", array, "last"])
+    first, found, last = stoker.kept(kept)
+    assert (first, last) == ("first", "last")
+    assert (found == array).all()
+    found[0] = 5.0
+    file = open_kept(kept)
+    assert len(file) == 3
+    file.close()
+
+
+@pytest.mark.parametrize("torn", [1, 7, 30, 200])
+def test_a_torn_line_is_cut_off(kept, torn):
+    written(kept, ["x" * 200, "y" * 200])
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-torn])
+    assert list(stoker.kept(kept)) == ["x" * 200], "a reader passes it over"
+    file = open_kept(kept)
+    assert file.find(key(0)) is not None
+    assert file.find(key(1)) is None
+    file.append([Record(key(1), 1, payloads.dumps("y" * 200))])
+    file.close()
+    assert kept.read_bytes() == whole
+
+
+def test_a_torn_header_is_written_again(kept):
+    kept.write_bytes(HEADER.line()[:12])
+    written(kept, ["x"])
+    assert list(stoker.kept(kept)) == ["x"]
+
+
+def test_a_damaged_record_runs_again(kept):
+    written(kept, ["x" * 200, "y" * 200, "z"])
+    whole = lines(kept)
+    damaged = [whole[0], whole[1].replace(b"xxx", b"xax", 1), b"\0" * 100 + whole[2], whole[3]]
+    kept.write_bytes(b"".join(damaged))
+    file = open_kept(kept)
+    assert file.damaged == 1, "the line of zeros"
+    assert [file.find(key(each)) is not None for each in range(3)] == [False, False, True]
+    file.close()
+    with pytest.raises(StokerError, match="is damaged; its item runs again"):
+        list(stoker.kept(kept))
+
+
+def test_a_full_disk_leaves_whole_results(kept):
+    written(kept, ["x" * 1000])
+    before = kept.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 2_000_000, hard))
+    try:
+        with pytest.raises(StokerError, match="cannot be written: File too large; the 1 results before are in it"):
+            written(kept, ["y" * 500_000, "z" * 3_000_000], start=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert kept.read_bytes() == before
+
+
+def test_a_map_on_a_full_disk_says_so(session, kept):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = 400_000_000  # what the session itself writes stays below
+    list(stoker.map(abs, [1], keep=kept))
+    with kept.open("ab") as file:
+        file.truncate(limit - 10)
+        file.seek(limit - 10)
+        file.write(b"\n")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(StokerError, match="make room, and run the program again to go on"):
+            list(stoker.map(abs, [1, 2], keep=kept))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(stoker.map(abs, [1, 2], keep=kept)) == [1, 2]
+
+
+def test_a_result_of_a_class_that_is_gone_says_so(kept, tmp_path, monkeypatch):
+    (tmp_path / "shapes_that_go.py").write_text("class Shape:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shapes_that_go = importlib.import_module("shapes_that_go")
+    file = open_kept(kept)
+    file.begin(HEADER)
+    file.append([Record(key(0), 0, pickle.dumps(shapes_that_go.Shape(), 5))])
+    file.close()
+    (tmp_path / "shapes_that_go.py").unlink()
+    monkeypatch.delitem(sys.modules, "shapes_that_go")
+    with pytest.raises(SerializationError, match="must be importable in this program"):
+        list(stoker.kept(kept))
+
+
+def test_the_index_of_many_results_is_small(kept):
+    written(kept, list(range(20_000)))
+    tracemalloc.start()
+    file = open_kept(kept)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held / 20_000 < 40
+    assert all(file.value_at(file.find(key(each))) == each for each in (0, 9_999, 19_999))
+    file.close()

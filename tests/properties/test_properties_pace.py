@@ -1,0 +1,127 @@
+"""The time left that bars show: steady where results come steadily, and near the truth after a few bursts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.manager.protocol.pace import Pace, left_in_words
+
+LINE_S = 10.0
+
+
+class Work(NamedTuple):
+    """Devices that each give a batch every `period_s`, give or take, after a load of `load_s`."""
+
+    devices: int
+    batch: int
+    period_s: float
+    jitter: float
+    load_s: float
+    load_is_known: bool
+    randoms: list[float]
+
+    @property
+    def per_second(self) -> float:
+        return self.devices * self.batch / self.period_s
+
+    def arrivals(self, until_s: float) -> list[float]:
+        found, number = [], 0
+        for _ in range(self.devices):
+            at = self.load_s
+            while at <= until_s:
+                number += 1
+                at += self.period_s * (1 + self.jitter * (2 * self.randoms[number % len(self.randoms)] - 1))
+                found.append(at)
+        return sorted(found)
+
+
+works = st.builds(
+    Work,
+    devices=st.integers(1, 8),
+    batch=st.sampled_from([1, 8, 64]),
+    period_s=st.floats(1.0, 200.0),
+    jitter=st.floats(0.0, 0.3),
+    load_s=st.sampled_from([0.0, 20.0, 100.0]),
+    load_is_known=st.booleans(),
+    randoms=st.lists(st.floats(0.0, 1.0), min_size=31, max_size=31),
+)
+
+
+def shown(work, pace, lines):
+    """The seconds left that a bar shows, and the true ones, for a run that takes 30 times as long as this looks."""
+    until_s = lines * LINE_S
+    total = work.per_second * until_s * 30
+    arrivals, done, found = work.arrivals(until_s + LINE_S), 0, []
+    for number in range(1, lines + 1):
+        now = number * LINE_S
+        while arrivals[done // work.batch] <= now:
+            pace.add(work.batch, arrivals[done // work.batch])
+            done += work.batch
+        left_s = pace.left_s(total - done, now)
+        if left_s is not None:
+            found.append((left_s, (total - done) / work.per_second))
+    return found
+
+
+@given(works)
+def test_time_left_never_doubles_or_halves_between_lines(work):
+    pace = Pace(0.0)
+    if work.load_is_known:
+        pace.wait(work.load_s)
+    lines = max(40, int(15 * work.period_s / LINE_S))
+    left = [left_s for left_s, _ in shown(work, pace, lines)]
+    assert all(before / 2 < after < 2 * before for before, after in itertools.pairwise(left))
+
+
+@given(works)
+def test_time_left_is_near_the_truth_after_a_while(work):
+    pace = Pace(0.0)
+    pace.wait(work.load_s)
+    lines = max(60, int(20 * work.period_s / LINE_S))
+    found = shown(work, pace, lines)[-5:]
+    assert all(0.5 < left_s / true_s < 2.0 for left_s, true_s in found)
+
+
+def test_pace_of_the_demo_is_steady():
+    """Two devices with batches of eight claims, 5 s and 8 s each. The rate once read 1.0, 2.0, 1.1."""
+    pace, done, left, arrivals = Pace(0.0), 0, [], sorted([*range(5, 200, 5), *range(8, 200, 8)])
+    for now in range(10, 200, 10):
+        while arrivals and arrivals[0] <= now:
+            pace.add(8, float(arrivals.pop(0)))
+            done += 8
+        left.append(pace.left_s(600 - done, float(now)))
+    known = [each for each in left if each is not None]
+    assert len(known) >= 18
+    assert all(after < 1.3 * before for before, after in itertools.pairwise(known))
+    assert abs(pace.per_second(200.0) - 8 * (1 / 5 + 1 / 8)) < 0.8
+
+
+def test_rate_falls_when_nothing_comes():
+    pace = Pace(0.0)
+    for second in range(1, 61):
+        pace.add(10, float(second))
+    assert abs(pace.per_second(60.0) - 10) < 0.5
+    rates = [pace.per_second(float(now)) for now in (62, 70, 120, 600)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.1
+
+
+def test_nothing_is_said_before_the_first_burst_is_complete():
+    pace = Pace(0.0)
+    assert pace.left_s(10, 5.0) is None
+    pace.wait(60.0)
+    pace.add(8, 100.0)
+    pace.wait(101.0)
+    assert pace.per_second(101.0) == 0.0
+    pace.add(8, 105.0)
+    assert abs(pace.per_second(111.0) - 16 / 45) < 0.01
+    assert pace.left_s(0, 111.0) == 0.0
+
+
+def test_left_is_said_in_words():
+    words = [left_in_words(seconds) for seconds in (None, 0.0, 25.2, 760.0, 11_400.0)]
+    assert words == ["", "left 0:00", "left 0:25", "left 12:40", "left 3 h 10 min"]
