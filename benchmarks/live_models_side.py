@@ -103,7 +103,7 @@ class Live:
         self.recipes: list[Recipe] = []
         for number in range(MODELS):
             write_tiny_model(folder / f"model-{number}", seed=number, ends=False)
-            made = stoker.causal_lm(folder / f"model-{number}", memory=self.library_bytes)
+            made = stoker.causal_lm(folder / f"model-{number}", memory=f"{self.library_bytes} B")
             cache_tokens = (self.library_bytes - FIXED_BYTES) // TOKEN_BYTES  # of many short texts, not of one long one
             needs = replace(made.needs, token_bytes=TOKEN_BYTES, cache_tokens=cache_tokens)
             self.recipes.append(replace(made, needs=needs))

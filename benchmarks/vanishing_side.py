@@ -39,7 +39,7 @@ def main() -> None:
             device = session.status().pilots[0].devices[0]
 
             # One at a time on a device, as on the paper's GPUs: else the next load hides behind the call that runs.
-            @stoker.context(memory=int(0.6 * device.memory_bytes), awareness=Awareness(asked.awareness))
+            @stoker.context(memory=f"{int(0.6 * device.memory_bytes)} B", awareness=Awareness(asked.awareness))
             def model() -> float:
                 time.sleep(load_s)
                 return call_s

@@ -6,14 +6,14 @@ import difflib
 import inspect
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from stoker.contexts.recipe import Awareness, LibraryLimits, Needs
 from stoker.errors import RecipeError
 from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER
 from stoker.units import parse_bytes, parse_seconds
 
-Size = str | int | float | None
+Size = str | Literal[0] | None
 
 
 class ContextOptions:

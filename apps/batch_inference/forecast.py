@@ -5,4 +5,4 @@ from __future__ import annotations
 from stoker.apps.batch_inference import APP
 from stoker.planning import Work
 
-WORK = Work(app=APP, function="answer", inputs=1000, inputs_per_call=1)
+WORK = Work(app=APP, function="stoker.apps.batch_inference.functions:answer", inputs=1000, inputs_per_call=1)

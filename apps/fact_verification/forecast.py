@@ -9,7 +9,7 @@ from stoker.planning import Work
 _TEMPLATES = 3
 WORK = Work(
     app=APP,
-    function="verify",
+    function="stoker.apps.fact_verification.functions:verify",
     inputs=VerificationOptions().limit * _TEMPLATES,
     inputs_per_call=VerificationOptions().batch_size,
 )

@@ -8,7 +8,6 @@ class LeastServed(Quiet):
     """Spreads the calls of a context evenly over its libraries."""
 
     by_deadline = True
-    asks_every_call = False
     honours = frozenset({"priority", "deadline"})
 
     def place(self, view, call):

@@ -82,7 +82,7 @@ class Advisor:
             from stoker.manager.advice.estimating import joined, runs_of
 
             facts = joined(self._facts_of(about.recipe), function)
-            self._remember(about.recipe, facts, name=question.name, function=question.name)
+            self._remember(about.recipe, facts, name=question.name.rpartition(":")[2], function=question.name)
             if not measured:
                 return self._found(about, runs_of(self._store, facts, but=(about.recipe, question.name)))
         return AdviceArrived(about, CostAdvice(measured)) if measured else None

@@ -1,20 +1,24 @@
 """Which session a command means when none is named: one rule for all commands.
 
-The sessions of this folder come before others: those whose folder lies in the folder where the command is typed, or
-that this folder lies in (`runinfo/000/stoker` of a program's folder, and the folder itself). So:
+The newest session of this folder comes first, also after it ended: a user who types `stoker explain c-0` means the
+program that ran here last. A session is of this folder if a program started it or joined it here (`runinfo`), if
+`stoker up` was typed here, or if its own folder lies here or around here. Then follow the newest session that is up
+and the newest of all. So:
 
-1. this folder's newest session that is up;
+1. this folder's newest session;
 2. the newest session that is up;
-3. this folder's newest session, then the newest of all. Both are over.
+3. the newest session.
 
 A command that changes a session (`down`, `attach`) takes only one of `stoker up` that is not over. Of several it takes
 this folder's; if that leaves more than one, it asks. The other commands say on stderr which session they took, if
-another one is up too, or this folder has sessions that are over.
+another one is up or they took one of another folder that is over. A command that is asked about a call, and does not
+find it, searches the other sessions in the same order.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,13 +32,17 @@ from stoker.manager.cli import console
 from stoker.manager.executor import standing
 from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.protocol.session import SessionFolder, find_session, named_folder
+from stoker.site_files import read_python_path
 
-SHOWN_BY_DEFAULT = "the one of this folder if it is up, else the newest that is up, else this folder's newest"
+SHOWN_BY_DEFAULT = "the newest of this folder, else the newest that is up, else the newest"
 """Which session a command means that only looks."""
 CHANGED_BY_DEFAULT = "the one that is up; of several this folder's"
 """Which session a command means that changes it."""
 _ASKED_AT_ONCE = 16
+_SEARCHED = 8
+"""Sessions that are searched for a call. Reading the journal of one that is over can take seconds."""
 _CHOSEN = "stoker.manager.cli.choosing"
+_TOLD = "stoker.manager.cli.choosing.told"
 
 
 class SessionCandidate(msgspec.Struct, frozen=True):
@@ -53,17 +61,32 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
     named = named_folder(name)
     if named is not None:
         return named
+    candidates = _ranked(name)
+    if not candidates:
+        return find_session(name)
+    best = candidates[0]
     command = click.get_current_context(silent=True)
-    chosen: dict[str, SessionFolder] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
-    if name not in chosen:
-        candidates = _candidates(name)
-        if not candidates:
-            return find_session(name)
-        best = first(candidates)
-        chosen[name] = SessionFolder(best.folder)
-        if not name and (text := told(best, candidates, hint=hint)):
+    if not name and (text := told(best, candidates, hint=hint)):
+        if command is None or not command.meta.get(_TOLD):
             console.note(text)
-    return chosen[name]
+        if command is not None:
+            command.meta[_TOLD] = True
+    return SessionFolder(best.folder)
+
+
+def others_to_search(chosen: SessionFolder) -> list[SessionFolder]:
+    """Return the sessions to search next for a call that the `chosen` one does not know, best first."""
+    return [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path][: _SEARCHED - 1]
+
+
+def _ranked(name: str) -> list[SessionCandidate]:
+    """Return the sessions whose id begins so, in the order in which they are meant. A command that asks twice gets the
+    same answer."""
+    command = click.get_current_context(silent=True)
+    known: dict[str, list[SessionCandidate]] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
+    if name not in known:
+        known[name] = ranked(_candidates(name))
+    return known[name]
 
 
 def session_to_change() -> SessionFolder:
@@ -78,59 +101,83 @@ def session_to_change() -> SessionFolder:
     return SessionFolder((own or found)[0].folder)
 
 
-def first(candidates: Sequence[SessionCandidate]) -> SessionCandidate:
-    """The session that is meant; `candidates` are sorted, the newest first."""
-    return min(candidates, key=lambda each: (not each.is_up, not each.is_own))
+def ranked(candidates: Sequence[SessionCandidate]) -> list[SessionCandidate]:
+    """Sort sessions by the rule above; `candidates` are sorted, the newest first."""
+    return sorted(candidates, key=lambda each: (not each.is_own, not each.is_up and not each.is_own))
 
 
 def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint: str) -> str:
-    """What to say of the choice; empty where there was none."""
+    """Return what to say of the choice; empty if the user expects it."""
     others = [each.session for each in candidates if each.is_up and each is not best]
-    passed = next((each.session for each in candidates if each.is_own), "") if not best.is_own else ""
-    if not others and not passed:
-        return ""
-    reasons = [f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} up too"] if others else []
-    if passed and passed not in others:
-        reasons.append(f"{passed} of this folder is over")
-    other = (others or [passed])[0]
-    return f"this is session {best.session}; {', and '.join(reasons)} ({hint} {other})"
+    of = "" if best.is_own or best.is_up else f", which ran in {_ran_in(best.folder)}"
+    if not others:
+        return f"this is session {best.session}{of}" if of else ""
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    named = f"{', '.join(others[:_NAMED])}{more}"
+    return f"this is session {best.session}{of}; {named} {'is' if len(others) == 1 else 'are'} up too ({hint} {others[0]})"
+
+
+_NAMED = 3
+
+
+def _ran_in(folder: Path) -> Path:
+    """Return the folder of the program whose session this is: that of `runinfo`, if there is one."""
+    return folder.parents[2] if folder.parent.parent.name == "runinfo" else folder
 
 
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionCandidate]:
-    """Sessions that are known here and whose id begins so, the newest first."""
+    """Return the sessions that are known here and whose id begins so, the newest first."""
     wait_for_begun(name)
     here = _here()
-    found: list[tuple[str, SessionFolder]] = []
-    for place in _folders(here):
+    found: list[tuple[str, SessionFolder, bool]] = []
+    for place, is_own in _folders(here):
         folder = SessionFolder(place)
         with contextlib.suppress(SessionError):
             session = folder.read().session
             if session.startswith(name) and (not detached_only or standing.is_detached(folder)):
-                found.append((session, folder))
+                found.append((session, folder, is_own))
     is_alone = len(found) == 1  # it is meant whether its manager is there or not, and the command asks that anyway
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a host that is away answers late
-        up = pool.map(_is_not_over if detached_only or is_alone else _is_up, [folder for _, folder in found])
+        up = pool.map(_is_not_over if detached_only or is_alone else _is_up, [folder for _, folder, _ in found])
         return [
-            SessionCandidate(session, folder.path, here is not None and _belong(folder.path, here), is_up)
-            for (session, folder), is_up in zip(found, up, strict=True)
+            SessionCandidate(session, folder.path, is_own, is_up)
+            for (session, folder, is_own), is_up in zip(found, up, strict=True)
         ]
 
 
-def _belong(folder: Path, here: Path) -> bool:
-    return folder.is_relative_to(here) or here.is_relative_to(folder)
+def _folders(here: Path | None) -> list[tuple[Path, bool]]:
+    """Return the folders of sessions, the last used first, and whether each is of this folder.
 
-
-def _folders(here: Path | None) -> list[Path]:
-    """Folders of sessions: the last ones are known by links in the state folder, older ones if they lie here."""
-    files = [*(state_folder() / "sessions").glob("*/session.json")]
+    The last ones are known by links in the state folder, older ones if they lie here. A program that joins a session
+    leaves a link to it in its `runinfo`.
+    """
+    known = [*(state_folder() / "sessions").glob("*/session.json")]
+    near: list[Path] = []
     if here is not None:
-        files += [*here.glob("runinfo/*/*/session.json"), *here.glob("*/session.json")]
-        files += [parent / "session.json" for parent in (here, *here.parents)]
-    found: dict[Path, float] = {}
-    for file in files:
+        near = [*here.glob("runinfo/*/*/session.json"), *here.glob("*/session.json")]
+        near += [parent / "session.json" for parent in (here, *here.parents)]
+    found: dict[Path, tuple[float, bool]] = {}
+    for file in (*near, *known):
         with contextlib.suppress(OSError):  # gone meanwhile
-            found[file.resolve().parent] = file.stat().st_mtime
-    return sorted(found, key=lambda folder: found[folder], reverse=True)
+            folder = file.resolve(strict=True).parent
+            used_at = file.stat().st_mtime
+            if file in near and file.parent.is_symlink():
+                used_at = max(used_at, file.parent.lstat().st_mtime)
+            before, was_own = found.get(folder, (0.0, False))
+            is_own = was_own or file in near or (here is not None and _is_of(folder, here))
+            found[folder] = (max(before, used_at), is_own)
+    return [(folder, found[folder][1]) for folder in sorted(found, key=lambda each: found[each][0], reverse=True)]
+
+
+def _is_of(folder: Path, here: Path) -> bool:
+    """True if a session's folder lies in this folder or around it, or `stoker up` made the session here."""
+    if folder.is_relative_to(here) or here.is_relative_to(folder):
+        return True
+    with contextlib.suppress(OSError):
+        session = SessionFolder(folder)
+        imports_from = read_python_path(session.sites).split(os.pathsep)[0] if standing.is_detached(session) else ""
+        return bool(imports_from) and Path(imports_from).resolve() == here
+    return False
 
 
 def _here() -> Path | None:

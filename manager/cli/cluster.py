@@ -12,7 +12,7 @@ import msgspec
 
 from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.cli import down, machine
+from stoker.manager.cli import down, dry_run, machine
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.site_draft import describe
@@ -112,6 +112,18 @@ def site_fits(site: Site) -> Iterator[Finding]:
             )
         if not faults:
             yield Finding(topic, Level.OK, f"{topic}: partition, account, walltime and GPUs are there")
+            yield _taken(topic, site)
+
+
+def _taken(topic: str, site: Site) -> Finding:
+    """Slurm's own answer to the script of a block: it knows limits that `sinfo` does not show."""
+    verdict = dry_run.ask_slurm(site)
+    text = f"{topic}: {verdict.words}"
+    if verdict.refused is None:
+        return Finding(topic, Level.WARN, text)
+    if not verdict.refused:
+        return Finding(topic, Level.OK, text)
+    return Finding(topic, Level.NEED, text, "mend the site file; `stoker up SITE --dry-run` prints the script")
 
 
 def _seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:

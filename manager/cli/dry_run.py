@@ -1,7 +1,7 @@
 """What `stoker up --dry-run` shows: the exact submit script of a site, and what its batch system says to it.
 
-Slurm can be asked whether it would take a script without submitting it (`sbatch --test-only`): it knows what no site
-file says, such as who may use a partition and for how long. Of the others nobody can be asked.
+Only Slurm can judge a script without submitting it (`sbatch --test-only`). It knows what no site file says: who may use
+a partition, and for how long. `stoker doctor` asks the same.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ _EXAMPLE = "k3v9"
 """Stands for the id of the session, which a dry run does not have."""
 
 
+class Verdict(msgspec.Struct, frozen=True):
+    """Slurm's answer to a script in words; `refused` is None if Slurm could not be asked."""
+
+    words: str
+    refused: bool | None = None
+
+
 class DryRunLines(msgspec.Struct, frozen=True):
     """The lines for one site, and whether its batch system would refuse the job."""
 
@@ -31,10 +38,9 @@ class DryRunLines(msgspec.Struct, frozen=True):
 
 def show(site: Site, *, place: str = "") -> DryRunLines:
     """What would be submitted for one site. Raises ConfigError for settings that its batch system cannot have."""
-    from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run  # imports Parsl, which takes a while
+    from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports Parsl, which takes a while
 
-    folder = SessionFolder(place or detached.default_place(_EXAMPLE))
-    text = dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=detached.python_path())
+    folder, text = _script(site, place)
     blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
     how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
     number = "one in all" if site.engine is Engine.TASKVINE else blocks
@@ -45,16 +51,28 @@ def show(site: Site, *, place: str = "") -> DryRunLines:
         return DryRunLines((*lines, f"# which has TaskVine start workers, {blocks}:", factory))
     if site.provider.kind is not ProviderKind.SLURM:
         return DryRunLines(lines)
-    verdict, refused = _ask_slurm(site, text)
-    return DryRunLines((*lines, f"# site {site.name}: {verdict}"), refused)
+    verdict = _judge(site, text)
+    return DryRunLines((*lines, f"# site {site.name}: {verdict.words}"), refused=verdict.refused is True)
 
 
-def _ask_slurm(site: Site, script: str) -> tuple[str, bool]:
-    """What Slurm says to a script, and whether it refuses it."""
+def ask_slurm(site: Site) -> Verdict:
+    """Ask Slurm whether it would take a block of this site, without submitting one."""
+    _, text = _script(site, "")
+    return _judge(site, text)
+
+
+def _script(site: Site, place: str) -> tuple[SessionFolder, str]:
+    from stoker.manager.factory.batches import dry_run  # imports Parsl, which takes a while
+
+    folder = SessionFolder(place or detached.default_place(_EXAMPLE))
+    return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=detached.python_path())
+
+
+def _judge(site: Site, script: str) -> Verdict:
     from stoker.manager.factory.submitting import is_not_now  # loads Parsl, which takes a while
 
     if shutil.which("sbatch") is None:
-        return "Slurm was not asked whether it takes this: no sbatch on the PATH of this host", False
+        return Verdict("Slurm was not asked whether it takes this: no sbatch on the PATH of this host")
     with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as folder:
         path = Path(folder) / "script.sh"
         path.write_text(script, errors="surrogateescape")
@@ -63,8 +81,9 @@ def _ask_slurm(site: Site, script: str) -> tuple[str, bool]:
                 ["sbatch", "--test-only", path.name]
             )
         except BatchTrouble as trouble:
-            return f"Slurm could not be asked whether it takes this: {trouble}", False
+            return Verdict(f"Slurm could not be asked whether it takes this: {trouble}")
     words = said.words.removeprefix("sbatch: ")
     if said.code and is_not_now(words):
-        return f"Slurm could not be asked whether it takes this: {words}", False
-    return (f"Slurm refuses this: {words}", True) if said.code else (f"Slurm would take this: {words}", False)
+        return Verdict(f"Slurm could not be asked whether it takes this: {words}")
+    refused = said.code != 0
+    return Verdict(f"Slurm {'refuses' if refused else 'would take'} this: {words}", refused)

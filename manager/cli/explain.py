@@ -9,7 +9,7 @@ import click
 
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing, console, logged_progress, verdicts
-from stoker.manager.cli.sessions import names_in, status_of, story_of, takes_session
+from stoker.manager.cli.sessions import is_several, names_in, status_of, story_of, takes_session
 from stoker.manager.protocol import show_story
 from stoker.manager.protocol.to_client import Story
 
@@ -41,8 +41,8 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
         console.lines(verdicts.show(fault) if fault is not None else ())
         console.lines([logged_progress.show(progress)] if progress is not None else ())
     if not story.found:
-        several = story.headline.startswith("could be")
-        message = f"{story.subject}: {story.headline}" + ("" if as_json or several else _nearest(session, subject))
+        hint = "" if as_json or is_several(story) else _nearest(session, subject)
+        message = f"{story.subject}: {story.headline}{hint}"
         raise SessionError(message)
 
 

@@ -45,7 +45,7 @@ def logs(*, what: str, follow: bool, session: str) -> None:
             )
         printed.show_call(session, what)
     elif _BLOCK.fullmatch(what) and not follow:
-        printed.show_block(session, what, [file for file in files(folder) if file.name.partition(".")[0] == what])
+        printed.show_block(folder, what, [file for file in files(folder) if file.name.partition(".")[0] == what])
     else:
         _print_file(find(folder, what).path, follow=follow)
 

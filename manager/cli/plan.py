@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,10 +41,10 @@ _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind: str, as_json: bool) -> None:
     """Forecast when a run of APP would be finished on SITE, what it would take, and how many pilots it should have.
 
-    APP is an application (fact_verification), or one of your own functions, by its name. As many inputs go into a call
-    as stoker.map has packed into the calls that were measured, or as --per-call says. What it rests on was measured by
-    earlier runs, there or on another site with such devices: a short run is enough. A function that never ran is
-    estimated from similar ones if you name its file: program.py:score.
+    APP is an application (fact_verification), or one of your own functions: score, or program.py:score if several
+    programs have one of that name. As many inputs go into a call as stoker.map has packed into the calls that were
+    measured, or as --per-call says. The plan rests on what earlier runs measured, there or on another site with such
+    devices: a short run is enough. A function that never ran is estimated from similar ones if you name its file.
     """
     from stoker.manager.study.evidence import gather
     from stoker.manager.study.plan import make_plan
@@ -50,7 +53,8 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
     known, seen = performance(), availability()
     try:
         work = work_of(app, known, inputs=inputs, per_call=per_call)
-        guess = estimates_of(app, known) if OF_A_FILE.fullmatch(app) else None
+        never_ran = OF_A_FILE.fullmatch(app) and ":" not in work.function
+        guess = estimates_of(app, known) if never_ran else None
         evidence = gather(
             where, work, performance=guess or known, availability=seen.of(where.name), kind=kind,
             similar=guess.similar if guess is not None else (),
@@ -78,22 +82,46 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
     declared = entry_points.matching(entry_points.FORECASTS, app)
     if declared:
         work: Work = entry_points.load(entry_points.FORECASTS, declared)
-    elif (of_a_file := OF_A_FILE.fullmatch(app)) is not None:
-        if inputs is None:
-            raise ConfigError(f"say how many inputs it is to get: stoker plan SITE {app} --inputs 10000")
-        work = Work(of_a_file["function"], of_a_file["function"], inputs)
-    elif app in known.functions():
+    else:
+        function = _function_of(app, known.functions())
         if inputs is None:
             raise ConfigError(f"say how many inputs {app} is to get: stoker plan SITE {app} --inputs 10000")
-        measured = known.items_per_call(app)
-        work = Work(app, app, inputs, inputs_per_call=measured)
-    else:
-        names = [*known.functions(), *entry_points.names(entry_points.FORECASTS)]
-        close = difflib.get_close_matches(app, names, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names[:12])}"
-        raise ConfigError(f"{app} is no application, and no function of which calls were measured here; {hint}")
+        work = Work(app, function, inputs, inputs_per_call=known.items_per_call(function))
     given = {"inputs": inputs, "inputs_per_call": per_call, "measured_per_call": per_call and work.inputs_per_call}
     return msgspec.structs.replace(work, **{name: value for name, value in given.items() if value is not None})
+
+
+def _function_of(app: str, measured: Sequence[str]) -> str:
+    """Return the function that is meant, as its calls are remembered. Raises ConfigError for a name that several
+    programs have, or that none has."""
+    of_a_file = OF_A_FILE.fullmatch(app)
+    if of_a_file is not None:
+        named = f"{os.path.realpath(os.path.expanduser(of_a_file['file']))}:{of_a_file['function']}"
+        return named if named in measured else of_a_file["function"]
+    if ":" in app and app in measured:
+        return app
+    found = [each for each in measured if each.rpartition(":")[2] == app]
+    found = [each for each in found if ":" in each] or found  # what was measured before places were remembered
+    if len(found) > 1:
+        names = "".join(f"\n  {_shortest(each)}" for each in found[:_OFFERED])
+        more = f"\n  and {len(found) - _OFFERED} more" if len(found) > _OFFERED else ""
+        raise ConfigError(f"several programs have a function {app}; name one of them, the last that ran first:{names}{more}")
+    if found:
+        return found[0]
+    names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *entry_points.names(entry_points.FORECASTS)]
+    close = difflib.get_close_matches(app, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names[:_OFFERED])}"
+    raise ConfigError(f"{app} is no application, and no function of which calls were measured here; {hint}")
+
+
+def _shortest(function: str) -> str:
+    """Return how a function is named here: of a file in this folder without the folder."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(Path(function).relative_to(Path.cwd().resolve()))
+    return function
+
+
+_OFFERED = 12
 
 
 def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:

@@ -12,6 +12,7 @@ import msgspec
 from stoker.errors import SessionError
 from stoker.manager.cli import console
 from stoker.manager.cli.sessions import story_of
+from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Story
 from stoker.units import show_bytes
 
@@ -115,8 +116,9 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
 # ---- a block
 
 
-def show_block(session: str, block: str, files: Sequence[LogFile]) -> None:
-    """Print what the job of a block has printed, `files`: its output and its errors, or say why there is nothing.
+def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> None:
+    """Print what the job of a block of this session has printed, `files`: its output and errors, or say why there are
+    none.
 
     Raises SessionError for a block that is not there.
     """
@@ -128,7 +130,7 @@ def show_block(session: str, block: str, files: Sequence[LogFile]) -> None:
         return
     story = Story(block, True, "its session cannot be asked", ())
     with contextlib.suppress(SessionError):  # then there is no word of it, but perhaps output
-        _, story, _ = story_of(session, block)
+        _, story, _ = story_of(str(folder.path), block)
     if not story.found:
         raise SessionError(f"{block}: {story.headline}; stoker logs lists what there is")
     console.note(nothing_printed(story))

@@ -12,7 +12,7 @@ import msgspec
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
-from stoker.manager.cli import choosing
+from stoker.manager.cli import choosing, console
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.live import segments
 from stoker.manager.live.raised import raised
@@ -68,18 +68,47 @@ def status_of(name: str) -> tuple[SessionFolder, SessionAnswer]:
 def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
     """The story of a subject; and, of a session that is over, that it is. Raises SessionError.
 
-    A live manager forgets calls that ended well; its journal remembers them.
+    If no session is named and the chosen one does not know the subject, the other sessions are searched. A live manager
+    forgets calls that ended well; its journal remembers them.
     """
+    chosen = choosing.session_to_show(name)
+    story, over = _story_in(chosen, subject)
+    if name or story.found or is_several(story):
+        return chosen, story, over
+    searched = [chosen]
+    for folder in choosing.others_to_search(chosen):
+        with contextlib.suppress(SessionError):  # one that cannot be read hides no other
+            found, its_over = _story_in(folder, subject)
+            if found.found:
+                console.note(f"{subject} is not in session {_id(chosen)}; this is session {_id(folder)} ({folder.path})")
+                return folder, found, its_over
+            searched.append(folder)
+    if len(searched) > 1:
+        names = ", ".join(map(_id, searched))
+        headline = f"{story.headline}; searched sessions {names} (`stoker sessions` lists them, --session names one)"
+        story = msgspec.structs.replace(story, headline=headline)
+    return chosen, story, over
+
+
+def is_several(story: to_client.Story) -> bool:
+    """True if the subject is the beginning of several names in its session."""
+    return not story.found and story.headline.startswith("could be")
+
+
+def _id(folder: SessionFolder) -> str:
+    return folder.read().session
+
+
+def _story_in(folder: SessionFolder, subject: str) -> tuple[to_client.Story, str]:
     from stoker.manager.live.replay import story_of_ended_session, story_with_journal
 
-    folder = choosing.session_to_show(name)
     try:
         with Observer(folder) as observer:
             story = observer.story(subject)
     except SessionEndedError as ended:
         with _from_journal(folder, ended):
-            return folder, story_of_ended_session(folder, subject), str(ended)
-    return folder, story_with_journal(folder, subject, story), ""
+            return story_of_ended_session(folder, subject), str(ended)
+    return story_with_journal(folder, subject, story), ""
 
 
 def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:

@@ -245,7 +245,7 @@ def _ask(manager: Manager, action: Ask) -> None:
             cost = manager.state.costs.get((function, key))
             if cost is None:
                 raise PolicyError(f"no call of function {function} on context {key} has come")
-            name = cost.function.name
+            name = cost.function.measured_as
         case OfPace(library=library, call=call):
             holder = _library(manager, library)
             if call not in holder.held:

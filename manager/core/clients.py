@@ -100,7 +100,7 @@ def _message(manager: Manager, client: Client, message: to_manager.FromClient) -
             if message.unused:
                 departures.forget_functions(manager, client, message.unused)
         case DefineFunction(key=key):
-            registry.define_function(state, client, FunctionBlob(key, message.name, message.blob))
+            registry.define_function(state, client, FunctionBlob(key, message.name, message.blob, message.place))
         case DefineRecipe():
             context = registry.define_context(manager, message.recipe)
             client.defined.add(message.recipe.key)

@@ -99,7 +99,7 @@ def ask_again(manager: Manager) -> None:
             manager.out.append(AskAdvice(OfContext(RecipeKey(context.recipe.key)), context.recipe.name))
     for cost in state.costs.values():
         if not cost.runs:
-            manager.out.append(AskAdvice(OfFunction(cost.function.key, cost.recipe), cost.function.name))
+            manager.out.append(AskAdvice(OfFunction(cost.function.key, cost.recipe), cost.function.measured_as))
 
 
 def group_key(client: Client, function: FunctionBlob, context: Context, options: CallOptions) -> object:
@@ -116,7 +116,7 @@ def group_of(manager: Manager, client: Client, function: FunctionBlob, context: 
         cost = state.costs.get(about)
         if cost is None:
             cost = state.costs[about] = Cost(function, RecipeKey(context.recipe.key))
-            manager.out.append(AskAdvice(OfFunction(function.key, cost.recipe), function.name))
+            manager.out.append(AskAdvice(OfFunction(function.key, cost.recipe), function.measured_as))
         group = state.groups[key] = Group(key, client, context, cost, options)
         variants.note(context, [state.contexts[other] for other in options.variants if other in state.contexts])
     return group

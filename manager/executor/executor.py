@@ -41,7 +41,14 @@ from stoker.manager.executor.options import check_local_policy, check_options, c
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
 from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
-from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
+from stoker.manager.executor.processes import (
+    ManagerProcess,
+    make_folder,
+    manager_options,
+    new_session_id,
+    note_joined,
+    register,
+)
 from stoker.manager.executor.questions import wait_for_answer
 from stoker.manager.executor.wait_notices import WaitNotices
 from stoker.manager.executor.wants import Wants
@@ -199,6 +206,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         try:
             if self._joins:
                 self.folder, self.site = detached.find(self._joins)
+                note_joined(self.folder, Path(self.run_dir) / self.label)
                 self._honours = honoured_in(self.folder)
                 self._link = Link(self.folder)
             else:

@@ -290,7 +290,7 @@ class Outgoing:
         if function.key not in self._defined:
             self._defined.add(function.key)
             self._unused = [key for key in self._unused if key != function.key]
-            messages.append(to_manager.DefineFunction(function.key, function.name, function.blob))
+            messages.append(to_manager.DefineFunction(function.key, function.name, function.blob, function.place))
         return messages
 
 

@@ -7,8 +7,11 @@ calls it a hundred thousand times pays once. When a global or a helper that it u
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from parsl.app.python import timeout
 from stoker.contexts.captured import CapturedState
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code
 from stoker.contexts.source_lines import SourceLines
+from stoker.contexts.user_code import is_installed
 from stoker.errors import SerializationError
 from stoker.manager.executor.large import LargeArguments
 from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES, Payload
@@ -162,6 +166,19 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(name).replace("<locals>.", "").encode("utf-8", "replace").decode()
 
 
+def place_of(function: Callable[..., Any]) -> str:
+    """Return where a function is defined: its module if that is installed, else its file. In a notebook: the module.
+    Empty for an object that does not say."""
+    with suppress(Exception):  # whatever the object is: its call goes on
+        inner = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+        module = str(getattr(inner, "__module__", None) or type(inner).__module__)
+        code = getattr(inner, "__code__", None)
+        if is_installed(module) or code is None or not os.path.isfile(code.co_filename):
+            return module
+        return os.path.realpath(code.co_filename).encode("utf-8", "replace").decode()
+    return ""
+
+
 def _pickle_function(function: Callable[..., Any], how: _How) -> FunctionBlob:
     name = name_of(function)
     try:
@@ -170,4 +187,4 @@ def _pickle_function(function: Callable[..., Any], how: _How) -> FunctionBlob:
     except SerializationError as error:
         raise SerializationError(f"function {name}: {error}", what="function", function=name) from error
     key = FunctionKey(hashlib.blake2b(data, digest_size=16).hexdigest())
-    return FunctionBlob(key=key, name=name, blob=data)
+    return FunctionBlob(key=key, name=name, blob=data, place=place_of(function))

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from zmq import curve_keypair
@@ -96,6 +97,13 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
         _link(folder, links, name=name or folder.read().session)
     except OSError as error:
         raise _not_to_use(links, "written", error) from error
+
+
+def note_joined(folder: SessionFolder, link: Path) -> None:
+    """Link a session that a program joins into the program's run folder, as the session that it starts would lie there:
+    commands typed in the program's folder mean this session. A folder that cannot be written costs only that."""
+    with suppress(OSError):
+        link.symlink_to(folder.path.resolve(), target_is_directory=True)
 
 
 def _not_to_use(links: Path, what: str, error: OSError) -> SessionError:

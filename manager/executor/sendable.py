@@ -31,7 +31,7 @@ def check_submission(submission: Submission, features: Features | None, *, name:
             for recipe in (submission.recipe, *submission.variants)
             if recipe.key not in known
         ),
-        to_manager.DefineFunction(submission.function.key, submission.function.name, b""),
+        to_manager.DefineFunction(submission.function.key, submission.function.name, b"", submission.function.place),
         submission.message([CallSpec(CallId(0), b"", features)], now=submission.due_at or 0.0),
     ]
     for message in messages:

@@ -1,5 +1,8 @@
-"""What a policy that does not think in rounds, sets no timers and takes no advice says to all that; and what a dispatch
-policy need not think about: few calls are placed one by one, and a queue is offered to the hottest library first."""
+"""Defaults for a policy without rounds, timers and advice.
+
+A dispatch policy derived from it has four methods of its own: `place`, `pull`, `dry` and `window`. It places few calls
+one by one, keeps calls in the order of their arrival, and offers a queue to the hottest library first.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from stoker.manager.policies.serve_order import hottest_first
 
 
 class Quiet:
-    """Answers nothing to rounds, timers and advice."""
+    """Base class of policies: a default for everything but the questions of a seam."""
 
     period_s: float = 0.0
     by_deadline = False
     by_run_time = False
+    asks_every_call = False
     honours: frozenset[str] = frozenset()
     places_one_by_one_up_to = 4
 

@@ -57,11 +57,13 @@ class DefineManifest(_Message, frozen=True, tag="manifest"):
 
 
 class DefineFunction(_Message, frozen=True, tag="function"):
-    """A function that calls may name from now on. `blob` is its cloudpickle; `name` is for people."""
+    """A function that calls may name from now on. `blob` is its cloudpickle; `name` is for people; `place` is that of
+    `to_pilot.FunctionBlob`."""
 
     key: FunctionKey
     name: str
     blob: bytes
+    place: str = ""
 
 
 class Submit(_Message, frozen=True, tag="submit"):

@@ -69,11 +69,18 @@ class StopLibrary(_Message, frozen=True, tag="stop-library"):
 
 
 class FunctionBlob(msgspec.Struct, frozen=True):
-    """A function that the library has not been sent before."""
+    """A function that the library has not been sent before. `place`: the file of its program, or its module if that is
+    installed; functions of two programs may have one name."""
 
     key: FunctionKey
     name: str
     blob: bytes
+    place: str = ""
+
+    @property
+    def measured_as(self) -> str:
+        """The name under which its calls' times are remembered: `/home/ana/claims.py:verify`."""
+        return f"{self.place}:{self.name}" if self.place else self.name
 
 
 class RunCalls(_Message, frozen=True, tag="run", gc=False):

@@ -49,8 +49,11 @@ class Sureness(enum.Enum):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """The work: a number of inputs through one function, and the inputs of one call. `measured_per_call`: the inputs of
-    the calls that were measured (0 = the same number)."""
+    """The work: a number of inputs through one function, and the inputs of one call.
+
+    `function`: the function as its calls are remembered, with its module or file: `mine.functions:score`, or
+    `/home/ana/claims.py:verify`. `measured_per_call`: the inputs of the calls that were measured (0 = the same number).
+    """
 
     app: str
     function: str
@@ -62,6 +65,11 @@ class Work(msgspec.Struct, frozen=True):
     def calls(self) -> int:
         """Calls in all."""
         return -(-self.inputs // self.inputs_per_call)
+
+    @property
+    def called(self) -> str:
+        """The function's own name: `score`."""
+        return self.function.rpartition(":")[2]
 
     @property
     def larger(self) -> float:
@@ -176,9 +184,11 @@ def _measured(store: MeasuredCosts, work: Work) -> Mapping[str, Estimate]:
     found = store.estimates(recipes[0].recipe) if recipes else {}
     useful = {kind: facts for kind, facts in found.items() if work.function in facts.functions}
     if not useful:
+        is_own = work.app.rpartition(":")[2] == work.called
+        short = "some tens of its calls" if is_own else f"stoker run {work.app} --limit 64"
         raise SessionError(
             f"nothing was measured of {work.app} yet, so nothing can be said of a longer run; make a short one first"
-            f" ({'stoker run ' + work.app + ' --limit 64' if work.app != work.function else 'some tens of its calls'})"
+            f" ({short})"
         )
     return useful
 
@@ -226,7 +236,7 @@ def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load:
     fits = _is_meant(expected, kind)
     elsewhere = "" if fits else f"; the site should have {expected}, of which nothing was measured"
     spread = f", give or take {_share(_over(run.sd, run.mean))}" if calls > 1 else ""
-    ran = f"a call of {work.function} ran {show_seconds(run.mean)} on {kind}{spread}"
+    ran = f"a call of {work.called} ran {show_seconds(run.mean)} on {kind}{spread}"
     sure = _level(calls, much=MUCH_RUNS, some=SOME_RUNS) if fits else Sureness.POOR
     reasons = [Reason(f"{ran} ({_counted(calls, 'call')} measured){elsewhere}", sure)]
     if work.larger != 1.0:
@@ -240,7 +250,7 @@ def _estimated(work: Work, *, facts: Estimate, kind: str, load: MeasuredTime, si
     run = facts.functions[work.function]
     some = ", ".join(similar[:_SHOWN_SIMILAR])
     more = f" and {len(similar) - _SHOWN_SIMILAR} more" if len(similar) > _SHOWN_SIMILAR else ""
-    text = f"no call of {work.function} was measured; one is estimated to run {show_seconds(run.mean)} on {kind}, give"
+    text = f"no call of {work.called} was measured; one is estimated to run {show_seconds(run.mean)} on {kind}, give"
     reasons = [Reason(f"{text} or take {_share(_over(run.sd, run.mean))}, by {some}{more}", Sureness.POOR)]
     loads = f"its context is estimated to load in {show_seconds(load.mean_s)}" if load.count else "a load of it is not"
     return [*reasons, Reason(loads + ("" if load.count else " known, and taken to last no time"), Sureness.POOR)]

@@ -61,7 +61,7 @@ from stoker.manager.sim.world import NO_TIME, Rate, World
 from stoker.manager.study import overrides, step_profiles
 from stoker.manager.study.overrides import Override
 from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
-from stoker.units import parse_rate, without_unit
+from stoker.units import parse_rate
 
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
@@ -168,13 +168,9 @@ def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str]
 def read(kind: type, value: Any) -> Any:
     """What a scenario file says in words: rates, sizes, durations, each with its unit. A `dec_hook` for msgspec. Raises
     UnitError."""
-    bare = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-    if bare and kind in _MEASURED:
-        raise without_unit(str(value), number=str(value), what=_MEASURED[kind])
     return Rate(parse_rate(value)) if kind is Rate else read_unit(kind, value)
 
 
-_MEASURED: dict[type, str] = {Rate: "rate", Size: "size"}
 _SHAPES = {"name": "up to 40 letters, digits, dots, dashes and underscores"}
 _TOP = frozenset(field.encode_name for field in msgspec.structs.fields(Scenario))
 _WORLD = frozenset(field.encode_name for field in msgspec.structs.fields(World))

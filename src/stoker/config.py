@@ -57,8 +57,9 @@
     kind = "shared"               pilots see this Python environment; "packed": it travels to them as an archive
     python = ""                   the interpreter on compute nodes
 
-Every setting may be left out. Times want their unit: ms, s, m (or min), h, d. A file is checked as a whole when it is
-read; an error is one line that names the file, the line, the setting and the nearest valid one (`config_errors`).
+Every setting may be left out. Times need a unit: ms, s, m (or min), h, d. Sizes need one too: kB, MB, GB, TB, or KiB to
+TiB. A file is checked as a whole when it is read; an error is one line that names the file, the line, the setting and
+the nearest valid one (`config_errors`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from msgspec.structs import FieldInfo
 
 from stoker.config import load_site, site_file
 from stoker.errors import ConfigError
-from stoker.site import Duration, Site
+from stoker.site import Duration, Site, Size
 from stoker.site_effects import without_effect
 from stoker.working_folder import working_folder
 
@@ -102,8 +102,10 @@ def site_text(site: Site) -> str:
 
 
 def _setting(field: FieldInfo, value: Any) -> str:
-    if field.type is Duration:  # a text, since a time wants its unit; and one without an exponent
+    if field.type is Duration:  # without an exponent
         value = f"{Decimal(repr(float(value))):f} s"
+    elif field.type is Size:
+        value = f"{int(value)} B"
     return f"{field.encode_name} = {_value(value)}"
 
 
@@ -115,5 +117,5 @@ def _value(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case tuple():
             return f"[{', '.join(map(_value, value))}]"
-        case _:  # a number: sizes in bytes
+        case _:  # a number
             return json.dumps(value)

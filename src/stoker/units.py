@@ -1,7 +1,8 @@
 """Sizes and times as people write them: `"4 GB"`, `"90 s"`, `"1h30m"`; and back again, for people to read.
 
-Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A number of Python's is bytes or seconds; a text
-wants a unit with each of its numbers: who writes "4" means GB as often as bytes, and hours as often as seconds.
+Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A size needs a unit, also as a number of Python: users
+who write `memory=16` mean GB. A text with a duration needs one too; a number of Python is a duration in seconds. Zero
+needs no unit.
 """
 
 from __future__ import annotations
@@ -18,38 +19,43 @@ _BYTES = {
 }  # fmt: skip
 _SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_OF = {"duration": ("h", "min"), "size": (" GB", " MB"), "rate": (" GB/s", " Gbit/s")}
+_SURELY_BYTES = 1e7  # no machine has ten million MB
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]+)\s*/\s*s")
 
 
 def parse_bytes(text: str | int | float) -> int:
-    """A size in bytes from `"4 GB"`, `"512MiB"` or a plain number (a text wants its unit).
+    """Return the size in bytes of `"4 GB"` or `"512MiB"`. Only zero may lack its unit.
 
-    Raises UnitError for anything else, negative sizes included.
+    Raises UnitError for anything else, such as a bare number or a negative size.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         if text < 0:
             raise UnitError(f"{text} is not a size: it is negative")
         if not math.isfinite(text):
-            raise UnitError(f"{text} is not a size: write a number of bytes")
-        return int(text)
+            raise UnitError(f'{text} is not a size; write a number and a unit, "4 GB"')
+        if text:
+            raise without_unit(str(text), number=_plain(text), what="size")
+        return 0
     found = _NUMBER.fullmatch(str(text).rstrip())
     if found and not found[2] and float(found[1]):
-        raise UnitError(f"{text!r} is not a size: {found[1]} of what? Write {found[1]} GB, say, or a number of bytes")
+        raise without_unit(repr(text), number=found[1], what="size")
     if not found or found[2].lower() not in _BYTES:
         raise UnitError(f"{text!r} is not a size; write a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB")
     return int(float(found[1]) * _BYTES[found[2].lower()])
 
 
 def parse_rate(text: str | int | float) -> float:
-    """Bytes a second from `"1.2 GB/s"`, `"10 Gbit/s"`, `"unlimited"` or a plain number (a text wants its unit).
+    """Return the bytes per second of `"1.2 GB/s"`, `"10 Gbit/s"` or `"unlimited"`. Only zero may lack its unit.
 
-    Raises UnitError for anything else, negative rates included.
+    Raises UnitError for anything else, such as a bare number or a negative rate.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
-        if not text >= 0:
+        if not 0 <= text < math.inf:
             raise UnitError(f"{text} is not a rate")
-        return float(text)
+        if text:
+            raise without_unit(str(text), number=_plain(text), what="rate")
+        return 0.0
     if str(text).strip() == "unlimited":
         return math.inf
     found = _RATE.fullmatch(str(text).strip())
@@ -88,10 +94,17 @@ def parse_seconds(text: str | int | float) -> float:
 
 
 def without_unit(text: str, *, number: str, what: str = "duration") -> UnitError:
-    """What to say of a duration, a size or a rate (`what`) whose `number` has no unit."""
+    """Return the error for a duration, a size or a rate (`what`) whose `number` has no unit."""
     one, other = _UNITS_OF[what]
-    problem = f"the unit of {number} is missing"
-    return UnitError(f'{text} is not a {what}: {problem}; write "{number}{one}" or "{number}{other}"')
+    write = f'"{number}{one}" or "{number}{other}"'
+    if what == "size" and float(number) >= _SURELY_BYTES:
+        write = f'"{number} B" (if bytes are meant: {show_bytes(float(number))})'
+    return UnitError(f"{text} is not a {what}: the unit of {number} is missing; write {write}")
+
+
+def _plain(number: float) -> str:
+    """Return a number without an exponent: 8e9 is 8000000000."""
+    return str(int(number)) if number == int(number) else str(number)
 
 
 def show_bytes(size: float) -> str:

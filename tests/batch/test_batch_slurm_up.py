@@ -51,6 +51,7 @@ def test_init_finds_the_cluster_and_writes_a_site_that_fits_it(slurm, world):
     assert "preemptible, REQUEUE; a10:1 x 2, titanx:1 x 2" in made.stdout
     checked = stoker(world, "doctor", "site.toml")
     assert "site backfill: partition, account, walltime and GPUs are there" in checked.stdout
+    assert "site backfill: Slurm would take this: Job " in checked.stdout
     assert "partitions backfill (preemptible, REQUEUE; a10:1 x 2, titanx:1 x 2), main (" in checked.stdout
 
 
@@ -97,6 +98,15 @@ def test_a_dry_run_of_what_slurm_would_refuse_fails_with_its_words(slurm, world)
     assert shown.returncode == 1
     assert "#SBATCH --partition=nowhere" in shown.stdout
     assert re.search(r"^# site lab: Slurm refuses this: .*invalid partition", shown.stdout, re.M | re.I), shown.stdout
+    assert slurm_jobs() == []
+
+
+def test_doctor_asks_slurm_whether_it_would_take_a_block(slurm, world):
+    write_site(world.path, provider={"memory": "4000 GB"})
+    said = stoker(world, "doctor", "lab.toml")
+    assert said.returncode == 1, said.stdout
+    assert "site lab: partition, account, walltime and GPUs are there" in said.stdout
+    assert re.search(r"need +site lab: Slurm refuses this: .*(Memory|node configuration)", said.stdout), said.stdout
     assert slurm_jobs() == []
 
 

@@ -1,4 +1,4 @@
-"""Which session a command means that names none: this folder's if it is up, then the newest that is up."""
+"""Which session a command means that names none: this folder's newest, then the newest that is up."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from live.peers import Manager
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing
+from stoker.manager.executor.processes import note_joined
 from stoker.manager.live import lease
 from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.site import Site
+from stoker.site_files import write_sites
 
 Stoker = Callable[..., Result]
 Make = Callable[..., Path]
@@ -71,19 +74,45 @@ def test_this_folders_session_comes_before_a_newer_one(make, tmp_path, monkeypat
     assert looked_at(tmp_path / "third", monkeypatch, capsys)[0] == "other"
 
 
-def test_a_session_that_is_up_comes_before_this_folders_that_is_over(make, tmp_path, monkeypatch, capsys):
+def test_this_folders_session_comes_first_after_its_end(make, tmp_path, monkeypatch, capsys):
+    make("first", "mine/runinfo/000/stoker", up=False)
+    make("own", "mine/runinfo/001/stoker", up=False)
     make("other", "elsewhere/runinfo/000/stoker", up=True)
-    make("own", "mine/runinfo/000/stoker", up=False)
     session, said = looked_at(tmp_path / "mine", monkeypatch, capsys)
-    assert session == "other"
-    assert "this is session other; own of this folder is over (--session own)" in said
+    assert session == "own"
+    assert "this is session own; other is up too (--session other)" in said
+
+
+def test_a_session_that_a_program_joined_here_is_of_this_folder(make, tmp_path, monkeypatch, capsys):
+    joined = make("joined", "elsewhere/joined", up=True)
+    make("older", "mine/runinfo/000/stoker", up=False)
+    make("other", "third/runinfo/000/stoker", up=True)
+    (tmp_path / "mine/runinfo/001").mkdir()
+    note_joined(SessionFolder(joined), tmp_path / "mine/runinfo/001/stoker")
+    os.utime(tmp_path / "mine/runinfo/001/stoker", (3e9, 3e9), follow_symlinks=False)
+    assert looked_at(tmp_path / "mine", monkeypatch, capsys)[0] == "joined"
+
+
+def test_a_session_of_stoker_up_is_of_the_folder_where_it_was_made(make, tmp_path, monkeypatch, capsys):
+    make("older", "mine/runinfo/000/stoker", up=False)
+    kept = make("kept", "state/kept", up=True, stays=True)
+    make("other", "third/runinfo/000/stoker", up=True)
+    write_sites(SessionFolder(kept).sites, [Site.default()], python_path=f"{tmp_path / 'mine'}:/packages")
+    assert looked_at(tmp_path / "mine", monkeypatch, capsys)[0] == "kept"
+
+
+def test_a_session_of_another_folder_that_is_over_is_named(make, tmp_path, monkeypatch, capsys):
+    make("over", "elsewhere/runinfo/000/stoker", up=False)
+    make("newer", "elsewhere/runinfo/001/stoker", up=False)
+    session, said = looked_at(tmp_path / "third", monkeypatch, capsys)
+    assert (session, said.strip()) == ("newer", f"this is session newer, which ran in {tmp_path / 'elsewhere'}")
 
 
 def test_of_sessions_that_are_over_this_folders_comes_first(make, tmp_path, monkeypatch, capsys):
     make("own", "mine/runinfo/000/stoker", up=False)
     make("other", "elsewhere/runinfo/000/stoker", up=False)
     assert looked_at(tmp_path / "mine", monkeypatch, capsys) == ("own", "")
-    assert looked_at(tmp_path / "third", monkeypatch, capsys) == ("other", "")
+    assert looked_at(tmp_path / "third", monkeypatch, capsys)[0] == "other"
 
 
 def test_where_there_is_no_choice_nothing_is_said(make, tmp_path, monkeypatch, capsys):

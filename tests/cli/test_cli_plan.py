@@ -34,7 +34,8 @@ def site(tmp_path: Path) -> str:
 @pytest.fixture
 def measured() -> None:
     store = performance()
-    store.record_runs("r", kind="NVIDIA A10", function="verify", run_s=[2.0] * 40)
+    for function in (f"{Path.cwd()}/claims.py:verify", "stoker.apps.fact_verification.functions:verify"):
+        store.record_runs("r", kind="NVIDIA A10", function=function, run_s=[2.0] * 40)
     store.record_load("r", kind="NVIDIA A10", load_s=9.0)
     store.close()
 
@@ -55,29 +56,29 @@ def test_a_plan_says_when_what_and_how_sure(stoker: Stoker, site: str) -> None:
 @pytest.mark.usefixtures("measured")
 def test_what_a_run_costs_is_its_device_hours_at_the_price_of_the_site(stoker: Stoker, site: str) -> None:
     def costs() -> list[float]:
-        shown = stoker("plan", site, "verify", "--inputs", "300").output.splitlines()
+        shown = stoker("plan", site, "claims.py:verify", "--inputs", "300").output.splitlines()
         [line] = [line for line in shown if line.startswith("  cost ")]
         return [float(number) for number in re.findall(r"[0-9.]+", line.partition(",")[0])]
 
     at_two = costs()
-    told = msgspec.json.decode(stoker("plan", site, "verify", "--inputs", "300", "--json").output)
+    told = msgspec.json.decode(stoker("plan", site, "claims.py:verify", "--inputs", "300", "--json").output)
     hours = told["as_written"]["device_hours"]
     assert min(at_two) / 2.0 <= hours["p50"] <= max(at_two) / 2.0
     Path(site).write_text(Path(site).read_text().replace("price = 2.0", "price = 200.0"))
     assert costs() == pytest.approx([100 * cost for cost in at_two], rel=0.1)
     Path(site).write_text(Path(site).read_text().replace("price = 200.0\n", ""))
-    assert "  cost " not in stoker("plan", site, "verify", "--inputs", "300").output, "nothing is said without a price"
+    assert "  cost " not in stoker("plan", site, "claims.py:verify", "--inputs", "300").output, "nothing is said without a price"
 
 
 @pytest.mark.usefixtures("measured")
 def test_a_function_of_ones_own_is_planned_by_its_name(stoker: Stoker, site: str) -> None:
-    told = msgspec.json.decode(stoker("plan", site, "verify", "--inputs", "50", "--json").output)
+    told = msgspec.json.decode(stoker("plan", site, "claims.py:verify", "--inputs", "50", "--json").output)
     assert told["work"] == {
-        "app": "verify", "function": "verify", "inputs": 50, "inputs_per_call": 1, "measured_per_call": 0
+        "app": "claims.py:verify", "function": f"{Path.cwd()}/claims.py:verify", "inputs": 50, "inputs_per_call": 1, "measured_per_call": 0
     }  # fmt: skip
     assert told["as_written"]["finish_s"]["p50"] > 9.0
     assert told["price"] == 2.0
-    how_many = stoker("plan", site, "verify").exception
+    how_many = stoker("plan", site, "claims.py:verify").exception
     assert isinstance(how_many, ConfigError)
     assert "--inputs" in str(how_many)
 
@@ -89,8 +90,8 @@ def test_inputs_that_are_packed_otherwise_than_they_were_measured_cost_the_same_
     def told(app: str, *more: str) -> list[str]:
         return stoker("plan", "here.toml", app, "--inputs", "400", *more).output.splitlines()
 
-    single, packed = told("verify"), told("verify", "--per-call", "10")
-    assert packed[0].startswith("plan · verify on here · 400 inputs in 40 calls")
+    single, packed = told("claims.py:verify"), told("claims.py:verify", "--per-call", "10")
+    assert packed[0].startswith("plan · claims.py:verify on here · 400 inputs in 40 calls")
     assert "  policy        default" in packed
     assert any("are taken to have had 1 input each" in line for line in packed)
     assert not any("are taken to have had" in line for line in single)
@@ -123,6 +124,30 @@ def test_a_function_whose_inputs_were_packed_is_planned_with_as_many_a_call(stok
     assert "are taken to have had 16 inputs each" in stoker(
         "plan", "here.toml", "packed", "--inputs", "400", "--per-call", "8"
     ).output  # fmt: skip
+
+
+def record(function: str, *, run_s: float) -> None:
+    store = performance()
+    store.record_runs("bare", kind="cpu", function=function, run_s=[run_s] * 40)
+    store.close()
+
+
+def test_functions_of_one_name_in_two_programs_are_told_apart(stoker: Stoker) -> None:
+    Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
+    for program, run_s in (("first.py", 1.0), ("second.py", 9.0)):
+        record(f"{Path.cwd().resolve()}/{program}:slow", run_s=run_s)
+        assert f"a call of slow ran {run_s} s on cpu" in stoker("plan", "here.toml", f"{program}:slow", "--inputs", "9").output
+    choice = str(stoker("plan", "here.toml", "slow", "--inputs", "9").exception)
+    assert "several programs have a function slow; name one of them" in choice
+    assert {"  first.py:slow", "  second.py:slow"} <= set(choice.splitlines())
+
+
+def test_a_name_that_one_program_has_needs_no_file(stoker: Stoker) -> None:
+    Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
+    record("slow", run_s=5.0)  # by a version that remembered no file
+    assert "a call of slow ran 5.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output
+    record("/home/ana/first.py:slow", run_s=1.0)
+    assert "a call of slow ran 1.0 s" in stoker("plan", "here.toml", "slow", "--inputs", "9").output
 
 
 # ---- what never ran
@@ -209,4 +234,4 @@ def test_what_cannot_be_estimated_says_why(stoker: Stoker, site: str, tmp_path: 
 
 def test_without_a_number_of_inputs_a_file_is_not_planned(stoker: Stoker, site: str) -> None:
     shown = stoker("plan", site, "mine.py:score")
-    assert "say how many inputs it is to get" in str(shown.exception)
+    assert "say how many inputs mine.py:score is to get" in str(shown.exception)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import Result
-from live.peers import Manager, Peer, key_pair
+from live.peers import Manager, Peer, key_pair, session_folder
 from polling import PATIENCE_S
 
 from stoker.config import parse_site
@@ -79,15 +79,38 @@ def test_who_decides_in_a_session_is_in_its_status_and_in_its_log(
         manager.close()
 
 
-def test_a_session_that_lives_comes_before_a_newer_one_that_is_over(
-    stoker: Stoker, client: Peer, folder: SessionFolder, tmp_path: Path
+def test_elsewhere_a_live_session_comes_before_a_newer_ended_one(
+    stoker: Stoker, client: Peer, folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.hear(to_client.ClientWelcome)
     over = SessionFolder(tmp_path / "over")
     over.make()
     over.write(SessionFile("over", wire.VERSION, "tcp://127.0.0.1:1", folder.read().server_key))
     (folder.path.parent / "home" / "sessions" / "over").symlink_to(over.path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     assert stoker("status").output.startswith("session test · up ")
+
+
+def test_a_call_of_another_session_is_found_and_its_session_named(
+    stoker: Stoker, client: Peer, pilot: Peer, folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = folder.pilot("n014-ab12") / "lib-1.log"
+    log.parent.mkdir()
+    log.write_bytes(b"said\n")
+    run_a_call(client, pilot, printed=Printed(str(log), 0, 5))
+    own = Manager(session_folder(tmp_path / "mine" / "runinfo" / "000" / "stoker"), name="own")
+    try:
+        monkeypatch.chdir(tmp_path / "mine")
+        explained = stoker("explain", "c-7")
+        assert "call c-7  verify" in explained.stdout, explained.exception
+        assert "c-7 is not in session own; this is session test" in explained.stderr.replace("\n", " ")
+        assert stoker("logs", "c-7").stdout == "said\n"
+        nowhere = str(stoker("explain", "c-99").exception)
+        assert "no such call in the session; searched sessions own, test" in nowhere
+        assert "searched" not in str(stoker("explain", "c-99", "own").exception)
+    finally:
+        own.close()
 
 
 def test_asking_changes_nothing_and_outlives_the_client_rule(manager: Manager, client: Peer, stoker: Stoker) -> None:

@@ -77,6 +77,12 @@ FAULTS = {
     " environment, advice",
     '[pilot]\ncache_size = "4 gigs"': "line 2: [pilot] cache_size: '4 gigs' is not a size; write a number and one of"
     " B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
+    '[provider]\nkind = "slurm"\nmemory = 16': "line 3: [provider] memory: 16 is not a size: the unit of 16 is missing;"
+    ' write "16 GB" or "16 MB"',
+    '[provider]\nkind = "slurm"\nmemory = "1.5"': "line 3: [provider] memory: '1.5' is not a size: the unit of 1.5 is"
+    ' missing; write "1.5 GB" or "1.5 MB"',
+    "[pilot]\ncache_size = 20000000000": "line 2: [pilot] cache_size: 20000000000 is not a size: the unit of"
+    ' 20000000000 is missing; write "20000000000 B" (if bytes are meant: 20.0 GB)',
     "[pilot]\ncache_size = true": "line 2: [pilot] cache_size: true is not a size; write a number and a unit,"
     " in quotes",
     "[pilot]\ncache_size = nan": "line 2: [pilot] cache_size: nan is not a size",

@@ -117,6 +117,9 @@ def test_a_factory_travels() -> None:
         (lambda: plain(threading.Lock()), "lock"),
         (lambda: context(memry="1 GB"), "did you mean memory"),
         (lambda: context(memory="four GB"), r"memory='four GB'.*is not a size"),
+        (lambda: context(memory=16), r'memory=16\): .*the unit of 16 is missing; write "16 GB" or "16 MB"'),  # type: ignore[call-overload]
+        (lambda: context(device_memory=8e9), r'the unit of 8000000000 is missing; write "8000000000 B"'),  # type: ignore[call-overload]
+        (lambda: context(disk="16"), r"disk='16'\): .*the unit of 16 is missing"),
         (lambda: context(load_limit="0 s"), "leaves no time"),
         (lambda: context(slots=0), "whole number, 1 or more"),
         (lambda: context(slots="many"), r"slots='many'.*1 or more, or \"auto\""),
@@ -125,7 +128,7 @@ def test_a_factory_travels() -> None:
         (lambda: context("4 GB"), r"by name, as in @context\(memory="),
         (lambda: context(plain("a")), "by name"),
         (lambda: as_recipe(plain), r"has not been called; write context=plain\(\.\.\.\)"),
-        (lambda: as_recipe(context(memory=1)), "still wants its loader"),
+        (lambda: as_recipe(context(memory="1 B")), "still wants its loader"),
         (lambda: as_recipe(len), "plain function"),
         (lambda: as_recipe("llm"), "wants a recipe"),
         (lambda: recipe_of("nothing"), "must be a function"),  # type: ignore[arg-type]

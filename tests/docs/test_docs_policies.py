@@ -101,6 +101,34 @@ def test_its_methods_are_those_that_the_page_names() -> None:
         assert all(hasattr(getattr(policies, base), method) for method in re.findall(r"\w+", methods))
 
 
+SEAM_ROWS = re.findall(
+    r"^\| (dispatch|residency|provisioning) \|.*\| ((?:`\w+`(?:, )?)+) \| `\w+` \|$", TEXT, re.MULTILINE
+)
+ANSWERS = {
+    "place": "(self, view, call): return None",
+    "pull": "(self, view, library): return library.slots - library.load",
+    "dry": "(self, view, library): return ()",
+    "window": "(self, view, library): return library.slots",
+    "wanted": "(self, view, context): return LoadWhereWanted().wanted(view, context)",
+    "measured": "(self, view, library): return 0",
+    "idle": "(self, view, library): return ()",
+    "demand": "(self, view): return KeepBlocks().demand(view)",
+    "may_bring": "(self, view, context): return True",
+}
+
+
+@pytest.mark.parametrize(("seam", "methods"), SEAM_ROWS)
+def test_quiet_and_the_methods_of_a_seam_are_a_policy(tmp_path: Path, seam: str, methods: str) -> None:
+    lines = ["from stoker.manager.policies import KeepBlocks, LoadWhereWanted, Quiet", "class Least(Quiet):"]
+    lines += [f"    def {method}{ANSWERS[method]}" for method in re.findall(r"\w+", methods)]
+    (tmp_path / "least.py").write_text("\n".join(lines))
+    made = find("least.py:Least", folder=tmp_path).make()
+    assert type(getattr(made, seam)).__name__ == "Least"
+    lab = world(source(2, init_blocks=2), model(load_s=1.0))
+    outcome = Simulation(lab, calls(8), made).run(until_s=600.0)
+    assert (outcome.complete, outcome.failed) == (True, {})
+
+
 def test_the_hooks_and_settings_are_those_that_there_are() -> None:
     told = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", TEXT[TEXT.index("## Hooks and settings") :], re.MULTILINE))
     settings = {name for name, given in told.items() if given == "…"}

@@ -101,8 +101,11 @@ class Manager:
     """A real manager process on a session folder; `script`: a program that makes it otherwise than it is. A pilot that
     says nothing for three times `heartbeat_s` is lost: long, since pilots that tests play send no heartbeats."""
 
-    def __init__(self, folder: SessionFolder, *, script: Path | None = None, heartbeat_s: float = 20.0) -> None:
+    def __init__(
+        self, folder: SessionFolder, *, script: Path | None = None, heartbeat_s: float = 20.0, name: str = "test"
+    ) -> None:
         self.folder = folder
+        self.name = name
         self.heartbeat_s = heartbeat_s
         self.command = [sys.executable, str(script)] if script else [sys.executable, "-m", "stoker.manager.main"]
         self.process: subprocess.Popen[bytes] | None = None
@@ -117,7 +120,7 @@ class Manager:
                 "--session",
                 str(self.folder.path),
                 "--name",
-                "test",
+                self.name,
                 "--heartbeat",
                 f"{self.heartbeat_s:g}",
             ]

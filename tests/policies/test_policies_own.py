@@ -141,7 +141,7 @@ def test_a_function_that_wants_more_than_it_gets_is_not_offered(mine: Path) -> N
     ("seam", "own", "why"),
     [
         ("residency", "First", r"has no wanted, measured; it answers at dispatch: .*\(\[policy\] dispatch = …\)"),
-        ("dispatch", "Never", r"has no place, pull, dry, window, asks_every_call; it answers at residency: "),
+        ("dispatch", "Never", r"has no place, pull, dry, window; it answers at residency: "),
         ("residency", "Blocks", r"has no wanted, measured; it answers at provisioning: .*\(\[policy\] name = …\)"),
     ],
 )
