@@ -29,6 +29,7 @@ _HOME = {
     "devices": "stoker.contexts.ambient",
     "encoder": "stoker.contexts.encoder",
     "encoder_family": "stoker.contexts.encoder_runtimes",
+    "engine_options": "stoker.contexts.causal_lm",
     "family": "stoker.contexts.runtime_family",
     "gang": "stoker.contexts.ambient",
     "keep_encoder_profile": "stoker.contexts.length_profiles",
@@ -67,6 +68,7 @@ __all__ = [
     "devices",
     "encoder",
     "encoder_family",
+    "engine_options",
     "family",
     "gang",
     "keep_encoder_profile",
@@ -96,7 +98,7 @@ if TYPE_CHECKING:
         scratch,
     )
     from stoker.contexts.call_stop import Evicted
-    from stoker.contexts.causal_lm import causal_lm, default_model, load_causal_lm, model_recipe
+    from stoker.contexts.causal_lm import causal_lm, default_model, engine_options, load_causal_lm, model_recipe
     from stoker.contexts.encoder import encoder
     from stoker.contexts.encoder_runtimes import encoder_family
     from stoker.contexts.encoding import EncoderModel

@@ -24,6 +24,7 @@ import msgspec
 from stoker.contexts import ambient
 from stoker.contexts.cache_needs import with_cache
 from stoker.contexts.factory import RecipeFactory, context
+from stoker.contexts.inference.adapter import OWN_OPTIONS, VLLM_OPTIONS
 from stoker.contexts.model_source import CallableModule, architectures, model_source, shown_name
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import RecipeError
@@ -143,6 +144,13 @@ def model_recipe(
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
     # The key says it already: of the folder, the dtype and the declared memory.
     return msgspec.structs.replace(recipe, needs=with_cache(recipe.needs, source, dtype=dtype))
+
+
+def engine_options(engine: str) -> frozenset[str]:
+    """Names of the options of `CausalLM.complete` that an engine may honour beyond the common ones: `json_schema`, and
+    those of `engine_options`. For `auto` vLLM counts if this Python environment has it."""
+    may_be_vllm = engine == "vllm" or (engine == "auto" and importlib.util.find_spec("vllm") is not None)
+    return VLLM_OPTIONS if may_be_vllm else OWN_OPTIONS
 
 
 def default_model() -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -327,15 +327,18 @@ class CausalLM:
         stop: Sequence[str] = (),
         logprobs: int = 0,
         json_schema: str = "",
+        engine_options: Mapping[str, Any] | None = None,
     ) -> Completion:
         """The continuation of a prompt with its facts: why it ended, tokens, and `logprobs` likeliest tokens a place.
 
-        `json_schema`: a JSON schema that the text satisfies, where the engine can (vLLM). Raises ValueError as
-        `generate` does, and for what the engine cannot do.
+        `json_schema`: a JSON schema that the text satisfies, where the engine can (vLLM). `engine_options`: options of
+        the engine by vLLM's names: `ignore_eos` and `stop_token_ids` with every engine; `top_k`, `min_p`,
+        `repetition_penalty`, `frequency_penalty`, `presence_penalty`, `logit_bias` and `min_tokens` with vLLM. Raises
+        ValueError as `generate` does, and for an option that the engine does not honour.
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
-            logprobs=logprobs, json_schema=json_schema,
+            logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
         )  # fmt: skip
         return self._texts.complete(prompt, sampling)
 
@@ -350,6 +353,7 @@ class CausalLM:
         stop: Sequence[str] = (),
         logprobs: int = 0,
         json_schema: str = "",
+        engine_options: Mapping[str, Any] | None = None,
     ) -> Iterator[CompletionToken]:
         """What `complete` gives, a token at a time, as it is written; the last token has a `finish_reason`.
 
@@ -358,7 +362,7 @@ class CausalLM:
         """
         sampling = Sampling(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
-            logprobs=logprobs, json_schema=json_schema,
+            logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
         )  # fmt: skip
         return self._texts.tokens(prompt, sampling)
 

@@ -149,6 +149,8 @@ class TextWriter:
         if not isinstance(prompt, str):
             raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; generate takes several")
         check_sampling(sampling)
+        if sampling.json_schema or sampling.engine_options:
+            sampling.check_honoured(self._thread.engine.options)
         [row] = self._prompts.rows([prompt])
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens])
         return row

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 
-def write_tiny_model(folder: Path, *, seed: int = 0, ends: bool = True, longest: int = 2048) -> None:
+def write_tiny_model(
+    folder: Path, *, seed: int = 0, ends: bool = True, longest: int = 2048, width: int = 64, layers: int = 6
+) -> None:
     """A Llama of random weights, by the seed, whose tokens are letters; without PyTorch, whose import takes seconds.
-    `ends`: it has a token that ends a text; else it writes as many as it may. `longest`: tokens of a text."""
+    `ends`: it has a token that ends a text; else it writes as many as it may. `longest`: tokens of a text. `width`:
+    numbers of a hidden state; what is computed of them stays small."""
     tokenizers = pytest.importorskip("tokenizers")
     save_file = pytest.importorskip("safetensors.numpy").save_file
     folder.mkdir()
@@ -22,11 +25,12 @@ def write_tiny_model(folder: Path, *, seed: int = 0, ends: bool = True, longest:
     tokenizer.save(str(folder / "tokenizer.json"))
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", **({"eos_token": letters[0]} if ends else {})}
     (folder / "tokenizer_config.json").write_text(json.dumps(facts))
-    words, width, layers = len(letters), 64, 6
+    words, inner = len(letters), 64
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": words, "hidden_size": width,
-        "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": 4, "tie_word_embeddings": False,
+        "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": 4, "tie_word_embeddings": False,
         "max_position_embeddings": longest, "torch_dtype": "float32", **({} if ends else {"eos_token_id": None}),
+        **({"head_dim": inner // 4} if width != inner else {}),
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     shapes = {
@@ -36,7 +40,9 @@ def write_tiny_model(folder: Path, *, seed: int = 0, ends: bool = True, longest:
     }
     for layer in range(layers):
         names = [*(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
-        shapes |= {f"model.layers.{layer}.{name}.weight": (width, width) for name in names}
+        for name in names:
+            outwards = name.endswith(("o_proj", "down_proj"))
+            shapes[f"model.layers.{layer}.{name}.weight"] = (width, inner) if outwards else (inner, width)
         norms = ("input_layernorm", "post_attention_layernorm")
         shapes |= {f"model.layers.{layer}.{name}.weight": (width,) for name in norms}
     chance = np.random.default_rng(seed)

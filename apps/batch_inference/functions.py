@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker import app, context
+from stoker.apps.common.openai.answers import Vectors
 from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint
 from stoker.apps.common.openai.writing import Choice, Embedder, TextModel, complete, embed_texts, prompts_of, refusal
 from stoker.contexts import load_causal_lm
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 class BatchAnswer(msgspec.Struct, frozen=True):
     """What a call brings back: a choice a prompt or a vector a text, or why there is none; when it ended (epoch) and
-    what it took. `packed` is the request's; `read_tokens` are those of texts that have vectors."""
+    what it took. `packed` is the request's."""
 
     custom_id: str
     line: int
@@ -37,9 +38,13 @@ class BatchAnswer(msgspec.Struct, frozen=True):
     error: ApiError | None
     ended_at: float
     infer_s: float
-    vectors: list[list[float]] = []
-    read_tokens: int = 0
+    vectors: Vectors | None = None
     packed: bool = False
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens of texts that have vectors."""
+        return self.vectors.tokens if self.vectors is not None else 0
 
 
 @context
@@ -77,11 +82,11 @@ def answer(model: TextModel, request: ApiRequest) -> BatchAnswer:
 def embed(model: Embedder, request: ApiRequest) -> BatchAnswer:
     """Has the model embed the texts of one request."""
     begun = time.perf_counter()
-    vectors: list[list[float]] = []
-    tokens = 0
+    vectors: Vectors | None = None
     error: ApiError | None = None
     try:
-        vectors, tokens = embed_texts(model, request.texts)
+        found, tokens = embed_texts(model, request)
+        vectors = Vectors(found.shape[1], tokens, found.astype("<f4", copy=False).tobytes())
     except ValueError as refused:
         error = _refusal(refused, request)
     return BatchAnswer(
@@ -94,7 +99,6 @@ def embed(model: Embedder, request: ApiRequest) -> BatchAnswer:
         ended_at=time.time(),
         infer_s=time.perf_counter() - begun,
         vectors=vectors,
-        read_tokens=tokens,
         packed=request.packed,
     )
 

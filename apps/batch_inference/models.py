@@ -12,8 +12,9 @@ import msgspec
 import stoker
 from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
 from stoker.apps.common.models_file import read_models as read_models_file
+from stoker.apps.common.openai.bodies import refuse_engine_fields
 from stoker.apps.common.openai.request import ApiRequest, Endpoint, RequestRefused
-from stoker.contexts import Recipe, RecipeFactory, model_recipe
+from stoker.contexts import Recipe, RecipeFactory, engine_options, model_recipe
 from stoker.errors import ConfigError
 
 
@@ -25,6 +26,8 @@ class ModelPaths(msgspec.Struct, frozen=True):
     named: dict[str, str]
     every: str = ""
     settings: dict[str, ModelSettings] = {}
+    engine: str = "auto"
+    """The engine of the models that have no settings."""
 
     def path_of(self, name: str) -> str:
         """The path of the model with this name; empty if none of these models has it."""
@@ -44,19 +47,20 @@ class ModelPaths(msgspec.Struct, frozen=True):
         if settings is not None and (settings.kind is ModelKind.EMBEDDING) != (request.endpoint is Endpoint.EMBEDDINGS):
             kind = "makes embeddings" if settings.kind is ModelKind.EMBEDDING else "writes texts"
             raise RequestRefused(f"model {request.model} {kind}", param="model", code="model_mismatch")
+        refuse_engine_fields(request, engine_options(settings.engine if settings is not None else self.engine))
 
-    def recipe(self, name: str, endpoint: Endpoint, *, loader: RecipeFactory, engine: str) -> Recipe:
+    def recipe(self, name: str, endpoint: Endpoint, *, loader: RecipeFactory) -> Recipe:
         """The context that answers an endpoint's requests for this name. Raises RecipeError."""
         if name in self.settings:
             return recipe_of(self.settings[name])
         if endpoint is Endpoint.EMBEDDINGS:
             return stoker.encoder(self.path_of(name))
-        return model_recipe(loader, self.path_of(name), engine=engine, slots="auto")
+        return model_recipe(loader, self.path_of(name), engine=self.engine, slots="auto")
 
 
-def read_models(given: Iterable[str], *, file: str = "") -> ModelPaths:
-    """Read the `--model` options, and a models file. Raises ConfigError if a name, or the model for all other names, is
-    given twice, and for a file that is none."""
+def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:
+    """Read the `--model` options, whose models have this engine, and a models file. Raises ConfigError if a name, or
+    the model for all other names, is given twice, and for a file that is none."""
     settings = read_models_file(Path(file)) if file else {}
     named = {name: each.path for name, each in settings.items()}
     every = ""
@@ -74,7 +78,7 @@ def read_models(given: Iterable[str], *, file: str = "") -> ModelPaths:
             named[name] = _absolute(path)
         else:
             every = _absolute(path)
-    return ModelPaths(named=named, every=every, settings=settings)
+    return ModelPaths(named=named, every=every, settings=settings, engine=engine)
 
 
 def _absolute(path: str) -> str:

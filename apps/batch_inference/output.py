@@ -24,8 +24,8 @@ def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
         case Endpoint.COMPLETIONS:
             body = completion_body(answer.choices, name=name, model=answer.model, created=created)
         case Endpoint.EMBEDDINGS:
-            tokens, packed = answer.read_tokens, answer.packed
-            body = embedding_body(answer.vectors, model=answer.model, tokens=tokens, packed=packed)
+            assert answer.vectors is not None
+            body = embedding_body(answer.vectors, model=answer.model, packed=answer.packed)
         case _:
             assert_never(answer.endpoint)
     return _line(answer.custom_id, name=name, status=200, body=body)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.apps.common.openai.bodies import read_body
+from stoker.apps.common.openai.bodies import Note, read_body
 from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint, RequestRefused
 from stoker.datafile import Line, read_lines
 from stoker.decoding import UNREADABLE
@@ -43,6 +43,8 @@ class CheckedFile(msgspec.Struct, frozen=True):
     refused: tuple[RefusedLine, ...]
     counts: dict[tuple[Endpoint, str], int]
     """The requests of each endpoint and model's name."""
+    ignored: tuple[str, ...] = ()
+    """Fields of requests that change no answer here."""
 
     @property
     def lines(self) -> int:
@@ -67,9 +69,10 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
     custom_ids: dict[str, int] = {}
     refused: list[RefusedLine] = []
     counts: Counter[tuple[Endpoint, str]] = Counter()
+    ignored: set[str] = set()
     for line in read_lines(path):
         digest.update(line.data + b"\n")
-        found = read_request(line, seen=custom_ids, admit=admit, max_tokens=max_tokens)
+        found = read_request(line, seen=custom_ids, admit=admit, max_tokens=max_tokens, ignored=ignored.add)
         if isinstance(found, RefusedLine):
             refused.append(found)
             continue
@@ -83,6 +86,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
         custom_ids=custom_ids,
         refused=tuple(refused),
         counts=dict(counts),
+        ignored=tuple(sorted(ignored)),
     )
 
 
@@ -105,8 +109,11 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
         yield found
 
 
-def read_request(line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0) -> ApiRequest | RefusedLine:
-    """The request of a line. `seen`: the `custom_id`s of earlier lines, with their numbers."""
+def read_request(
+    line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0, ignored: Note = lambda _field: None
+) -> ApiRequest | RefusedLine:
+    """The request of a line. `seen`: the `custom_id`s of earlier lines, with their numbers. `ignored` as in
+    `read_body`."""
     custom_id: str | None = None
     try:
         fields = _object(line.data)
@@ -116,8 +123,9 @@ def read_request(line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: 
         return _refused_line(line, custom_id, refused, below="")
     try:
         request = read_body(
-            fields["body"], endpoint=endpoint, custom_id=custom_id, line=line.number, max_tokens=max_tokens
-        )
+            fields["body"], endpoint=endpoint, custom_id=custom_id, line=line.number, max_tokens=max_tokens,
+            ignored=ignored,
+        )  # fmt: skip
         admit(request)
     except RequestRefused as refused:
         return _refused_line(line, custom_id, refused, below="" if refused.error.param == "body" else "body.")

@@ -88,7 +88,7 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
     Raises StokerError for input that cannot be used, and where no answer can be had (those so far are kept then too).
     """
     checked, models = _checked(options)
-    recipes = _recipes(checked, models, engine=options.engine)
+    recipes = _recipes(checked, models)
     load_site(options.site or None)  # a wrong site file is said before there is a run folder
     identities = {
         f"{name} for {endpoint.value}": _identity(models, name, recipe) for (endpoint, name), recipe in recipes.items()
@@ -145,7 +145,7 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
 
 
 def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
-    models = read_models(options.models, file=options.models_file)
+    models = read_models(options.models, file=options.models_file, engine=options.engine)
     if not models.named and not models.every:
         if options.file:
             raise ConfigError(
@@ -153,7 +153,7 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
                 " that ask for NAME",
                 key="model",
             )
-        models = ModelPaths(named={}, every=default_model())
+        models = msgspec.structs.replace(models, every=default_model())
     return check_file(options.path, admit=models.admit, max_tokens=options.max_tokens), models
 
 
@@ -171,6 +171,8 @@ def _headline(checked: CheckedFile) -> list[str]:
     lines = [f"batch · {checked.path.name} · {count(checked.lines, 'request')}" + (f" · {kinds}" if kinds else "")]
     if checked.refused:
         lines.append(f"  {count(len(checked.refused), 'line')} cannot be answered, and the others can")
+    if checked.ignored:
+        lines.append(f"  note  fields that change no answer here are ignored: {', '.join(checked.ignored)}")
     return lines
 
 
@@ -240,12 +242,9 @@ class RequestSender:
                 yield request
 
 
-def _recipes(checked: CheckedFile, models: ModelPaths, *, engine: str) -> dict[tuple[Endpoint, str], Recipe]:
+def _recipes(checked: CheckedFile, models: ModelPaths) -> dict[tuple[Endpoint, str], Recipe]:
     """The context of each endpoint and model's name that requests ask for. Raises RecipeError."""
-    return {
-        (endpoint, name): models.recipe(name, endpoint, loader=language_model, engine=engine)
-        for endpoint, name in checked.counts
-    }
+    return {(endpoint, name): models.recipe(name, endpoint, loader=language_model) for endpoint, name in checked.counts}
 
 
 def _app(recipe: Recipe, recipes: Mapping[tuple[Endpoint, str], Recipe]) -> StokerApp:

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
-from collections.abc import Sequence
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.apps.common.openai.answers import chat_body, completion_body, embedding_body, token_usage
+from stoker.apps.common.openai.answers import Vectors, chat_body, completion_body, embedding_parts, token_usage
+from stoker.apps.common.openai.bodies import refuse_engine_fields
 from stoker.apps.common.openai.request import Endpoint
 from stoker.apps.common.openai.writing import Choice
 from stoker.apps.gateway.admission import Admission
 from stoker.apps.gateway.calls import all_pieces, joined_pieces
 from stoker.apps.gateway.chunks import Chunks
 from stoker.apps.gateway.failures import TryLater
-from stoker.apps.gateway.functions import Vectors
 from stoker.apps.gateway.guard import Caller, Guard
 from stoker.apps.gateway.metrics import GatewayMetrics
 from stoker.apps.gateway.served import ServedModel, ServedModels
 from stoker.apps.gateway.streaming import RunningRequest, StreamedAnswer
 from stoker.apps.gateway.watch import SessionWatch
-from stoker.apps.gateway.wire import EventStream, JSONAnswer, read_body, unless_gone
+from stoker.apps.gateway.wire import EventStream, JSONAnswer, JSONParts, read_body, unless_gone
 from stoker.apps.gateway.wishes import Asked, read_asked
 from stoker.units import show_seconds
+
+log = logging.getLogger("stoker.gateway")
 
 
 class Answering:
@@ -40,14 +41,17 @@ class Answering:
         self._guard = guard
         self._metrics = metrics
         self._most_bytes = most_bytes
+        self._ignored: set[str] = set()
+        """Fields of requests that were ignored so far."""
 
     async def answer(self, request: Request, endpoint: Endpoint, caller: Caller) -> Response:
         """The answer to a request. Raises RequestRefused, ClientLeft, and what its calls raise."""
         begun = time.monotonic()
         data = await read_body(request, most=self._most_bytes)
         name = secrets.token_hex(12)
-        asked = read_asked(data, endpoint=endpoint, name=name)
+        asked = read_asked(data, endpoint=endpoint, name=name, ignored=self._note_ignored)
         model = self._models.asked(asked.request.model, endpoint)
+        refuse_engine_fields(asked.request, model.engine_options)
         model.prepare()
         await self._admission.check(request, model)
         figures = self._metrics.request(model, endpoint, begun=begun)
@@ -60,29 +64,29 @@ class Answering:
         try:
             if asked.stream:
                 return await self._stream(request, asked, model, name=name, running=running)
-            body = await unless_gone(request, self._body(asked, model, name=name, running=running))
+            response = await unless_gone(request, self._whole(asked, model, name=name, running=running))
         except BaseException as error:
             running.end(error)
             raise
         running.end(None)
-        return JSONAnswer(body)
+        return response
 
-    async def _body(self, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest) -> dict[str, Any]:
+    async def _whole(self, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest) -> Response:
+        """The response to a request that wants its answer whole."""
         found = await all_pieces(model.app(), asked.choices)
         if asked.request.endpoint is Endpoint.EMBEDDINGS:
-            [vectors] = found
-            assert isinstance(vectors, Vectors)
+            [pieces] = found
+            vectors = Vectors(pieces[0].width, pieces[0].tokens, b"".join(piece.data for piece in pieces))
             running.count(vectors.tokens, 0)
-            packed = asked.request.packed
-            return embedding_body(vectors.vectors, model=model.name, tokens=vectors.tokens, packed=packed)
-        choices: Sequence[Choice] = found
+            return JSONParts(embedding_parts(vectors, model=model.name, packed=asked.request.packed))
+        choices: list[Choice] = [choice for [choice] in found]
         per_prompt = len(choices) // asked.prompts
         read = sum(choice.prompt_tokens for choice in choices[::per_prompt])
         written = sum(choice.completion_tokens for choice in choices)
         running.count(read, written)
         body = chat_body if asked.request.endpoint is Endpoint.CHAT else completion_body
         usage = token_usage(read, written)
-        return body(choices, name=name, model=model.name, created=int(time.time()), usage=usage)
+        return JSONAnswer(body(choices, name=name, model=model.name, created=int(time.time()), usage=usage))
 
     async def _stream(
         self, request: Request, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest
@@ -91,6 +95,7 @@ class Answering:
         chunks = Chunks(
             endpoint=asked.request.endpoint, name=name, model=model.name, created=int(time.time()),
             per_prompt=len(asked.choices) // asked.prompts, usage=asked.include_usage,
+            continuous=asked.continuous_usage,
         )  # fmt: skip
         running.figures.await_first_token(is_hot=self._watch.last(model).hot > 0)
         pieces = joined_pieces(model.app(in_pieces=True), asked.choices)
@@ -103,6 +108,12 @@ class Answering:
             await answer.leave()
             raise
         return EventStream(answer.events(), at_end=answer.close)
+
+    def _note_ignored(self, field: str) -> None:
+        """Say once that a field is ignored."""
+        if field not in self._ignored:
+            self._ignored.add(field)
+            log.warning("requests have the field %s, which changes no answer here; it is ignored (said once)", field)
 
     async def _is_hot(self, model: ServedModel) -> bool:
         return (await self._watch.facts(model)).hot > 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import stoker
 from stoker.apps.common.openai.request import ApiError, ApiRequest, RequestRefused
+from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
 _WAITING = 4
@@ -74,8 +75,20 @@ async def joined_pieces(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def all_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[Piece]:
-    """The one piece that each of these calls gives, in the order of the requests. Raises as `joined_pieces`."""
+async def all_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
+    """All pieces that each of these calls gives, in the order of the requests. Raises as `joined_pieces`.
+
+    The client has had none of them. So if a call runs again and its new pieces differ, all are made once more.
+    """
+    try:
+        return await _collected(app, requests)
+    except StreamDiffersError:
+        return await _collected(app, requests)
+
+
+async def _collected(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
+    found: list[list[Piece]] = [[] for _ in requests]
     async with aclosing(joined_pieces(app, requests)) as pieces:
-        found = {place: some async for place, some in pieces}
-    return [found[place][0] for place in range(len(requests))]
+        async for place, some in pieces:
+            found[place] += some
+    return found

@@ -21,9 +21,11 @@ class Chunks:
     """The chunks of one answer. It counts what the choices have read and written: `tokens`."""
 
     def __init__(
-        self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool
-    ) -> None:
-        """`per_prompt`: choices of each prompt. `usage`: the last chunk says how many tokens there were."""
+        self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
+        continuous: bool = False,
+    ) -> None:  # fmt: skip
+        """`per_prompt`: choices of each prompt. `usage`: the last chunk says how many tokens there were; with
+        `continuous` each chunk does."""
         is_chat = endpoint is Endpoint.CHAT
         self._is_chat = is_chat
         self._head = {
@@ -35,6 +37,7 @@ class Chunks:
         }
         self._per_prompt = per_prompt
         self._usage = usage
+        self._continuous = continuous
         self._offsets: dict[int, int] = {}
         self._plain: dict[int, tuple[bytes, bytes]] = {}
         """What stands before and behind the text in the event of a plain piece, by the choice's index."""
@@ -55,6 +58,8 @@ class Chunks:
         match piece:
             case str():
                 self.written += 1
+                if self._continuous:
+                    return self._choice(index, text=piece)
                 head, tail = self._plain.get(index) or self._plain_parts(index)
                 return head + _encode(piece) + tail
             case TokenPiece():
@@ -100,7 +105,7 @@ class Chunks:
         choice["finish_reason"] = finish or None
         chunk = {**self._head, "choices": [choice]}
         if self._usage:
-            chunk["usage"] = None
+            chunk["usage"] = token_usage(self.read, self.written) if self._continuous else None
         return _event(chunk)
 
 

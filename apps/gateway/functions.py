@@ -1,13 +1,11 @@
 """The functions of the gateway that run on a pilot. A call answers one choice of a request, or embeds all its texts.
 
-Each gives pieces: what it has to say, or an ApiError where the model refuses. What else goes wrong is raised.
+Each gives pieces of its answer, or an ApiError where the model refuses. What else goes wrong is raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import msgspec
 
 from stoker import app
 from stoker.apps.common.openai.request import ApiError, ApiRequest
@@ -16,6 +14,7 @@ from stoker.apps.common.openai.writing import (
     Embedder,
     TextModel,
     TextPiece,
+    VectorPiece,
     complete,
     embed_texts,
     prompts_of,
@@ -23,12 +22,8 @@ from stoker.apps.common.openai.writing import (
     stream_text,
 )
 
-
-class Vectors(msgspec.Struct, frozen=True):
-    """The vector of each text, and the tokens of all texts."""
-
-    vectors: list[list[float]]
-    tokens: int
+_PIECE_BYTES = 500_000
+"""No piece of a result may have more than 1 MB."""
 
 
 @app(stream=True)
@@ -57,9 +52,14 @@ def write_pieces(model: TextModel, request: ApiRequest) -> Iterator[TextPiece | 
 
 
 @app(stream=True)
-def embed(model: Embedder, request: ApiRequest) -> Iterator[Vectors | ApiError]:
-    """The vectors of all texts of a request."""
+def embed(model: Embedder, request: ApiRequest) -> Iterator[VectorPiece | ApiError]:
+    """The vectors of all texts of a request, in as many pieces as they need."""
     try:
-        yield Vectors(*embed_texts(model, request.texts))
+        vectors, tokens = embed_texts(model, request)
     except ValueError as refused:
         yield refusal(refused, request.endpoint)
+        return
+    width = vectors.shape[1]
+    rows = max(1, _PIECE_BYTES // max(1, 4 * width))
+    for start in range(0, len(vectors), rows):
+        yield VectorPiece(width, tokens, vectors[start : start + rows].astype("<f4", copy=False).tobytes())

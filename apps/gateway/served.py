@@ -14,7 +14,7 @@ from stoker.apps.common.openai.request import Endpoint, RequestRefused
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.functions import embed, write, write_pieces
 from stoker.apps.gateway.meters import ModelMeter
-from stoker.contexts import Recipe
+from stoker.contexts import Recipe, engine_options
 from stoker.errors import StokerError
 from stoker.sessions import StokerApp
 
@@ -32,6 +32,8 @@ class ServedModel:
         self.recipe: Recipe | None = None
         self.trouble = ""
         """Why there is no recipe."""
+        self.engine_options = engine_options(settings.engine)
+        """The names of what requests may ask of its engine beyond what every engine can."""
         self._apps: dict[bool, StokerApp] = {}
 
     def prepare(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -34,6 +35,31 @@ class JSONAnswer(Response):  # type: ignore[misc]  # starlette is not looked int
     def render(self, content: Any) -> bytes:
         """As bytes."""
         return msgspec.json.encode(content)
+
+
+class JSONParts(Response):  # type: ignore[misc]
+    """A JSON body that is encoded while it is sent, so that a large one is never whole in memory. One of a single part
+    says its length."""
+
+    media_type = "application/json"
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        first, second = next(parts), next(parts, None)
+        self._parts = itertools.chain([first], [second] if second is not None else [], parts)
+        super().__init__()
+        if second is None:
+            self.headers["content-length"] = str(len(first))
+        else:
+            del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        del scope, receive
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)  # other requests, also where nothing slows the sending
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def error_answer(error: BaseException) -> Response:

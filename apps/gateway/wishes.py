@@ -10,31 +10,33 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.openai.bodies import read_body
+from stoker.apps.common.openai.bodies import Note, read_body
 from stoker.apps.common.openai.request import ApiRequest, Endpoint, RequestRefused
 
 _OWN = ("n", "stream", "stream_options")
 _MOST_CHOICES = 128
-_STREAM_OPTIONS = ("include_usage", "include_obfuscation")
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
 class Asked(msgspec.Struct, frozen=True):
     """A request, checked. `choices`: what is asked of the model for each choice of the answer. `prompts`: how many of
-    them read a prompt of their own."""
+    them read a prompt of their own. `include_usage`: a stream's last chunk says how many tokens there were;
+    `continuous_usage`: each chunk does."""
 
     request: ApiRequest
     choices: tuple[ApiRequest, ...]
     prompts: int = 1
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
 
 
-def read_asked(data: bytes, *, endpoint: Endpoint, name: str) -> Asked:
+def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
     """What the body of a request asks. Raises RequestRefused. `name` tells it from all others: its random draws are
-    made of it where it names no seed."""
+    made of it where it names no seed. `ignored` as in `read_body`."""
     body = _decoded(data)
     own = {key: body.pop(key) for key in _OWN if key in body}
-    request = read_body(body, endpoint=endpoint, custom_id=name, line=0)
+    request = read_body(body, endpoint=endpoint, custom_id=name, line=0, ignored=ignored)
     if endpoint is Endpoint.EMBEDDINGS:
         for key, value in own.items():
             if value is not None:
@@ -42,15 +44,20 @@ def read_asked(data: bytes, *, endpoint: Endpoint, name: str) -> Asked:
         return Asked(request, (request,))
     number = _number(own.get("n"))
     stream = _truth(own.get("stream"), "stream")
+    prompts = max(1, len(request.texts))
+    if prompts * number > _MOST_CHOICES:
+        param = "prompt" if number == 1 else "n"
+        asks = f"has {prompts} prompts" if number == 1 else f"asks for {prompts * number} choices"
+        raise _refused(param, f"{asks}, and {_MOST_CHOICES} may be asked for at once", "invalid_value")
     choices = tuple(_choices(request, number))
-    if len(choices) > _MOST_CHOICES:
-        raise _refused("n", f"asks for {len(choices)} choices, and {_MOST_CHOICES} may be had", "invalid_value")
+    usage, continuous = _usage(own.get("stream_options"), stream=stream)
     return Asked(
         request,
         choices,
-        prompts=len(choices) // number,
+        prompts=prompts,
         stream=stream,
-        include_usage=_usage(own.get("stream_options"), stream=stream),
+        include_usage=usage,
+        continuous_usage=continuous,
     )
 
 
@@ -89,9 +96,10 @@ def _truth(value: Any, name: str) -> bool:
     return bool(value)
 
 
-def _usage(options: Any, *, stream: bool) -> bool:
+def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
+    """Whether the last chunk of a stream has the tokens so far, and whether each chunk does."""
     if options is None:
-        return False
+        return False, False
     if not stream:
         raise _refused("stream_options", "wants stream to be true", "invalid_value")
     if not isinstance(options, dict):
@@ -99,7 +107,10 @@ def _usage(options: Any, *, stream: bool) -> bool:
     for name in options:
         if name not in _STREAM_OPTIONS:
             raise _refused(f"stream_options.{name}", "is no field that is known", "unknown_parameter")
-    return _truth(options.get("include_usage"), "stream_options.include_usage")
+    usage, continuous = (
+        _truth(options.get(name), f"stream_options.{name}") for name in ("include_usage", "continuous_usage_stats")
+    )
+    return usage, usage and continuous
 
 
 def _refused(param: str, problem: str, code: str) -> RequestRefused:

@@ -19,9 +19,26 @@ The contract (tests/engine_contract.py):
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
+
+OWN_OPTIONS = frozenset({"ignore_eos", "stop_token_ids"})
+"""Options beyond the common ones that every engine honours."""
+VLLM_OPTIONS = OWN_OPTIONS | {
+    "json_schema", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias",
+    "min_tokens",
+}  # fmt: skip
+"""Those that vLLM honours."""
+
+
+class OptionNotHonoured(ValueError):
+    """An engine cannot do what an option of a request asks for. `option` is its name."""
+
+    def __init__(self, option: str) -> None:
+        what = "hold a text to a JSON schema" if option == "json_schema" else f"honour {option}"
+        super().__init__(f'this engine cannot {what}; causal_lm(engine="vllm") can')
+        self.option = option
 
 
 class Finish(enum.Enum):
@@ -35,7 +52,8 @@ class Finish(enum.Enum):
 
 class Sampling(msgspec.Struct, frozen=True):
     """How tokens are chosen: as in `CausalLM.generate`. `logprobs`: log-likelihoods of the chosen token and of this
-    number of the likeliest tokens (0 = none). `json_schema`: the text's JSON schema, if the engine supports one."""
+    number of the likeliest tokens (0 = none). `json_schema`: the text's JSON schema, if the engine supports one.
+    `engine_options`: options beyond these by vLLM's names, with their values."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0
@@ -44,6 +62,18 @@ class Sampling(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     logprobs: int = 0
     json_schema: str = ""
+    engine_options: tuple[tuple[str, Any], ...] = ()
+
+    def check_honoured(self, honoured: frozenset[str]) -> None:
+        """Raise OptionNotHonoured for an option that is not among those that an engine honours."""
+        for option in (*(["json_schema"] if self.json_schema else []), *(name for name, _ in self.engine_options)):
+            if option not in honoured:
+                raise OptionNotHonoured(option)
+
+    def ends(self, ends: frozenset[int]) -> frozenset[int]:
+        """The tokens that end this text, where `ends` are those of the model."""
+        options = dict(self.engine_options)
+        return (frozenset() if options.get("ignore_eos") else ends) | frozenset(options.get("stop_token_ids", ()))
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
@@ -123,6 +153,8 @@ class InferenceEngine(Protocol):
 
     name: str
     """What people call it: `continuous`, `vllm`, `static`."""
+    options: frozenset[str]
+    """The options of requests beyond the common ones that it honours."""
 
     def add(self, request: GenerationRequest) -> None:
         """The request joins the batch when there is room. Raises ValueError if it never can."""

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from stoker.contexts.batching import SMALLEST_ROW_TOKENS, BatchLimits, RunningBatch, Step
-from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, GenerationRequest, NewToken
+from stoker.contexts.inference.adapter import OWN_OPTIONS, EngineLoad, EngineMemory, GenerationRequest, NewToken
 from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart
 from stoker.contexts.inference.written import ModelTexts, Written
 from stoker.contexts.prefixes import PrefixCache
@@ -41,6 +41,7 @@ class ContinuousEngine:
     """One model, many requests, a token of each at a time (`adapter.InferenceEngine`)."""
 
     name = "continuous"
+    options = OWN_OPTIONS
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class ContinuousEngine:
         """The request joins the batch when there is room (`InferenceEngine.add`)."""
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
-        self._texts.check(request)
+        self._texts.check(request, options=self.options)
         length, most = len(request.prompt), request.sampling.max_new_tokens
         why = self._batch.why_not(prompt=length, most=most)
         if why:

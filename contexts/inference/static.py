@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from stoker.contexts.forward import ModelRunner, PrefilledBatch
-from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, GenerationRequest, NewToken
+from stoker.contexts.inference.adapter import OWN_OPTIONS, EngineLoad, EngineMemory, GenerationRequest, NewToken
 from stoker.contexts.inference.written import ModelTexts, Written
 from stoker.contexts.sampling import TokenDraw, chances_of, failed_token, take_tokens
 
@@ -35,6 +35,7 @@ class StaticEngine:
     beside the number of rows."""
 
     name = "static"
+    options = OWN_OPTIONS
 
     def __init__(self, runner: ModelRunner, texts: ModelTexts, *, rows: int) -> None:
         self._runner = runner
@@ -50,7 +51,7 @@ class StaticEngine:
         """The request runs in the next batch (`InferenceEngine.add`)."""
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
-        self._texts.check(request)
+        self._texts.check(request, options=self.options)
         self._waiting.append(_BatchMember(request, self._texts.begin(request)))
 
     def abort(self, request: int) -> None:

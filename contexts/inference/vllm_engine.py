@@ -25,6 +25,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from stoker.contexts.inference.adapter import (
+    OWN_OPTIONS,
+    VLLM_OPTIONS,
     EngineLoad,
     EngineMemory,
     GenerationRequest,
@@ -63,6 +65,7 @@ class VLLMEngine:
     """One model in vLLM (`adapter.InferenceEngine`), which scores labels too (`scoring.TailScorer`)."""
 
     name = "vllm"
+    options = VLLM_OPTIONS
 
     def __init__(self, start: VLLMStart, prompts: PromptReader) -> None:
         self._llm: Any = start.llm
@@ -89,7 +92,7 @@ class VLLMEngine:
         """The request joins vLLM's batch (`InferenceEngine.add`)."""
         if self._asleep or self._broken:
             raise ValueError(self._broken or "the model is asleep; wake it first")
-        self._texts.check(request, takes_schemas=True)
+        self._texts.check(request, options=self.options)
         length = len(request.prompt) + request.sampling.max_new_tokens
         if length > self._start.longest:
             raise ValueError(
@@ -307,11 +310,12 @@ class VLLMEngine:
 def _vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
     """The same wishes in vLLM's words. The end tokens are ours; texts and stop texts are made here, not by vLLM."""
     schema = StructuredOutputsParams(json=sampling.json_schema) if sampling.json_schema else None
+    others = {name: value for name, value in sampling.engine_options if name not in OWN_OPTIONS}
     return SamplingParams(
         temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_new_tokens,
         seed=draw_seed(sampling.seed) if sampling.temperature else None, logprobs=sampling.logprobs or None,
-        stop_token_ids=sorted(ends), ignore_eos=True, detokenize=False, structured_outputs=schema,
-        output_kind=RequestOutputKind.DELTA,
+        stop_token_ids=sorted(sampling.ends(ends)), ignore_eos=True, detokenize=False, structured_outputs=schema,
+        output_kind=RequestOutputKind.DELTA, **others,
     )  # fmt: skip
 
 

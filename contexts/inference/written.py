@@ -34,12 +34,11 @@ class ModelTexts:
         self.ends = ends
         self.longest = longest
 
-    def check(self, request: GenerationRequest, *, takes_schemas: bool = False) -> None:
-        """Raises ValueError for a request that an engine cannot take; a JSON schema is one that few engines can."""
+    def check(self, request: GenerationRequest, *, options: frozenset[str]) -> None:
+        """Raises ValueError for a request that an engine cannot take. `options`: those that the engine honours."""
         sampling = request.sampling
         check_sampling(sampling)
-        if sampling.json_schema and not takes_schemas:
-            raise ValueError('this engine cannot hold a text to a JSON schema; causal_lm(engine="vllm") can')
+        sampling.check_honoured(options)
         length = len(request.prompt) + sampling.max_new_tokens
         if self.longest and length > self.longest:
             raise ValueError(
@@ -51,8 +50,9 @@ class ModelTexts:
         """The text of a request that has written nothing yet."""
         sampling = request.sampling
         return Written(
-            decode=self.decode, ends=self.ends, most=sampling.max_new_tokens, stop=sampling.stop, pieces=request.pieces
-        )
+            decode=self.decode, ends=sampling.ends(self.ends), most=sampling.max_new_tokens, stop=sampling.stop,
+            pieces=request.pieces,
+        )  # fmt: skip
 
 
 class Written:

@@ -12,7 +12,8 @@ from stoker.apps.common.openai.request import ChatMessage, Endpoint, SamplingOpt
 from stoker.datafile import Line
 from stoker.errors import ConfigError
 
-ANY = ModelPaths(named={}, every="models/m")
+ANY = ModelPaths(named={}, every="models/m", engine="continuous")
+WITH_VLLM = ModelPaths(named={}, every="models/m", engine="vllm")
 CHAT, COMPLETIONS, EMBEDDINGS = (endpoint.value for endpoint in Endpoint)
 TURN = [{"role": "user", "content": "Hello"}]
 
@@ -71,7 +72,8 @@ def test_a_seed_that_is_not_given_depends_on_the_request_alone():
 def test_likelihoods_and_schemas():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
-    found = read({"model": "m", "messages": TURN, "logprobs": True, "top_logprobs": 4, "response_format": form})
+    options = {"logprobs": True, "top_logprobs": 4, "response_format": form}
+    found = read({"model": "m", "messages": TURN, **options}, models=WITH_VLLM)
     assert found.sampling.logprobs == 4
     assert json.loads(found.sampling.json_schema) == schema
     assert read({"model": "m", "messages": TURN, "logprobs": True}).sampling.logprobs == 0
@@ -97,7 +99,8 @@ def test_embeddings_take_a_text_or_several_as_numbers_or_packed():
         ({"input": [[1, 2]]}, "input[0]", "token ids are not read"),
         ({"input": ""}, "input", "is empty"),
         ({"encoding_format": "int8"}, "encoding_format", "must be float or base64"),
-        ({"dimensions": 256}, "dimensions", "is not supported here"),
+        ({"dimensions": 0}, "dimensions", "must be a whole number from 1"),
+        ({"input": ["x"] * 2049}, "input", "has 2,049 texts, and 2,048 may be asked for at once"),
         ({"temperature": 0}, "temperature", "is no field that /v1/embeddings is known to have"),
     ],
 )
@@ -113,7 +116,9 @@ def test_embeddings_that_cannot_be_had(fields, param, says):
     [
         ("n", 1), ("n", None), ("stream", False), ("logit_bias", {}), ("frequency_penalty", 0.0), ("tools", []),
         ("response_format", {"type": "text"}), ("logprobs", False), ("top_logprobs", 0), ("user", "ana"),
-        ("metadata", {"run": "7"}), ("service_tier", "flex"), ("store", True), ("tools", None),
+        ("metadata", {"run": "7"}), ("service_tier", "flex"), ("store", True), ("tools", None), ("top_k", -1),
+        ("safety_identifier", "x"), ("prompt_cache_key", "x"), ("prediction", {"type": "content", "content": "x"}),
+        ("repetition_penalty", 1.0), ("verbosity", "medium"), ("modalities", ["text"]), ("min_p", 0.0),
     ],
 )  # fmt: skip
 def test_a_value_that_changes_nothing_is_taken(name, value):
@@ -126,19 +131,28 @@ WRONG_CHAT = [
     ({"n": 2}, "n", "unsupported_value", "is 2; only 1 can be had here"),
     ({"n": True}, "n", "unsupported_value", "is true"),
     ({"stream": True}, "stream", "unsupported_value", "only false can be had"),
-    ({"logit_bias": {"50256": -100}}, "logit_bias", "unsupported_value", "only {} can be had"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_value", "only 0 can be had"),
+    ({"logit_bias": {"50256": -100}}, "logit_bias", "unsupported_value", 'engine = "vllm" can'),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value", 'must be an object of token ids with numbers'),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_value", 'engine = "vllm" can'),
+    ({"frequency_penalty": 3}, "frequency_penalty", "invalid_value", "must be a number from -2 to 2, and is 3"),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_value", "asks for calls of tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format", None, "must be of the type text or json_schema"),
+    ({"response_format": {"type": "json_object"}}, "response_format", None, 'engine = "vllm" can'),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+        "response_format", "unsupported_value", "asks for JSON",
+    ),
     ({"response_format": {"type": "json_schema"}}, "response_format", None, "has no json_schema.schema"),
-    ({"response_format": "text"}, "response_format", None, "must be of the type text or json_schema"),
+    ({"response_format": "text"}, "response_format", None, "must be of the type text, json_object or json"),
     ({"logprobs": 2}, "logprobs", "invalid_type", "must be true or false, and is 2"),
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value", "wants logprobs to be true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value", "from 0 to 20, and is 21"),
     ({"temperature": 1e-9}, "temperature", "invalid_value", "no nearer to 0 than 1e-6, and is 1e-9"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter", "is not supported here"),
     ({"temprature": 0.5}, "temprature", "unknown_parameter", "did you mean temperature?"),
-    ({"top_k": 3}, "top_k", "unknown_parameter", "is no field that /v1/chat/completions is known to have"),
+    ({"topk": 3}, "topk", "unknown_parameter", "did you mean top_k?"),
+    ({"top_k": 3}, "top_k", "unsupported_value", 'is no option of the engine of this model; engine = "vllm" can'),
+    ({"chat_template": "x"}, "chat_template", "unsupported_parameter", "is not supported here"),
+    ({"moderation": {"model": "x"}}, "moderation", "unsupported_parameter", "is not supported here"),
     ({"temperature": 2.5}, "temperature", "invalid_value", "no nearer to 0 than 1e-6, and is 2.5"),
     ({"temperature": "hot"}, "temperature", "invalid_value", 'and is "hot"'),
     ({"temperature": True}, "temperature", "invalid_value", "and is true"),
@@ -161,7 +175,12 @@ WRONG_CHAT = [
     ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role", "invalid_value", "is []; it must be"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter", "is missing"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "invalid_type", "and is 3"),
-    ({"messages": [{**TURN[0], "name": "ana"}]}, "messages[0].name", "unsupported_parameter", "leave it out"),
+    ({"messages": [{**TURN[0], "name": 3}]}, "messages[0].name", "invalid_type", "must be a text, and is 3"),
+    ({"messages": [{**TURN[0], "tool_call_id": "x"}]}, "messages[0].tool_call_id", "unsupported_parameter", "leave"),
+    ({"messages": [{**TURN[0], "tool_calls": [{}]}]}, "messages[0].tool_calls", "unsupported_parameter", "leave it"),
+    ({"messages": [{**TURN[0], "audio": {"id": "x"}}]}, "messages[0].audio", "unsupported_parameter", "leave it"),
+    ({"messages": [{**TURN[0], "contents": "x"}]}, "messages[0].contents", "unknown_parameter", "mean content?"),
+    ({"messages": [{**TURN[0], "refusal": "no"}]}, "messages[0].refusal", "invalid_value", "next to a content"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages[0].content[0]", "unsupported_value", 'is of type "image_url"; only text can be had here',

@@ -143,7 +143,7 @@ def test_a_batch_has_the_contexts_of_the_gateway(tmp_path):
     served, paths = ServedModels(read_models_file(models)), read_models([], file=str(models))
     for name, endpoint in (("a", Endpoint.CHAT), ("e", Endpoint.EMBEDDINGS)):
         served[name].prepare()
-        assert paths.recipe(name, endpoint, loader=language_model, engine="auto") == served[name].recipe
+        assert paths.recipe(name, endpoint, loader=language_model) == served[name].recipe
     with pytest.raises(RequestRefused, match="model e makes embeddings"):
         paths.admit(ApiRequest("c", 1, Endpoint.CHAT, "e"))
 

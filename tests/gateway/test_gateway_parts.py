@@ -182,6 +182,17 @@ def test_each_choice_of_each_prompt_is_a_request_with_a_seed_of_its_own():
     assert found.prompts == 2
     assert asked(stream=True, stream_options={"include_usage": True}).include_usage
     assert not asked(stream=None, n=None).stream
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert asked(stream=True, stream_options=options).continuous_usage
+    assert not asked(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
+
+
+@pytest.mark.parametrize(("prompts", "number", "param"), [(129, None, "prompt"), (65, 2, "n")])
+def test_too_many_choices_are_refused_by_the_field_that_asks(prompts, number, param):
+    with pytest.raises(RequestRefused) as refused:
+        asked(Endpoint.COMPLETIONS, prompt=["a"] * prompts, n=number)
+    assert refused.value.error.param == param
+    assert refused.value.error.message.startswith(param)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +202,7 @@ def test_each_choice_of_each_prompt_is_a_request_with_a_seed_of_its_own():
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"), ({"temperature": 9}, "temperature"),
-        ({"response_format": {"type": "json_object"}}, "response_format"), ({"tempreature": 1}, "tempreature"),
+        ({"response_format": {"type": "json_objekt"}}, "response_format"), ({"tempreature": 1}, "tempreature"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_had_is_refused_with_its_field(body, param):
@@ -226,6 +237,15 @@ def test_choices_of_one_prompt_have_read_it_once():
         "prompt_tokens": 20, "completion_tokens": 12, "total_tokens": 32,
     }  # fmt: skip
     assert done == DONE
+
+
+def test_each_chunk_has_the_tokens_so_far_if_asked():
+    chunks = Chunks(
+        endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=True, continuous=True
+    )  # fmt: skip
+    events = chunks.events(0, [TextBegun(3), "a", "b", TextEnded("stop", 2)]).decode().split("\n\n")[:-1]
+    found = [json.loads(event.removeprefix("data: "))["usage"]["total_tokens"] for event in events]
+    assert found == [3, 4, 5, 5]
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])

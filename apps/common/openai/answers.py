@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from stoker.apps.common.openai.writing import Choice, Likelihoods
 
 Body = dict[str, Any]
+_FLOAT_BYTES = 4
+_PART_BYTES = 250_000
 _LEAST_LOGPROB = -9999.0
 """What OpenAI writes for a token that cannot come: JSON has no infinity."""
 
@@ -59,17 +63,39 @@ def completion_body(
     }
 
 
-def embedding_body(vectors: Sequence[Sequence[float]], *, model: str, tokens: int, packed: bool) -> Body:
-    """The vectors of texts, which have `tokens` tokens in all; `packed`: as base64."""
+def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
+    """The vectors of texts; `packed`: as base64."""
     return {
         "object": "list",
-        "data": [
-            {"object": "embedding", "index": index, "embedding": _packed(vector) if packed else vector}
-            for index, vector in enumerate(vectors)
-        ],
-        "model": model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "data": [_embedding(index, vector, packed) for index, vector in enumerate(vectors)],
+        **_embedding_facts(vectors, model),
     }
+
+
+def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[bytes]:
+    """The same as JSON in parts of `_PART_BYTES` and a vector more: the whole may have hundreds of megabytes."""
+    encode = msgspec.json.encode
+    part = bytearray(b'{"object":"list","data":[')
+    for index, vector in enumerate(vectors):
+        part += (b"," if index else b"") + encode(_embedding(index, vector, packed))
+        if len(part) > _PART_BYTES:
+            yield bytes(part)
+            part.clear()
+    yield bytes(part) + b"]," + encode(_embedding_facts(vectors, model))[1:]
+
+
+class Vectors(msgspec.Struct, frozen=True):
+    """The vectors of texts, which have `tokens` tokens in all: `width` float32 numbers each, little-endian, one after
+    the other."""
+
+    width: int
+    tokens: int
+    data: bytes | bytearray
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The bytes of each vector."""
+        size = self.width * _FLOAT_BYTES
+        return (bytes(self.data[start : start + size]) for start in range(0, len(self.data), size))
 
 
 def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
@@ -115,6 +141,12 @@ def _chance(token: str, chance: float) -> Body:
     return {"token": token, "logprob": max(_LEAST_LOGPROB, chance), "bytes": list(token.encode())}
 
 
-def _packed(vector: Sequence[float]) -> str:
-    """Little-endian float32 in base64, as OpenAI's."""
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+def _embedding(index: int, vector: bytes, packed: bool) -> Body:
+    """One vector: little-endian float32 in base64, as OpenAI's, or numbers."""
+    numbers = base64.b64encode(vector).decode() if packed else struct.unpack(f"<{len(vector) // _FLOAT_BYTES}f", vector)
+    return {"object": "embedding", "index": index, "embedding": numbers}
+
+
+def _embedding_facts(vectors: Vectors, model: str) -> Body:
+    """What stands behind the vectors."""
+    return {"model": model, "usage": {"prompt_tokens": vectors.tokens, "total_tokens": vectors.tokens}}

@@ -1,15 +1,20 @@
-"""What a request's body may ask for; everything else is refused.
+"""What a request's body may ask for, field by field: the table of the gateway and of batch files.
 
-A field that would change the answer and that is not honoured is refused, whatever its value, unless the value is the
-one that changes nothing (`n` of 1, `logit_bias` of `{}`). Fields that concern OpenAI's service alone are passed over.
-A field that is null is one that is not there.
+- Honoured fields have their effect: `HONOURED`, and `ENGINE_FIELDS` where the model's engine has the option.
+- Ignored fields concern OpenAI's service or the client alone and change no answer (`IGNORED`). The reader of a body is
+  told of them, so that it can say so once.
+- A field that would change the answer and that nothing here honours is refused by its name, unless its value is the one
+  that changes nothing (`n` of 1, `logit_bias` of `{}`). So is a field that OpenAI's API does not have.
+
+A field that is null is not there. Messages of a conversation have a table of their own: clients send back what they
+got, so every field of OpenAI's own answers is taken.
 """
 
 from __future__ import annotations
 
 import difflib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -23,82 +28,134 @@ from stoker.apps.common.openai.request import (
 )
 
 Body = dict[str, Any]
+Note = Callable[[str], None]
+"""Takes the name of a field that is ignored."""
 
-_SERVICE = frozenset(
+IGNORED = frozenset(
     {
-        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "prediction", "priority", "request_id", "cache_salt",
     }
 )  # fmt: skip
-"""Fields of OpenAI's service: bills, logs, queues. They change no answer."""
+"""Fields of a service (bills, logs, queues, caches). They change no answer."""
 _SAMPLING = ("temperature", "top_p", "seed", "stop", "max_tokens", "logprobs")
 HONOURED = {
     Endpoint.CHAT: frozenset(
         {"model", "messages", "max_completion_tokens", "top_logprobs", "response_format", *_SAMPLING}
     ),
     Endpoint.COMPLETIONS: frozenset({"model", "prompt", *_SAMPLING}),
-    Endpoint.EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
+    Endpoint.EMBEDDINGS: frozenset({"model", "input", "encoding_format", "dimensions"}),
 }
-"""The fields of each endpoint's bodies that have their effect."""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,), "suffix": ("",), "frequency_penalty": (0,),
-    "presence_penalty": (0,), "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
-    "function_call": ("none", "auto"), "parallel_tool_calls": (True, False), "modalities": (["text"],),
+"""The fields of each endpoint's bodies that have their effect with every engine."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,), "best_of": (1,), "stream": (False,), "echo": (False,), "suffix": ("",), "tools": ([],),
+    "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False), "modalities": (["text"],), "verbosity": ("medium",),
+    "skip_special_tokens": (True,), "include_stop_str_in_output": (False,), "use_beam_search": (False,),
+    "length_penalty": (1,), "add_generation_prompt": (True,), "continue_final_message": (False,),
+    "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "chat_template_kwargs": ({},),
+    "documents": ([],), "bad_words": ([],), "vllm_xargs": ({},),
 }  # fmt: skip
-"""Values that change nothing, of fields that are refused otherwise."""
+"""Values that change nothing, of fields that are refused otherwise: OpenAI's and vLLM's."""
 _TOOLS = ("tools", "tool_choice", "functions", "function_call")
-_KNOWN = frozenset(
+REFUSED = frozenset(
     {
-        "stream_options", "dimensions", "reasoning_effort", "verbosity", "audio",
-        "prediction", "web_search_options",
+        "stream_options", "reasoning_effort", "audio", "web_search_options", "moderation", "chat_template",
+        "add_special_tokens", "allowed_token_ids", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "structured_outputs", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget",
     }
 )  # fmt: skip
-"""Fields of OpenAI's that are refused with every value."""
+"""Fields that are refused with every value."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_MESSAGE_HONOURED = ("role", "content", "name", "refusal")
+_MESSAGE_IGNORED = frozenset(
+    {
+        "annotations", "metadata", "id", "object", "created", "status", "weight", "reasoning", "reasoning_content",
+        "reasoning_details", "provider_specific_fields", "cache_control", "logprobs", "finish_reason", "index",
+    }
+)  # fmt: skip
+"""Fields of messages that no prompt is made of: facts of earlier answers, and notes of clients."""
+_MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {"tool_calls": ([],), "function_call": ({},), "audio": ({},)}
 _COMPLETION_TOKENS = 16
 """What OpenAI writes of a completion whose request does not say how much."""
 _MOST_TOKENS = 1 << 31
 _MOST_LIKELIEST = 20
+_MOST_INPUTS = 2048
+"""Texts of one request for embeddings, as with OpenAI."""
 _LEAST_TEMPERATURE = 1e-6
 _SEEDS = 1 << 63
 
 
-def read_body(body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0) -> ApiRequest:
-    """The request of a body. `max_tokens`: for a request that names none; 0 is OpenAI's own.
+def _ignore(field: str) -> None:
+    del field
+
+
+def read_body(
+    body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0, ignored: Note = _ignore
+) -> ApiRequest:
+    """The request of a body. `max_tokens`: for a request that names none; 0 is OpenAI's own. `ignored` is told of each
+    field that is there and changes nothing.
 
     Raises RequestRefused; its message begins with the field, and with nothing before it.
     """
     if not isinstance(body, dict):
         raise RequestRefused(f"body must be an object, and is {_shown(body)}", param="body", code="invalid_type")
-    given = {name: value for name, value in body.items() if value is not None and name not in _SERVICE}
+    given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
     _refuse_others(given, endpoint)
+    for name in body.keys() & IGNORED:
+        if body[name] is not None:
+            ignored(name)
     model = _model(given)
     if endpoint is Endpoint.EMBEDDINGS:
-        packed = _is_packed(given)
-        return ApiRequest(custom_id, line, endpoint, model, texts=_texts(given, "input"), packed=packed)
+        return ApiRequest(
+            custom_id, line, endpoint, model, texts=_texts(given, "input", most=_MOST_INPUTS), packed=_is_packed(given),
+            dimensions=_whole(given, "dimensions", least=1, most=_MOST_TOKENS) if "dimensions" in given else 0,
+        )  # fmt: skip
     sampling = _sampling(given, endpoint, custom_id=custom_id, max_tokens=max_tokens)
     if endpoint is Endpoint.CHAT:
-        return ApiRequest(custom_id, line, endpoint, model, messages=_messages(given), sampling=sampling)
+        messages = _messages(given, ignored)
+        return ApiRequest(custom_id, line, endpoint, model, messages=messages, sampling=sampling)
     return ApiRequest(custom_id, line, endpoint, model, texts=_texts(given, "prompt"), sampling=sampling)
+
+
+def refuse_engine_fields(request: ApiRequest, honoured: frozenset[str]) -> None:
+    """Raise RequestRefused for an option that an engine does not honour. `honoured`: the names of those that it does
+    (`stoker.contexts.engine_options`)."""
+    for option in request.sampling.options:
+        if option not in honoured:
+            raise _not_honoured(option)
+
+
+def _not_honoured(option: str) -> RequestRefused:
+    """Why the engine of a model refuses an option."""
+    what = "is no option of the engine of this model"
+    if option == "json_schema":
+        what = "asks for JSON, and the engine of this model cannot hold a text to a JSON schema"
+    return _refused(FIELD_OF.get(option, option), f'{what}; engine = "vllm" can', "unsupported_value")
+
+
+FIELD_OF = {"json_schema": "response_format"}
+"""The field that asks for an option of the engine, where its name is another one."""
 
 
 def _refuse_others(body: Body, endpoint: Endpoint) -> None:
     """Raise RequestRefused for the first field that would change the answer and that nothing here honours."""
-    honoured = HONOURED[endpoint]
+    honoured = HONOURED[endpoint] | (ENGINE_FIELDS.keys() if endpoint is not Endpoint.EMBEDDINGS else set())
     for name, value in body.items():
         if name in honoured:
             continue
-        if any(_equals(value, neutral) for neutral in _NEUTRAL.get(name, ())):
+        if any(_equals(value, neutral) for neutral in NEUTRAL.get(name, ())):
             continue
         if name in _TOOLS:
             raise _refused(
                 name, "asks for calls of tools, which no engine here reads out of texts", "unsupported_value"
             )
-        if name in _NEUTRAL:
-            only = " or ".join(_json(neutral) for neutral in _NEUTRAL[name])
+        if name in NEUTRAL:
+            only = " or ".join(_json(neutral) for neutral in NEUTRAL[name])
             raise _refused(name, f"is {_shown(value)}; only {only} can be had here", "unsupported_value")
-        if name in _KNOWN:
+        if name in REFUSED:
             raise _refused(name, "is not supported here; leave it out", "unsupported_parameter")
-        near = difflib.get_close_matches(name, sorted({*honoured, *_NEUTRAL}), n=1)
+        near = difflib.get_close_matches(name, sorted({*honoured, *NEUTRAL}), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise _refused(name, f"is no field that {endpoint.value} is known to have{hint}", "unknown_parameter")
 
@@ -117,24 +174,51 @@ def _is_packed(body: Body) -> bool:
     return bool(form == "base64")
 
 
-def _messages(body: Body) -> tuple[ChatMessage, ...]:
+def _messages(body: Body, ignored: Note) -> tuple[ChatMessage, ...]:
     messages = _required(body, "messages")
     if not isinstance(messages, list) or not messages:
         raise _refused("messages", f"must be a list of messages, and is {_shown(messages)}", "invalid_type")
-    return tuple(_message(message, f"messages[{number}]") for number, message in enumerate(messages))
+    return tuple(_message(message, f"messages[{number}]", ignored) for number, message in enumerate(messages))
 
 
-def _message(message: Any, where: str) -> ChatMessage:
+def _message(message: Any, where: str, ignored: Note) -> ChatMessage:
     if not isinstance(message, dict):
         raise _refused(where, f"must be an object, and is {_shown(message)}", "invalid_type")
     for name, value in message.items():
-        if name not in ("role", "content") and value is not None:
-            raise _refused(f"{where}.{name}", "is not supported here; leave it out", "unsupported_parameter")
+        if value is None or name in _MESSAGE_HONOURED:
+            continue
+        if name in _MESSAGE_IGNORED:
+            ignored(f"messages[].{name}")
+        elif not any(_equals(value, neutral) for neutral in _MESSAGE_NEUTRAL.get(name, ())):
+            _refuse_message_field(name, f"{where}.{name}")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         what = "is missing" if role is None else f"is {_shown(role)}; it must be system, user or assistant"
         raise _refused(f"{where}.role", what, "invalid_value" if role is not None else "missing_required_parameter")
-    return ChatMessage(role=_ROLES[role], content=_content(message.get("content"), f"{where}.content"))
+    name = message.get("name") or ""
+    if not isinstance(name, str):
+        raise _refused(f"{where}.name", f"must be a text, and is {_shown(name)}", "invalid_type")
+    return ChatMessage(role=_ROLES[role], content=_content_or_refusal(message, where), name=name)
+
+
+def _refuse_message_field(name: str, where: str) -> None:
+    if name in _MESSAGE_NEUTRAL or name == "tool_call_id":
+        raise _refused(where, "is not supported here; leave it out", "unsupported_parameter")
+    near = difflib.get_close_matches(name, ["role", "content", "name"], n=1)
+    hint = f"; did you mean {near[0]}?" if near else "; leave it out"
+    raise _refused(where, f"is no field that a message is known to have{hint}", "unknown_parameter")
+
+
+def _content_or_refusal(message: Body, where: str) -> str:
+    """What a message says. An assistant that has refused has said so in place of a content."""
+    refusal, content = message.get("refusal"), message.get("content")
+    if not refusal:
+        return _content(content, f"{where}.content")
+    if not isinstance(refusal, str):
+        raise _refused(f"{where}.refusal", f"must be a text, and is {_shown(refusal)}", "invalid_type")
+    if content:
+        raise _refused(f"{where}.refusal", "stands next to a content; give one of them", "invalid_value")
+    return refusal
 
 
 def _content(content: Any, where: str) -> str:
@@ -148,20 +232,26 @@ def _content(content: Any, where: str) -> str:
     texts: list[str] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(text, str):
-            what = f"is of type {_shown(kind)}; only text can be had here" if kind != "text" else "has no text"
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal") or not isinstance(text, str):
+            what = (
+                f"is of type {_shown(kind)}; only text can be had here"
+                if kind not in ("text", "refusal")
+                else "has no text"
+            )
             raise _refused(f"{where}[{number}]", what, "unsupported_value")
         texts.append(text)
     return "\n".join(texts)
 
 
-def _texts(body: Body, name: str) -> tuple[str, ...]:
-    """A text, or a list of texts; none of them empty."""
+def _texts(body: Body, name: str, *, most: int = 0) -> tuple[str, ...]:
+    """A text, or a list of at most `most` texts (0: any number); none of them empty."""
     value = _required(body, name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
         raise _refused(name, f"must be a text or a list of texts, and is {_shown(value)}", "invalid_type")
+    if most and len(texts) > most:
+        raise _refused(name, f"has {len(texts):,} texts, and {most:,} may be asked for at once", "invalid_value")
     for number, text in enumerate(texts):
         where = name if isinstance(value, str) else f"{name}[{number}]"
         if not isinstance(text, str):
@@ -186,7 +276,19 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
         stop=_stops(body.get("stop", [])),
         logprobs=_logprobs(body) if endpoint is Endpoint.CHAT else _completion_logprobs(body),
         json_schema=_json_schema(body.get("response_format", {"type": "text"})),
+        engine_options=tuple(_engine_options(body)),
     )
+
+
+def _engine_options(body: Body) -> Iterable[tuple[str, Any]]:
+    """Options that not every engine has, and that differ from what every engine does."""
+    for name, (fits, shape, neutral) in ENGINE_FIELDS.items():
+        if name not in body or any(_equals(body[name], each) for each in neutral):
+            continue
+        if not fits(body[name]):
+            raise _refused(name, f"must be {shape}, and is {_shown(body[name])}", "invalid_value")
+        value = body[name]
+        yield name, {int(token): bias for token, bias in value.items()} if name == "logit_bias" else value
 
 
 def _is_temperature(value: float) -> bool:
@@ -212,13 +314,15 @@ def _completion_logprobs(body: Body) -> int:
 def _json_schema(form: Any) -> str:
     """The schema that a conversation's answer has to satisfy; empty for any text."""
     kind = form.get("type") if isinstance(form, dict) else None
-    if form == {"type": "text"}:
+    if kind == "text":
         return ""
+    if kind == "json_object":
+        return _json({"type": "object"})
     named = form.get("json_schema") if kind == "json_schema" else None
     schema = named.get("schema") if isinstance(named, dict) else None
     if not isinstance(schema, dict):
         what = "has no json_schema.schema" if kind == "json_schema" else f"is {_shown(form)}; it must be of the"
-        types = "" if kind == "json_schema" else " type text or json_schema"
+        types = "" if kind == "json_schema" else " type text, json_object or json_schema"
         raise _refused("response_format", f"{what}{types}", "unsupported_value")
     return _json(schema)
 
@@ -268,3 +372,36 @@ def _shown(value: Any) -> str:
     """The value in short, as JSON has it."""
     text = _json(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_number(value: Any, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_whole(value: Any, least: int = 0, most: int = _MOST_TOKENS) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        token.isdecimal() and len(token) < 10 and _is_number(bias, -100, 100) for token, bias in value.items()
+    )
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_whole, value))
+
+
+ENGINE_FIELDS: dict[str, tuple[Callable[[Any], bool], str, tuple[Any, ...]]] = {
+    "frequency_penalty": (lambda value: _is_number(value, -2, 2), "a number from -2 to 2", (0,)),
+    "presence_penalty": (lambda value: _is_number(value, -2, 2), "a number from -2 to 2", (0,)),
+    "logit_bias": (_is_bias, "an object of token ids with numbers from -100 to 100", ({},)),
+    "repetition_penalty": (lambda value: _is_number(value, 1e-3, 100), "a number above 0", (1,)),
+    "top_k": (lambda value: _is_whole(value, -1), "a whole number, -1 or more", (-1, 0)),
+    "min_p": (lambda value: _is_number(value, 0, 1), "a number from 0 to 1", (0,)),
+    "min_tokens": (_is_whole, "a whole number, 0 or more", (0,)),
+    "ignore_eos": (lambda value: isinstance(value, bool), "true or false", (False,)),
+    "stop_token_ids": (_are_tokens, "a list of token ids", ([],)),
+}
+"""Fields that have their effect where the model's engine has the option: which values there are, in words, and those
+that change nothing."""

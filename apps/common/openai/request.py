@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import msgspec
 
@@ -19,10 +20,12 @@ class Endpoint(enum.Enum):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation. `role`: system, user or assistant."""
+    """One message of a conversation. `role`: system, user or assistant; `name`: whose message it is, for chat templates
+    that say so."""
 
     role: str
     content: str
+    name: str = ""
 
 
 class SamplingOptions(msgspec.Struct, frozen=True):
@@ -30,6 +33,7 @@ class SamplingOptions(msgspec.Struct, frozen=True):
 
     `logprobs`: the answer has the log-probability of each chosen token, and of this number of the likeliest tokens at
     its place; -1: it has no log-probabilities. `json_schema`: the text satisfies this schema; empty: any text will do.
+    `engine_options`: what only some engines can do, by vLLM's names.
     """
 
     max_new_tokens: int = 0
@@ -39,13 +43,19 @@ class SamplingOptions(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     logprobs: int = -1
     json_schema: str = ""
+    engine_options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of what only some engines can do."""
+        return (*(["json_schema"] if self.json_schema else []), *(name for name, _ in self.engine_options))
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
     """One request, checked. `line` is where in its file it stands; 0: it comes from no file.
 
     A conversation has `messages`; the other endpoints have `texts`, and an answer to each. `packed`: vectors are wanted
-    as base64.
+    as base64. `dimensions`: the numbers of a vector that are expected; 0: as many as the model gives.
     """
 
     custom_id: str
@@ -56,6 +66,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
     texts: tuple[str, ...] = ()
     sampling: SamplingOptions = SamplingOptions()
     packed: bool = False
+    dimensions: int = 0
 
 
 class ApiError(msgspec.Struct, frozen=True):

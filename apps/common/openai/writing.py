@@ -7,15 +7,18 @@ ApiError for who asked (`refusal`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from stoker.apps.common.openai.bodies import FIELD_OF
 from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint, SamplingOptions
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
 """Of each token its text, its log-likelihood, and the likeliest tokens there with theirs."""
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
+_AROUND = 16
+"""Tokens that a tokenizer puts around a text, at most."""
 _UNKNOWN_LENGTH = 4096
 """The length of a model that does not say how many tokens it reads."""
 
@@ -51,13 +54,13 @@ class TextModel(Protocol):
 
     def complete(
         self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int, stop: tuple[str, ...],
-        logprobs: int, json_schema: str,
+        logprobs: int, json_schema: str, engine_options: dict[str, Any] = ...,
     ) -> CompletedText:  # fmt: skip
         """What the model writes after a prompt. Raises ValueError for a prompt or a wish that it cannot take."""
 
     def stream_completion(
         self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int, stop: tuple[str, ...],
-        logprobs: int, json_schema: str,
+        logprobs: int, json_schema: str, engine_options: dict[str, Any] = ...,
     ) -> Iterator[CompletedToken]:  # fmt: skip
         """The same, a token at a time. Raises ValueError when it is called or when the first token is taken."""
 
@@ -70,8 +73,9 @@ class Embedder(Protocol):
     def count_tokens(self, text: str) -> int:
         """The length of a text in tokens."""
 
-    def embed(self, texts: list[str]) -> list[list[float]]:
-        """A vector a text. Raises ValueError for a text that it cannot take."""
+    def embed_array(self, texts: list[str]) -> tuple[Any, int]:
+        """An array of float32, `[texts, width]`, and the tokens of all texts. Raises ValueError for a text that it
+        cannot take."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -108,6 +112,15 @@ class TextEnded(msgspec.Struct, frozen=True):
 TextPiece = TextBegun | str | TokenPiece | TextEnded
 
 
+class VectorPiece(msgspec.Struct, frozen=True):
+    """A part of the vectors of some texts: the bytes of float32 numbers, least significant byte first. Together the
+    parts have `width` numbers a text; `tokens` are those of all texts."""
+
+    width: int
+    tokens: int
+    data: bytes
+
+
 _LENGTH_IS = "this model's maximum context length is"
 """Clients by others (LiteLLM) tell this error from others by OpenAI's words."""
 
@@ -120,11 +133,18 @@ class TemplateRefused(ValueError):
     """The model's chat template cannot take a conversation."""
 
 
+class WidthDiffers(ValueError):
+    """A request wants vectors of another width than the model's."""
+
+
 def prompts_of(model: TextModel, request: ApiRequest) -> tuple[str, ...]:
     """The prompts of a request: a conversation has one. Raises TemplateRefused."""
     if request.endpoint is not Endpoint.CHAT:
         return request.texts
-    messages = [{"role": message.role, "content": message.content} for message in request.messages]
+    messages = [
+        {"role": message.role, "content": message.content, **({"name": message.name} if message.name else {})}
+        for message in request.messages
+    ]
     try:
         return (model.chat_prompt(messages),)
     except Exception as error:  # a template is a program of the model's, and raises what it likes
@@ -145,6 +165,7 @@ def complete(model: TextModel, prompt: str, sampling: SamplingOptions, *, place:
         stop=sampling.stop,
         logprobs=_asked(sampling),
         json_schema=sampling.json_schema,
+        **_engine_options(sampling),
     )
     return Choice(
         text=found.text,
@@ -168,6 +189,7 @@ def stream_text(model: TextModel, prompt: str, sampling: SamplingOptions, *, pla
         stop=sampling.stop,
         logprobs=_asked(sampling),
         json_schema=sampling.json_schema,
+        **_engine_options(sampling),
     )
     yield TextBegun(read)
     written, finish = 0, ""
@@ -180,21 +202,35 @@ def stream_text(model: TextModel, prompt: str, sampling: SamplingOptions, *, pla
     yield TextEnded(finish, written)
 
 
-def embed_texts(model: Embedder, texts: tuple[str, ...]) -> tuple[list[list[float]], int]:
-    """A vector a text, and the tokens of all texts. Raises ValueError for a text that the model cannot take."""
-    tokens = 0
-    for text in texts:
-        length = model.count_tokens(text)
-        if 0 < model.longest < length:
-            raise ContextTooShort(f"{_LENGTH_IS} {model.longest} tokens, and a text has {length}")
-        tokens += length
-    return model.embed(list(texts)), tokens
+def embed_texts(model: Embedder, request: ApiRequest) -> tuple[Any, int]:
+    """The vectors of a request's texts as an array of float32, `[texts, width]`, and the tokens of all texts. Raises
+    ValueError for a text that the model cannot take, and for another width than the request wants."""
+    if model.longest:
+        for text in request.texts:
+            # A token is a byte at least, but for those around a text: short texts are not counted.
+            length = model.count_tokens(text) if len(text.encode()) + _AROUND > model.longest else 0
+            if model.longest < length:
+                raise ContextTooShort(f"{_LENGTH_IS} {model.longest} tokens, and a text has {length}")
+    vectors, tokens = model.embed_array(list(request.texts))
+    if request.dimensions and request.dimensions != vectors.shape[1]:
+        raise WidthDiffers(
+            f"dimensions is {request.dimensions}, and this model's vectors have {vectors.shape[1]} numbers; leave it"
+            " out, or give that"
+        )
+    return vectors, tokens
 
 
 def refusal(error: ValueError, endpoint: Endpoint) -> ApiError:
     """What a model has refused, as OpenAI words it."""
-    code = "context_length_exceeded" if isinstance(error, ContextTooShort) else None
-    return ApiError(str(error).replace("prompt 0 ", "the prompt ", 1), param=_PARAMS[endpoint], code=code)
+    message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[endpoint], None
+    if isinstance(error, ContextTooShort):
+        code = "context_length_exceeded"
+    elif isinstance(error, WidthDiffers):
+        param, code = "dimensions", "invalid_value"
+    elif option := getattr(error, "option", ""):  # an engine that does not honour it
+        param, code = FIELD_OF.get(option, option), "unsupported_value"
+        message = f"{param}: {message}"
+    return ApiError(message, param=param, code=code)
 
 
 def _room(model: TextModel, prompt: str, sampling: SamplingOptions) -> tuple[int, int]:
@@ -205,6 +241,11 @@ def _room(model: TextModel, prompt: str, sampling: SamplingOptions) -> tuple[int
     if length + most > longest:
         raise ContextTooShort(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
     return length, most
+
+
+def _engine_options(sampling: SamplingOptions) -> dict[str, Any]:
+    """The argument of a model's method for what only some engines can do; nothing where nothing is asked."""
+    return {"engine_options": dict(sampling.engine_options)} if sampling.engine_options else {}
 
 
 def _asked(sampling: SamplingOptions) -> int:

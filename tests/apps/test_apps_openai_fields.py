@@ -1,0 +1,144 @@
+"""Which fields requests may have: every field of OpenAI's types has its place, and its answers are taken back."""
+
+from __future__ import annotations
+
+import json
+import typing
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("openai") is None:
+    pytest.skip("needs the extra test", allow_module_level=True)
+
+from openai.types import Completion, completion_create_params, embedding_create_params
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionUserMessageParam,
+)
+from openai.types.chat import (
+    completion_create_params as chat_create_params,
+)
+
+from stoker.apps.batch_inference.models import ModelPaths
+from stoker.apps.batch_inference.request_file import RefusedLine, check_file, read_request
+from stoker.apps.common.openai.answers import chat_body, completion_body
+from stoker.apps.common.openai.bodies import ENGINE_FIELDS, HONOURED, IGNORED, NEUTRAL, REFUSED
+from stoker.apps.common.openai.request import ApiRequest, ChatMessage, Endpoint, RequestRefused
+from stoker.apps.common.openai.writing import Choice
+from stoker.apps.gateway.wishes import read_asked
+from stoker.datafile import Line
+
+ANY = ModelPaths(named={}, every="models/m", engine="continuous")
+WITH_VLLM = ModelPaths(named={}, every="models/m", engine="vllm")
+QUESTION = {"role": "user", "content": "Say hi"}
+
+
+def by_gateway(endpoint: Endpoint, body: dict, *, models: ModelPaths = ANY) -> ApiRequest:
+    request = read_asked(json.dumps(body).encode(), endpoint=endpoint, name="r").request
+    models.admit(request)
+    return request
+
+
+def by_batch(endpoint: Endpoint, body: dict, *, models: ModelPaths = ANY) -> ApiRequest:
+    line = {"custom_id": "r", "method": "POST", "url": endpoint.value, "body": body}
+    found = read_request(Line(0, json.dumps(line).encode()), seen={}, admit=models.admit)
+    if isinstance(found, RefusedLine):
+        raise RequestRefused(found.error.message, param=found.error.param)
+    return found
+
+
+BOTH = pytest.mark.parametrize("read", [by_gateway, by_batch])
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "types"),
+    [
+        (Endpoint.CHAT, chat_create_params.CompletionCreateParamsBase),
+        (Endpoint.COMPLETIONS, completion_create_params.CompletionCreateParamsBase),
+        (Endpoint.EMBEDDINGS, embedding_create_params.EmbeddingCreateParams),
+    ],
+)
+def test_every_field_of_openais_requests_has_its_place(endpoint, types):
+    placed = HONOURED[endpoint] | IGNORED | NEUTRAL.keys() | REFUSED | ENGINE_FIELDS.keys()
+    assert set(typing.get_type_hints(types)) <= placed
+
+
+def test_a_field_has_one_place():
+    places = [*HONOURED.values(), IGNORED, NEUTRAL.keys(), REFUSED, ENGINE_FIELDS.keys()]
+    others = [set(each) for each in places[3:]]
+    for at, each in enumerate(others):
+        assert not any(each & other for other in others[at + 1 :])
+        assert not any(each & honoured for honoured in HONOURED.values())
+
+
+@BOTH
+def test_an_answer_of_the_clients_types_is_taken_back_as_history(read):
+    own = chat_body([Choice("Hi", "stop", 3, 1)], name="n", model="m", created=1)
+    openais = {
+        "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "gpt", "service_tier": "default",
+        "choices": [
+            {
+                "index": 0, "finish_reason": "stop", "logprobs": None,
+                "message": {"role": "assistant", "content": "Hi", "refusal": None, "annotations": []},
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+    }  # fmt: skip
+    for body in (own, openais):
+        message = ChatCompletion.model_validate(body).choices[0].message
+        for dumped in (message.model_dump(), message.model_dump(exclude_none=True), message.to_dict()):
+            found = read(Endpoint.CHAT, {"model": "m", "messages": [QUESTION, dumped, QUESTION]})
+            assert found.messages[1] == ChatMessage("assistant", "Hi")
+    answer = Completion.model_validate(
+        completion_body([Choice(" hi", "stop", 3, 1)], name="n", model="m", created=1)
+    ).model_dump()
+    again = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": "Say" + answer["choices"][0]["text"], "suffix": None})
+    assert again.texts == ("Say hi",)
+
+
+@BOTH
+def test_a_message_may_have_every_field_of_openais_types(read):
+    empty = {"tool_calls": [], "function_call": None, "audio": None, "refusal": None, "name": "ana"}
+    assert set(typing.get_type_hints(ChatCompletionAssistantMessageParam)) == {*empty, "role", "content"}
+    assert set(typing.get_type_hints(ChatCompletionUserMessageParam)) == {"role", "content", "name"}
+    found = read(Endpoint.CHAT, {"model": "m", "messages": [{"role": "assistant", "content": "Hi", **empty}]})
+    assert found.messages == (ChatMessage("assistant", "Hi", "ana"),)
+    refused = {"role": "assistant", "content": None, "refusal": "I will not."}
+    parts = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "text", "text": "Or"}]}
+    found = read(Endpoint.CHAT, {"model": "m", "messages": [refused, parts]})
+    assert [each.content for each in found.messages] == ["I will not.", "No.\nOr"]
+
+
+@BOTH
+def test_what_the_engine_can_do_reaches_it(read):
+    given = {
+        "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "frequency_penalty": 0.5, "presence_penalty": -1,
+        "logit_bias": {"50256": -100}, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [3, 4],
+    }  # fmt: skip
+    for endpoint, words in ((Endpoint.CHAT, {"messages": [QUESTION]}), (Endpoint.COMPLETIONS, {"prompt": "x"})):
+        found = read(endpoint, {"model": "m", **words, **given}, models=WITH_VLLM)
+        assert dict(found.sampling.engine_options) == {**given, "logit_bias": {50256: -100}}
+        for name in given.keys() - {"ignore_eos", "stop_token_ids"}:
+            with pytest.raises(RequestRefused) as refused:
+                read(endpoint, {"model": "m", **words, name: given[name]})
+            assert refused.value.error.param == name
+        own = {name: given[name] for name in ("ignore_eos", "stop_token_ids")}
+        assert dict(read(endpoint, {"model": "m", **words, **own}).sampling.engine_options) == own
+
+
+def test_each_ignored_field_is_told():
+    body = {"model": "m", "messages": [{**QUESTION, "metadata": {}}], "user": "ana", "store": None, "priority": 3}
+    told: list[str] = []
+    read_asked(json.dumps(body).encode(), endpoint=Endpoint.CHAT, name="r", ignored=told.append)
+    assert sorted(told) == ["messages[].metadata", "priority", "user"]
+
+
+def test_a_file_says_which_fields_it_ignores(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    body = {"model": "m", "messages": [{**QUESTION, "annotations": []}], "user": "ana"}
+    lines = [{"custom_id": f"r{n}", "method": "POST", "url": Endpoint.CHAT.value, "body": body} for n in range(3)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    checked = check_file(path, admit=ANY.admit)
+    assert (checked.refused, checked.ignored) == ((), ("messages[].annotations", "user"))
