@@ -27,6 +27,7 @@ from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.options import ContextOptions, Size, checked_options
 from stoker.contexts.preload import modules_of
+from stoker.contexts.program_folder import program_folder
 from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
 from stoker.contexts.source_lines import SourceLines
 from stoker.errors import RecipeError, SerializationError
@@ -174,7 +175,8 @@ def make_recipe(
     _check_fits(loader, args, kwargs, name=name)
     _refuse_contexts((*args, *kwargs.values()), name=name)
     arguments, given = _short_arguments(loader, args, kwargs), (args, kwargs)
-    args, kwargs, objects = _objects_in(loader, args, kwargs, options.files, name=name)
+    args, kwargs, objects, named = _objects_in(loader, args, kwargs, options.files, name=name)
+    home = program_folder()
     preload = modules_of(loader) if options.preload is None else options.preload
     digest = _digest(
         name,
@@ -185,6 +187,7 @@ def make_recipe(
         [ref.name for ref in objects],
         _facts(options.needs),
         [options.slots, options.awareness.value, options.calls_per_library],
+        *([home.path] if home is not None and not _is_ready_made(loader) else ()),
     )
     try:
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
@@ -204,7 +207,14 @@ def make_recipe(
         calls_per_library=options.calls_per_library,
         arguments=arguments,
         limits=options.limits,
+        home=home,
+        named=named,
     )
+
+
+def _is_ready_made(loader: Loader) -> bool:
+    """True for a loader of Stoker's, which reads no file by a relative name: its context is the same in every folder."""
+    return str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
 
 
 def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
@@ -264,10 +274,11 @@ def _check_fits(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], *
 
 def _objects_in(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], files: tuple[str, ...], *, name: str
-) -> tuple[tuple[Any, ...], dict[str, Any], tuple[ObjectRef, ...]]:
-    """Arguments with ObjectPath in place of the paths that `files` lists, and their objects."""
+) -> tuple[tuple[Any, ...], dict[str, Any], tuple[ObjectRef, ...], tuple[tuple[str, str], ...]]:
+    """Arguments with ObjectPath in place of the paths that `files` lists, their objects, and the relative paths among
+    `files` with the cache name of each."""
     if not files:
-        return args, kwargs, ()
+        return args, kwargs, (), ()
     bound = inspect.signature(loader).bind(*args, **kwargs)
     bound.apply_defaults()
     wanted, objects = set(files), dict[str, ObjectRef]()
@@ -276,6 +287,7 @@ def _objects_in(
             place = f"{name}({parameter}=...)"
             bound.arguments[parameter] = _as_objects(bound.arguments[parameter], objects, place=place)
     by_path: dict[str, ObjectRef] = {}
+    named: list[tuple[str, str]] = []
     for path in sorted(wanted - bound.signature.parameters.keys()):
         if not os.path.exists(path):
             has = ", ".join(bound.signature.parameters) or "it has none"
@@ -284,9 +296,12 @@ def _objects_in(
             )
         ref = object_of(path)
         by_path[os.path.abspath(path)] = objects[ref.name] = ref
+        plain = os.path.normpath(path)
+        if not os.path.isabs(plain) and not plain.startswith(".."):
+            named.append((plain, ref.name))
     new_args = tuple(_swap(value, by_path) for value in bound.args)
     new_kwargs = {key: _swap(value, by_path) for key, value in bound.kwargs.items()}
-    return new_args, new_kwargs, tuple(objects[key] for key in sorted(objects))
+    return new_args, new_kwargs, tuple(objects[key] for key in sorted(objects)), tuple(named)
 
 
 def _as_objects(value: Any, objects: dict[str, ObjectRef], *, place: str) -> Any:

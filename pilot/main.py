@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _make(given: argparse.Namespace) -> Agent:
-    os.umask(0o077)
+    umask = os.umask(0o077)
     descriptors.raise_limit()
     session = SessionFolder(given.session)
     there = session.read()
@@ -138,6 +138,7 @@ def _make(given: argparse.Namespace) -> Agent:
             probe_every_s=given.probe_every,
             in_batch=bool(given.source),
             driver_limit_s=given.driver_limit,
+            umask=umask,
         )
         agent = _agent(options, session, found, scratch, cache, bound_bytes=bound_bytes)
         agent.monitors = monitor.watch(devices, limit_s=options.driver_limit_s)

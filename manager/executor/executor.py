@@ -7,7 +7,7 @@ provider; a block runs one pilot a node. Where Parsl's own executor (HTEX) and o
   killed all day, and the calls that they ran are run again.
 - Initial blocks start with the executor, not a second later with Parsl's first look at its strategy.
 - Scaling in drains: pilots finish what they run and end by themselves; `drain_s` later the job is cancelled.
-- Calls run in the folder that the program was started in, as Parsl's users expect, unless they want a context.
+- Calls run in the folder in which the program loads the session, as Parsl's users expect, where pilots see it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from parsl.monitoring.radios.filesystem import FilesystemRadio
 from parsl.providers.base import ExecutionProvider
 
 from stoker.config import Site, load_site
-from stoker.contexts.recipe import BARE, Recipe
+from stoker.contexts.program_folder import program_folder
+from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import blocks, detached, engines, garbage
@@ -51,7 +52,7 @@ from stoker.manager.executor.processes import (
 )
 from stoker.manager.executor.questions import wait_for_answer
 from stoker.manager.executor.wait_notices import WaitNotices
-from stoker.manager.executor.wants import Wants
+from stoker.manager.executor.wants import CallPlace
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
 from stoker.manager.live.chosen import honoured_in, keep_policies, policies_for
@@ -81,8 +82,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     - `site`: a site file, a Site, or None for this machine. `provider`: any Parsl provider; it overrides the site's.
       Blocks at a batch system that a site file names are the manager's business (its factory's), and none of Parsl's.
     - `session`: join a session that is up (`stoker up`), by its id or folder. It goes on when this program ends.
-    - `working_dir`: where calls without a context run (default: calls of Parsl's own apps in the folder of the program,
-      those of `@stoker.app` and `stoker.map` in a folder of their own, which is cleared after them).
+    - `working_dir`: where calls run; a pilot makes the folder if it is missing (default: the program's folder; on a pilot
+      that does not see it a folder of the call's own, which is cleared after it).
     - `drain_s`: how long a block that is scaled in may go on with the calls that it runs.
     - `progress`: whether it says by itself why no pilot is there yet (see `wait_notices`).
     - `block_error_handler`: as Parsl's; True is described above, False ignores failed blocks.
@@ -152,7 +153,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             leave_source=self._leave_source,
         )
         self._sources: SourceShelf | None = None
-        self._call_folder = ""
+        self.call_place = CallPlace()
+        """Where calls run."""
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
         self._upkeep = BlockUpkeep(self, lease_s=self.site.session.lease_s)
@@ -201,8 +203,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def start(self) -> None:
         """Join the session, or start its manager and the initial blocks, and connect to it. Raises SessionError."""
         super().start()
-        self._call_folder = os.path.abspath(self.working_dir or working_folder())
-        refuse_odd_path(self._call_folder, what="the folder in which calls run", advice="start the program in another")
+        home = working_folder()
+        named = os.path.abspath(self.working_dir) if self.working_dir is not None else ""
+        refuse_odd_path(named or home, what="the folder in which calls run", advice="start the program in another")
+        self.call_place = CallPlace(named, program_folder(home))
         try:
             if self._joins:
                 self.folder, self.site = detached.find(self._joins)
@@ -308,25 +312,21 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if wants.options.stream:
             inbox = getattr(resource_specification, "inbox", None) or PieceInbox(keeps_all=True)
         future = CallFuture(link, inbox=inbox)
-        folder = ""
         packed = kwargs.pop(PACKED, None)
         if isinstance(resource_specification, AppWants):
             kwargs.pop(SPECIFICATION, None)
-            folder = self.folder_of(wants)
         else:
             spec = prepared.parsl_spec(args, kwargs)
             if spec is not None:
                 wants = self._preparer.paper_wants(spec)
                 args, kwargs = prepared.with_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
-            elif wants.recipe.key == BARE.key:
-                folder = self._call_folder
         if wants.family is not None:
             wants = wants.chosen(args, kwargs)
         due_at = getattr(resource_specification, "due_at", None)
         blob = None
         if isinstance(resource_specification, AppWants) and is_same(resource_specification.made_of, func):
             blob = resource_specification.function  # else Parsl's kernel has wrapped it, as to stage files
-        submission = prepared.submission(func, wants, folder=folder, due_at=due_at, blob=blob)
+        submission = prepared.submission(func, wants, place=self.call_place, due_at=due_at, blob=blob)
         future.due_at = submission.due_at
         if packed is None:
             by_name, brought = travels_with(submission.function, submission.recipe), set[str]()
@@ -338,10 +338,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             payload = place_arguments(packed, name=prepared.name, large=link.large)
         future.call = link.submit(submission, payload, future, features=wants.features, inbox=inbox)
         return future
-
-    def folder_of(self, wants: Wants) -> str:
-        """The folder that calls of an app or a map run in; empty: one of their own, which is cleared after them."""
-        return self._call_folder if self.working_dir is not None and wants.recipe.key == BARE.key else ""
 
     def outstanding(self) -> int:
         """Slots that calls which have not ended take or want; Parsl's kernel starts blocks for them."""

@@ -65,7 +65,7 @@ class MapCalls:
         self._deadline_s = wants.deadline_s
         self._batch_size = batch_size
         self._function = function
-        self._make_submission = functools.partial(self._prepared.submission, function, folder=executor.folder_of(wants))
+        self._make_submission = functools.partial(self._prepared.submission, function, place=executor.call_place)
         self._brought: set[str] = set()
         """Modules of the user that the item packed last refers to."""
         self._renew_submission()

@@ -26,7 +26,7 @@ from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
 from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.sendable import check_submission
-from stoker.manager.executor.wants import Wants, read_parsl_spec, read_wants
+from stoker.manager.executor.wants import ANYWHERE, CallPlace, Wants, read_parsl_spec, read_wants
 from stoker.manager.protocol.ids import FunctionKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
@@ -100,7 +100,7 @@ class PreparedFunction:
         self.name = name_of(bare(function))
         self._cache = cache
         self._check = check
-        self._submissions: dict[Any, tuple[Any, Submission]] = {}
+        self._submissions: dict[tuple[int, int], tuple[Wants, CallPlace, Submission]] = {}
         self._spec_place = _place_of_parsl_spec(bare(function))
         self._told: set[str] = set()
         self._sendable: set[str] = set()
@@ -131,7 +131,7 @@ class PreparedFunction:
         return self._content[1]
 
     def submission(
-        self, function: Callable[..., Any], wants: Wants, *, folder: str, due_at: float | None = None,
+        self, function: Callable[..., Any], wants: Wants, *, place: CallPlace = ANYWHERE, due_at: float | None = None,
         blob: FunctionBlob | None = None,
     ) -> Submission:  # fmt: skip
         """The submission of calls with these wants: one for each Wants object, so that its calls share messages.
@@ -142,16 +142,16 @@ class PreparedFunction:
         """
         self._tell_of_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
-        known = self._submissions.get((id(wants), folder))
-        if known is not None and known[0] is wants and known[1].function is blob:
-            return known[1]
+        known = self._submissions.get((id(wants), id(place)))
+        if known is not None and known[0] is wants and known[1] is place and known[2].function is blob:
+            return known[2]
         self._check(wants)
         if due_at is None:
             due_at = time.monotonic() + wants.deadline_s
         submission = Submission(
             function=blob,
             recipe=wants.recipe,
-            options=wants.options_in(folder),
+            options=wants.options_in(place),
             variants=wants.variants,
             due_at=due_at if wants.deadline_s else None,
         )
@@ -160,7 +160,7 @@ class PreparedFunction:
         if not wants.deadline_s:
             if len(self._submissions) > 256:
                 self._submissions.clear()
-            self._submissions[id(wants), folder] = (wants, submission)
+            self._submissions[id(wants), id(place)] = (wants, place, submission)
         return submission
 
     def _tell_of_context(self, recipe: Recipe) -> None:

@@ -17,7 +17,7 @@ from stoker.errors import ProtocolError
 from stoker.manager.executor.large import LargeArguments, discard_result
 from stoker.manager.executor.outgoing import Waiter
 from stoker.manager.executor.piece_inbox import PieceInbox
-from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress, CallSpec, Payload
+from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress, CallSpec, LeftFiles, Payload
 from stoker.manager.protocol.ids import CallId, show_call
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ class WaitingCalls:
         `waiters` has ended twice: the file of its result may still be read."""
         self._gangs: dict[CallId, int] = {}
         """Calls that want several devices at once, and how many."""
+        self._told_of: set[str] = set()
+        """Functions whose calls have left files where they are lost, once that was said."""
 
     def __len__(self) -> int:
         return len(self.waiters)
@@ -89,6 +91,8 @@ class WaitingCalls:
         touched: set[Waiter] = set()
         self._tidy(end.call for end in ends)
         for end in ends:
+            if end.left is not None:
+                self._tell_left(end.left)
             waiter = pop(end.call, None)
             if waiter is None:
                 if end.call in self._given_up:
@@ -102,6 +106,21 @@ class WaitingCalls:
                 logger.exception("a callback of call %s failed", show_call(end.call))
         for waiter in touched:
             waiter.flush()
+
+    def _tell_left(self, left: LeftFiles) -> None:
+        """Warn of lost files, once for each function."""
+        if left.function in self._told_of:
+            return
+        self._told_of.add(left.function)
+        files = ", ".join(left.names) + (f" and {left.count - len(left.names)} more" * (left.count > len(left.names)))
+        seen = f"; its pilot does not see {left.home}, where the program runs" if left.home else ""
+        logger.warning(
+            "%s left files in its working folder that are lost (%s)%s: return what is in them, or write them to a folder"
+            " that pilots see, by its absolute path (said once for each function)",
+            left.function,
+            files,
+            seen,
+        )
 
     def reject(self, calls: Iterable[CallId], reason: str) -> None:
         """Fail calls that the manager has refused."""

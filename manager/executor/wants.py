@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from parsl.executors.errors import InvalidResourceSpecification
 
 from stoker.contexts.factory import as_recipe, recipe_of
+from stoker.contexts.program_folder import ProgramFolder
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError, RecipeError
@@ -47,6 +48,16 @@ class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ig
 
     def __str__(self) -> str:
         return str(Exception.__str__(self))
+
+
+class CallPlace(NamedTuple):
+    """Where the calls of a program run: in the `folder` that the user named, else in the program's own, `home`."""
+
+    folder: str = ""
+    home: ProgramFolder | None = None
+
+
+ANYWHERE = CallPlace()
 
 
 class Wants(msgspec.Struct, frozen=True):
@@ -96,9 +107,9 @@ class Wants(msgspec.Struct, frozen=True):
             self.of_lengths[recipe.key] = known
         return known
 
-    def options_in(self, folder: str) -> CallOptions:
-        """The options of a call that, without a context, runs in `folder`. `Submission.due_at` holds its deadline."""
-        return msgspec.structs.replace(self.options, folder=folder) if folder else self.options
+    def options_in(self, place: CallPlace) -> CallOptions:
+        """The options of a call that runs at this place. `Submission.due_at` holds its deadline."""
+        return msgspec.structs.replace(self.options, folder=place.folder, home=place.home)
 
 
 def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False) -> Wants:

@@ -9,6 +9,7 @@ import enum
 
 import msgspec
 
+from stoker.contexts.program_folder import ProgramFolder
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol.ids import CallId, RecipeKey
 
@@ -71,8 +72,9 @@ class CallOptions(msgspec.Struct, frozen=True, gc=False):
     `variants` lists other contexts that can serve the call too, in order of preference after its own. `gang` is the
     smallest and largest number of libraries that may run it together. `limit_s` ends a call that runs longer
     (0 = no limit; the time that a call waits for its reader does not count). With `stream` the pieces that the
-    function yields travel as they come; else a call that yields has a list of them as its result. `folder` is where it
-    runs: empty for a folder of its own on the pilot. `batch` is how many items `stoker.map` puts into each call at most
+    function yields travel as they come; else a call that yields has a list of them as its result. `folder` is where the
+    user wants it to run (it is made if it is missing); empty: in the program's own folder, `home`, where the pilot sees
+    that, else in a folder of its own. `batch` is how many items `stoker.map` puts into each call at most
     (0 = they are not packed): what a call costs is remembered with it.
     """
 
@@ -84,6 +86,7 @@ class CallOptions(msgspec.Struct, frozen=True, gc=False):
     limit_s: float = 0.0
     folder: str = ""
     batch: int = 0
+    home: ProgramFolder | None = None
 
 
 class CallSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -148,6 +151,16 @@ class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     end: int
 
 
+class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Files that a call of `function` left in a folder of its own, where they are lost: the first names, how many there
+    are, and the program's folder `home`, which its pilot does not see."""
+
+    function: str
+    names: tuple[str, ...]
+    count: int
+    home: str = ""
+
+
 class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a call ended: exactly one of these reaches the client for each call that was accepted.
 
@@ -155,7 +168,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     function raised, with its traceback. Otherwise `failure` says what happened; where that is of the infrastructure,
     payload may be the pickled exception. `run_s` is the time in the function.
     `pieces`: how many pieces its run gave, all of which the client has acknowledged. `raised`: the exception in short,
-    and a line for each place in the user's code, for people.
+    and a line for each place in the user's code, for people. `left`: the files that are lost with its folder.
     """
 
     call: CallId
@@ -166,6 +179,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     printed: Printed | None = None
     pieces: int = 0
     raised: str = ""
+    left: LeftFiles | None = None
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):

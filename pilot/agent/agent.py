@@ -59,6 +59,8 @@ class PilotOptions(msgspec.Struct, frozen=True):
     """Whether a batch system started it, so that it ends with the process that did."""
     driver_limit_s: float = DRIVER_LIMIT_S
     """A GPU's driver that has not answered for so long hangs, which is a fault of the device."""
+    umask: int = -1
+    """The umask that the pilot was started with, which its libraries have; -1: the pilot's own."""
 
 
 class Agent:
@@ -92,7 +94,7 @@ class Agent:
         self.cache = cache
         self.peers = peers
         self.link = link
-        self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path)
+        self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path, umask=options.umask)
         self.wires = Wires()
         self.search_path = folders_here()
         """Where libraries look for modules last: beside the user's program, where the pilot was started there."""

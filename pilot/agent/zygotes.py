@@ -23,7 +23,8 @@ _CLEAN_S = 3.0 + LIMIT_S
 class Zygotes:
     """The zygotes of one agent."""
 
-    def __init__(self, *, logs: Path, scratch: Path) -> None:
+    def __init__(self, *, logs: Path, scratch: Path, umask: int = -1) -> None:
+        self._umask = umask
         self._logs = logs
         self._scratch = scratch
         self._by_preload: dict[tuple[str, ...], Zygote] = {}
@@ -39,7 +40,7 @@ class Zygotes:
             return found, False
         log = self._logs / f"zygote-{self._made}.log"
         self._made += 1
-        found = Zygote(key, log=log, scratch=self._scratch, environ=os.environ)
+        found = Zygote(key, log=log, scratch=self._scratch, environ=os.environ, umask=self._umask)
         self._by_preload[key] = found
         return found, True
 

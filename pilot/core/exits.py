@@ -19,6 +19,9 @@ DEVICE_FAILED = 119
 NODE_FAILED = 120
 """Several calls in a row failed in it of what their node did to them."""
 
+NOT_CLEARED = 121
+"""It could not clear away what a call had left."""
+
 OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})
 """What a library that loads ends with through no fault of its context."""
 OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})
@@ -32,5 +35,6 @@ SAID_BY_CODE = {
     RUINED: "can run no more calls: one of them emptied sys.modules, or lowered a limit for good",
     NOT_SETTLED: "could not open its log {log} or its folder; is that disk full?",
     DEVICE_FAILED: "ended because its device failed",
+    NOT_CLEARED: "could not clear away what a call left; its log says why",
     NODE_FAILED: "ended because calls in it fail one after the other of what their node does to them",
 }

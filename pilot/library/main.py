@@ -39,10 +39,12 @@ from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.packing import clean
 from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.runner import Runner
-from stoker.pilot.library.sandbox import Sandbox, ScratchGuard
+from stoker.pilot.library.sandbox import ClearedFolder, ScratchGuard
 from stoker.pilot.library.server import LibraryServer
 from stoker.pilot.library.settings import Settings
+from stoker.pilot.library.side_by_side import SideBySide
 from stoker.pilot.library.soundness import LibraryFault, Soundness
+from stoker.pilot.library.workplace import Workplace, links_of, stand_apart, use_temporary
 
 _TAIL_LINES = 20
 _YOUNG_S = 2.0
@@ -69,27 +71,32 @@ def serve(number: int) -> None:
     try:
         tail = LogTail(settings.log)
         marker = Marker(os.path.join(settings.folder, "running"), slots=max(1, order.recipe.slots))
-        sandbox = Sandbox(os.path.join(settings.folder, "slot-0"))
+        temporary = ClearedFolder(os.path.join(settings.folder, "tmp"))
+        use_temporary(temporary.path)
+        links = links_of(order.recipe, order.objects)
+        workplace = Workplace(os.path.join(settings.folder, "load"), temporary=temporary, links=links)
+        workplace.enter_home(order.recipe.home)
     except OSError as error:
         _cannot_begin(error, settings, sock)
         return
-    loaded = _load(order, settings, sock)
+    loaded = _load(order, settings, sock, workplace)
     if loaded is None:
         return
     context, slots = loaded[0], order.recipe.slots or loaded[1].slots
-    if slots > 1 and not order.recipe.slots:
-        try:
+    try:
+        if slots > 1 and not order.recipe.slots:
             marker = Marker(os.path.join(settings.folder, "running"), slots=slots)
-        except OSError as error:
-            _cannot_begin(error, settings, sock)
-            return
+        temporary.keep()
+    except OSError as error:
+        _cannot_begin(error, settings, sock)
+        return
     tail.take()
-    sandbox.restore()
     gc.collect()
     gc.freeze()  # the context lives as long as the process: the collector need not look at it again
     if slots > 1:
         ThreadTail(settings.log)  # from now on Python's streams are those that calls print to
-    soundness = Soundness()
+    soundness = Soundness(temporary=temporary if slots > 1 else None)
+    side_by_side = SideBySide()
     place = Place(settings.folder, order.devices, order.recipe.needs.device_memory_bytes, settings.probe)
     server = LibraryServer(
         sock,
@@ -105,14 +112,14 @@ def serve(number: int) -> None:
         carried_modules.before_replacing = functools.partial(_make_way, server, time.monotonic())
 
     def make_runner(slot: int) -> Runner:
-        own = sandbox if slot == 0 else Sandbox(os.path.join(settings.folder, f"slot-{slot}"))
-        if slots > 1:
-            own.enter_own()
+        own = temporary if slots == 1 else ClearedFolder(os.path.join(settings.folder, f"tmp-{slot}"))
+        if slots > 1 and not stand_apart():
+            side_by_side.share_a_folder()
         runner = Runner(
             settings,
             slot=slot,
             marker=marker,
-            sandbox=own,
+            workplace=Workplace(os.path.join(settings.folder, f"slot-{slot}"), temporary=own, links=links),
             tail=tail if slots == 1 else ThreadTail(settings.log),
             context=context,
             report=server.outbox.report,
@@ -132,7 +139,7 @@ def serve(number: int) -> None:
     if slots == 1:
         server.serve(make_runner(0), idle=lambda: marker.idle(0))
     else:
-        server.serve_threads(make_runner, slots, idle=marker.idle)
+        server.serve_threads(make_runner, slots, idle=marker.idle, side_by_side=side_by_side)
 
 
 def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> None:
@@ -174,7 +181,7 @@ def _offer_turns(order: Load, settings: Settings) -> None:
         offer_turns(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
 
 
-def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Loaded] | None:
+def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workplace) -> tuple[Any, Loaded] | None:
     """The context and what loading it took; None when it failed, which has then been said."""
 
     def offer(form: str, folder: str, made_s: float) -> None:
@@ -203,7 +210,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
         text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
         what, refusal = f"the loader of {order.recipe.name} raised {type(error).__name__}: {error}", _refusal(settings)
-        advice = hub.advice(error)
+        advice = hub.advice(error) or workplace.advice(error)
         what += f"\n{advice}" if advice else ""
         failure = Failure(
             kind=FailureKind.PILOT if refusal else FailureKind.CONTEXT,

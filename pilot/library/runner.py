@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
@@ -43,10 +44,11 @@ from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.meetings import GangMeetings
 from stoker.pilot.library.packing import Packer, TransferError
 from stoker.pilot.library.printing import LogTail, ThreadTail
-from stoker.pilot.library.sandbox import Sandbox, ScratchGuard
+from stoker.pilot.library.sandbox import ScratchGuard
 from stoker.pilot.library.settings import Settings
 from stoker.pilot.library.soundness import LibraryFault, Soundness, out_of_descriptors
 from stoker.pilot.library.telling import in_short
+from stoker.pilot.library.workplace import Workplace
 from stoker.pilot.library.yielding import as_list, can_be_drained, drain, in_event_loop, yields
 from stoker.units import show_bytes
 
@@ -76,7 +78,7 @@ class Runner:
         *,
         slot: int,
         marker: Marker,
-        sandbox: Sandbox,
+        workplace: Workplace,
         tail: LogTail | ThreadTail,
         context: Any,
         report: Callable[[CallProgress], None],
@@ -90,7 +92,7 @@ class Runner:
         self._place = place or evidence.Place(settings.folder)
         self._slot = slot
         self._marker = marker
-        self._sandbox = sandbox
+        self._workplace = workplace
         self._tail = tail
         self._context = context
         self._report = report
@@ -106,6 +108,7 @@ class Runner:
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
         self._ground = ScratchGuard(os.path.dirname(settings.folder))
+        self._scratch = workplace.temporary.path
         self.call = NO_CALL
         """The id of the call that runs."""
         self.taken = NO_CALL
@@ -138,14 +141,13 @@ class Runner:
         if self._soundness is not None:
             self._soundness.unchecked += 1
         try:
-            if work.run.options.folder:
-                self._sandbox.visit(work.run.options.folder)
+            self._workplace.enter(work.run.options)
             function, takes_context = packer.open_function(work.function)
             args, kwargs = packer.open_arguments(work.function, spec.payload, work.run.objects)
             seat = self._seat(call, work.run.gang) if work.run.gang is not None else None
             dues = _token_dues(work.run.options.objective, waited_s=work.run.waited_s)
             ambient.enter_call(
-                hook=self._hook, folder=self._sandbox.path, state=spec.progress, seat=seat, dues=dues, stop=self.stop
+                hook=self._hook, folder=self._scratch, state=spec.progress, seat=seat, dues=dues, stop=self.stop
             )
             started = _now()
             run = contextvars.copy_context().run  # a call's context variables (decimal, numpy, the user's) are its own
@@ -179,6 +181,7 @@ class Runner:
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a function ends, not its library
             if os.getpid() != self._pid:
                 leave_child(error)
+            self._advise(error)
             self.ended_at = ended = _now()
             if self.stop.asked and comes_of_stop(error):
                 self._finish()
@@ -204,7 +207,30 @@ class Runner:
                 return self._evicted(call)
         printed = self._finish()
         work.function.took(run_s)
-        return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised)
+        left = self._workplace.left(work.function.name)
+        return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised, left)
+
+    @property
+    def is_clean(self) -> bool:
+        """True if the last call has left nothing to clear away. Tell first how the call ended: `clean` may fail."""
+        return self._workplace.is_clean
+
+    def clean(self) -> LibraryFault | None:
+        """Clear away what the last call has left. Returns why the library can run no further call, if it cannot."""
+        self._marker.idle(self._slot)  # its time is over
+        try:
+            self._workplace.clean()
+        except Exception as error:
+            code = exits.FOLDER_GONE if self._ground.is_gone else exits.NOT_CLEARED
+            return LibraryFault(code, f"what a call left could not be cleared away: {error}")
+        return None
+
+    def _advise(self, error: BaseException) -> None:
+        """Add a note to an exception that is raised because the program's files are not here."""
+        advice = self._workplace.advice(error)
+        if advice:
+            with suppress(Exception):  # a class of the user's may refuse notes
+                error.add_note(advice)
 
     def _evicted(self, call: CallId, *, state: bytes = b"") -> CallProgress:
         last = self._last if self._last.call == call else CallProgress(call)
@@ -295,9 +321,7 @@ class Runner:
             self._yielding = None
         self._may_checkpoint = True
         self.call = NO_CALL
-        printed = self._tail.take()
-        self._sandbox.restore()
-        return printed
+        return self._tail.take()
 
     def _infrastructure(self, error: BaseException) -> Failure | None:
         """What the infrastructure did to a call that raised this; None if the exception is the user's own."""

@@ -1,20 +1,17 @@
-"""A folder of its own for each call, without making one each time.
+"""Folders on the scratch disk that are empty again after each call, without making one each time.
 
-A slot's folder is used again as long as nothing happened in it: its change time is set to a moment long past, so a
-single `stat(".")` after a call tells whether anything was made or removed in it (even within one tick of the kernel's
-clock) and whether the call went elsewhere. If so the folder is cleared, or made anew, before the next call.
+The change time of such a folder is set to a moment long past. A single `fstat` after a call tells whether a file was
+made or removed in it, even within one tick of the kernel's clock.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import time
 from contextlib import suppress
 
 _LONG_AGO_NS = 1_000_000_000
-_CLONE_FS = 0x200
 
 
 class ScratchGuard:
@@ -45,52 +42,68 @@ def _identity(folder: str) -> tuple[int, int] | None:
     return facts.st_dev, facts.st_ino
 
 
-class Sandbox:
-    """The folder of one slot. The thread that runs the slot's calls stands in it."""
+class ClearedFolder:
+    """A folder that `clear` empties, but for what was in it when `keep` was called. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._kept: frozenset[str] = frozenset()
         self._is = (0, 0, 0, 0)
-        self._make()
+        self._open = -1
+        self.clear()
 
-    def enter_own(self) -> None:
-        """Give this thread a working folder of its own, apart from other threads', where the system allows it."""
-        ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS)
-        os.chdir(self.path)
-
-    def visit(self, folder: str) -> None:
-        """Run the next call in a folder that the user named (made if it is missing). Raises OSError."""
-        os.makedirs(folder, exist_ok=True)
-        os.chdir(folder)
-
-    def restore(self) -> None:
-        """After a call: be empty again, and be where the thread stands."""
+    @property
+    def is_touched(self) -> bool:
+        """True if an entry of the folder was made or removed since it was cleared, or the folder itself."""
         try:
-            facts = os.stat(".")
-            if (facts.st_ino, facts.st_dev, facts.st_mtime_ns, facts.st_nlink) == self._is:
-                return
-            facts = os.stat(self.path)
-            if (facts.st_ino, facts.st_dev, facts.st_mtime_ns, facts.st_nlink) == self._is:
-                os.chdir(self.path)
-                return
-        except OSError:
-            pass
-        self._make()
+            facts = os.fstat(self._open)
+        except OSError:  # a call has closed it
+            return True
+        return (facts.st_ino, facts.st_dev, facts.st_mtime_ns, facts.st_nlink) != self._is
 
-    def _make(self) -> None:
+    def names(self) -> list[str]:
+        """The names of what `clear` removes; none if the folder cannot be read."""
+        try:
+            return sorted(set(os.listdir(self.path)) - self._kept)
+        except OSError:
+            return []
+
+    def keep(self) -> None:
+        """Keep all that is in the folder now."""
+        self._kept = frozenset(os.listdir(self.path))
+        self._look()
+
+    def clear(self) -> None:
+        """Empty the folder; make it if it is gone."""
         try:
             with os.scandir(self.path) as listing:
                 for entry in listing:
+                    if entry.name in self._kept:
+                        continue
                     if entry.is_dir(follow_symlinks=False):
                         shutil.rmtree(entry.path, ignore_errors=True)
                     else:
                         os.unlink(entry.path)
         except OSError:
+            self._kept = frozenset()
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # what resists (no descriptor is free, another user's file) is put aside
                 os.rename(self.path, f"{self.path}-{time.monotonic_ns()}")
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
-        os.chdir(self.path)
-        os.utime(".", ns=(_LONG_AGO_NS, _LONG_AGO_NS))
-        facts = os.stat(".")
+            os.mkdir(self.path, mode=0o700)
+        self._look()
+
+    def _look(self) -> None:
+        os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
+        facts = os.stat(self.path)
         self._is = (facts.st_ino, facts.st_dev, facts.st_mtime_ns, facts.st_nlink)
+        self._reopen(facts.st_dev, facts.st_ino)
+
+    def _reopen(self, device: int, inode: int) -> None:
+        """Have the folder open. A descriptor that a call has closed may be another file's by now: it stays open."""
+        with suppress(OSError):
+            facts = os.fstat(self._open)
+            if (facts.st_dev, facts.st_ino) == (device, inode):
+                return
+        self._open = -1
+        with suppress(OSError):  # without a descriptor the folder counts as touched each time
+            self._open = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

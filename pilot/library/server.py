@@ -109,6 +109,8 @@ class LibraryServer:
         self._parked = True
         self._resizer = _resizer(context)
         self._resizes: deque[int] = deque()
+        self._fault: LibraryFault | None = None
+        """Why the library ends as soon as no call runs."""
         self._faults = 0
         """Calls in a row that failed of the infrastructure."""
 
@@ -147,6 +149,9 @@ class LibraryServer:
             if ends and not 0.0 < mean_s < _SLOW_S:
                 self.outbox.send_waiting()
             self._note(run(work), runner)
+            soundness.restore_common()
+            if not runner.is_clean:
+                self._clean(runner)
             now = runner.ended_at
             if ends and now - self.outbox.oldest_end > _PATIENCE_S:
                 self.outbox.send_waiting()
@@ -156,12 +161,19 @@ class LibraryServer:
         self._idle()
         self.outbox.send_waiting()
 
-    def serve_threads(self, make_runner: Callable[[int], Runner], slots: int, *, idle: Callable[[int], None]) -> None:
+    def serve_threads(
+        self,
+        make_runner: Callable[[int], Runner],
+        slots: int,
+        *,
+        idle: Callable[[int], None],
+        side_by_side: SideBySide | None = None,
+    ) -> None:
         """Run calls in `slots` threads; this one reads, once each slot has its runner."""
         self._slots = slots
         work_came = threading.Condition(self._handling)
         all_made = threading.Barrier(slots + 1)
-        side_by_side = SideBySide()
+        side_by_side = side_by_side or SideBySide()
         threads: list[threading.Thread] = []
 
         def worker(slot: int) -> None:
@@ -172,7 +184,9 @@ class LibraryServer:
                 with work_came:
                     if side_by_side.end(slot):
                         work_came.notify_all()
-                    while (work := side_by_side.take(self._queue, slot)) is None:
+                    while self._fault is not None or (work := side_by_side.take(self._queue, slot)) is None:
+                        if self._fault is not None and self._is_alone(runner):
+                            self.leave(self._fault)
                         if self._over():
                             return
                         idle(slot)
@@ -184,6 +198,8 @@ class LibraryServer:
                     self._leave_if_unfit(runner)
                 self._note(runner.run(work), runner)
                 del work
+                if not runner.is_clean:
+                    self._clean(runner)
                 if not len(self._queue):
                     idle(slot)
                 self.outbox.send_waiting()
@@ -243,6 +259,17 @@ class LibraryServer:
                     self.leave(
                         LibraryFault(exits.NODE_FAILED, f"{self._faults} calls in a row failed: {failure.message}")
                     )
+
+    def _clean(self, runner: Runner) -> None:
+        """Clear away what a call has left, once its end is sent. If that fails, the library ends when its other slots
+        have ended their calls, and begins none before."""
+        self.outbox.send_waiting()
+        fault = runner.clean()
+        if fault is not None:
+            with self._handling:
+                self._fault = fault
+                if self._is_alone(runner):
+                    self.leave(fault)
 
     def _leave_if_unfit(self, own: Runner) -> None:
         """End the library if calls have left it unfit for more. Between calls: then none that it holds has begun, and

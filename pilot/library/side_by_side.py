@@ -1,7 +1,8 @@
 """Which calls may run at the same time in a library with several slots.
 
 All of them share one `sys.modules`. So two calls that want one module in two versions run one after the other: a call
-begins when no running one clashes with it. No call overtakes the one whose turn it is, so each has its turn. Until it
+begins when no running one clashes with it. Where the threads of the process share their working folder and umask (the
+system does not allow other), calls of programs in two folders do not run at the same time either. No call overtakes the one whose turn it is, so each has its turn. Until it
 begins it waits in the queue, from where it can be given back, and its time limit does not run.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 
 from stoker.contexts.carried_modules import versions_of_context
 from stoker.contexts.code_payloads import versions_carried
+from stoker.contexts.program_folder import ProgramFolder, is_seen_here
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function
@@ -18,6 +20,8 @@ from stoker.pilot.library.runner import RunnableCall
 
 _Versions = Mapping[str, str]
 """The versions of the modules that a call wants, by name."""
+_FOLDER = "/"
+"""No module's name: stands for the folder that a call runs in."""
 
 
 class SideBySide:
@@ -28,6 +32,21 @@ class SideBySide:
         self._running: dict[int, _Versions] = {}
         self._of_next: tuple[RunnableCall, _Versions] | None = None
         self._keeps_one_waiting = False
+        self._is_one_folder = False
+        self._seen: dict[ProgramFolder, bool] = {}
+
+    def share_a_folder(self) -> None:
+        """All slots have one working folder and one umask."""
+        self._is_one_folder = True
+
+    def _folder_of(self, work: RunnableCall) -> str:
+        """The folder and umask of a call; of one in its slot's own folder a text that no other call has."""
+        folder, home = work.run.options.folder, work.run.options.home
+        if home is not None and not folder and home not in self._seen:
+            self._seen[home] = is_seen_here(home)
+        if folder or (home is not None and self._seen[home]):
+            return f"{folder} {home}"
+        return str(work.spec.call)
 
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
         """The call whose turn it is, which begins in this slot; None when none may begin yet."""
@@ -60,6 +79,8 @@ class SideBySide:
             brought = versions_carried(payload)
         if brought:
             versions = {**versions, **brought}
+        if self._is_one_folder:
+            versions = {**versions, _FOLDER: self._folder_of(work)}
         self._of_next = work, versions
         return versions
 

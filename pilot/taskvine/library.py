@@ -35,8 +35,10 @@ from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.packing import clean
 from stoker.pilot.library.printing import LogTail
 from stoker.pilot.library.runner import RunnableCall, Runner
-from stoker.pilot.library.sandbox import Sandbox
+from stoker.pilot.library.sandbox import ClearedFolder
 from stoker.pilot.library.settings import Settings
+from stoker.pilot.library.soundness import Soundness
+from stoker.pilot.library.workplace import Workplace, links_of, use_temporary
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.watch import CallStopped, CallWatch
 
@@ -71,7 +73,6 @@ class VineLibrary:
         # comes too late: then nothing would be killed, and the worker would wait for its end for ever.
         os.setpgid(0, 0)
         _be_quiet()
-        os.umask(0o077)
         host = socket.gethostname().partition(".")[0]
         self._setup = setup
         self._home = os.getcwd()
@@ -101,10 +102,23 @@ class VineLibrary:
             try:
                 ends = self._run(order, Path(folder))
             finally:
-                os.chdir(folder)
+                self._return_to(folder)
         if any(end.failure is not None and end.failure.device for end in ends):
             self._leave_soon()  # what is left of this process can use no device any more
         return messages.PoolAnswer(order.ticket, before, ends)
+
+    def _return_to(self, folder: str) -> None:
+        """Stand in the order's folder again; where it is gone this process can serve no further order."""
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            self._retire(f"its folder {folder} is gone: {error}")
+
+    def _retire(self, why: str) -> None:
+        """End this process after its answer: a clean-up that failed costs no result."""
+        with contextlib.suppress(OSError):
+            os.write(self._log_fd, f"the library ends: {why}\n".encode("utf-8", "replace"))
+        self._leave_soon()
 
     def _leave_soon(self) -> None:
         """End this process once its answer has gone out."""
@@ -117,12 +131,18 @@ class VineLibrary:
     def _load(self) -> None:
         recipe, setup = self._setup.recipe, self._setup
         objects = {ref.name: os.path.join(self._home, ref.name) for ref in recipe.objects}
+        self._temporary = ClearedFolder(os.path.join(self._home, "stoker-tmp"))
+        use_temporary(self._temporary.path)
+        workplace = Workplace(
+            os.path.join(self._home, "stoker-call"), temporary=self._temporary, links=links_of(recipe, objects)
+        )
         ambient.enter_library(
             device=setup.devices, objects=objects, device_memory_bytes=setup.recipe.needs.device_memory_bytes
         )
         started, failure, context = time.monotonic(), None, None
         self._watch.begin(limit_s=recipe.needs.load_limit_s, stop_file="")
         try:
+            workplace.enter_home(recipe.home)
             context = load_context(recipe, objects)
         except CallStopped:
             failure = self._load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s", text="")
@@ -130,11 +150,15 @@ class VineLibrary:
             trace = error.__traceback__
             text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
             print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
-            failure = self._load_failure(f"the loader raised {type(error).__name__}: {error}", text=text)
+            advice = workplace.advice(error)
+            what = f"the loader raised {type(error).__name__}: {error}" + (f"\n{advice}" if advice else "")
+            failure = self._load_failure(what, text=text)
         finally:
             self._watch.end()
         ambient.enter_library(device=setup.devices, context=context)
-        self._runner = self._make_runner(context)
+        self._temporary.keep()
+        self._runner = self._make_runner(context, workplace)
+        self._soundness = Soundness()
         gc.collect()
         gc.freeze()  # the context lives as long as the process: the collector need not look at it again
         self._held = msgspec.structs.replace(
@@ -153,16 +177,15 @@ class VineLibrary:
             log=self._log,
         )
 
-    def _make_runner(self, context: object) -> Runner:
+    def _make_runner(self, context: object, workplace: Workplace) -> Runner:
         settings = Settings(
             pilot=self._setup.pilot, library=0, folder=self._home, log=self._log, objects=self._setup.objects
         )
-        self._sandbox = Sandbox(os.path.join(self._home, "stoker-call"))
         runner = Runner(
             settings,
             slot=0,
             marker=Marker(os.path.join(self._home, "stoker-running"), slots=1),
-            sandbox=self._sandbox,
+            workplace=workplace,
             tail=self._tail,
             context=context,
             report=lambda _report: None,
@@ -187,12 +210,13 @@ class VineLibrary:
         try:
             with self._printing_to_log():
                 self._tail.take()
-                os.chdir(self._sandbox.path)
                 return [self._run_one(spec, run, function, ticket=order.ticket) for spec in order.calls]
         finally:
-            os.close(self._note)
+            with contextlib.suppress(OSError):
+                os.close(self._note)
             self._note = -1
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def _run_one(self, spec: CallSpec, run: Run, function: Function, *, ticket: int) -> CallEnd:
         self._write_note(spec.call)
@@ -204,6 +228,9 @@ class VineLibrary:
             end = CallEnd(spec.call, ok=False)
         finally:
             self._watch.end()
+        fault = self._soundness.restore(time.perf_counter()) or (None if self._runner.is_clean else self._runner.clean())
+        if fault is not None:
+            self._retire(fault.text)
         if self._watch.reason:
             return CallEnd(spec.call, ok=False, failure=self._stopped(run.options.limit_s))
         return end if isinstance(end, CallEnd) else CallEnd(spec.call, ok=False)

@@ -29,8 +29,11 @@ _ENTRY_MODULES = ("stoker.pilot.library.main",)
 class Zygote:
     """A zygote for one set of preloaded modules. It is made from the thread that it dies with."""
 
-    def __init__(self, preload: tuple[str, ...], *, log: Path, scratch: Path, environ: Mapping[str, str]) -> None:
-        """Start it. `scratch` is the folder that it removes if this process dies without a word. Raises OSError."""
+    def __init__(
+        self, preload: tuple[str, ...], *, log: Path, scratch: Path, environ: Mapping[str, str], umask: int = -1
+    ) -> None:
+        """Start it. `scratch` is the folder that it removes if this process dies without a word, `umask` the one that
+        its libraries have (-1: this process's). Raises OSError."""
         self.preload = preload
         self.log = log
         self.ready = False
@@ -59,6 +62,7 @@ class Zygote:
                 stderr=output,
                 env={**environ, **single},
                 start_new_session=True,
+                umask=umask,
             )
         descriptors.restore_limit(self._process.pid)
         self._sock.setblocking(False)

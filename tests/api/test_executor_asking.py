@@ -25,7 +25,7 @@ from stoker.manager.executor import blocks, failures, garbage
 from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.packing import FunctionCache, bare, name_of, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
-from stoker.manager.executor.wants import KEYS, SpecificationError, read_parsl_spec, read_wants
+from stoker.manager.executor.wants import KEYS, CallPlace, SpecificationError, read_parsl_spec, read_wants
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Features
 
 
@@ -76,11 +76,11 @@ def test_a_deadline_counts_from_the_submission():
 
     prepared = Preparer().function(function)
     wants, before = read_wants({"deadline_s": 100}), time.monotonic()
-    first = prepared.submission(function, wants, folder="")
+    first = prepared.submission(function, wants)
     assert before + 100 <= first.due_at <= time.monotonic() + 100
-    assert prepared.submission(function, wants, folder="").due_at > first.due_at
-    assert prepared.submission(function, wants, folder="", due_at=7.0).due_at == 7.0, "a call that is tried again"
-    assert prepared.submission(function, read_wants({}), folder="").due_at is None
+    assert prepared.submission(function, wants).due_at > first.due_at
+    assert prepared.submission(function, wants, due_at=7.0).due_at == 7.0, "a call that is tried again"
+    assert prepared.submission(function, read_wants({})).due_at is None
     assert first.options.objective.deadline_at == 0, "only the manager knows its clock"
 
 
@@ -166,7 +166,7 @@ def test_a_function_is_pickled_once_and_forgotten_with_the_function():
     assert payloads.loads(first.blob)[0](7) == 7
     preparer = Preparer()
     prepared = preparer.function(local)
-    prepared.submission(local, preparer.wants({}), folder="")
+    prepared.submission(local, preparer.wants({}))
     gone = weakref.ref(local)
     del local, prepared
     gc.collect()
@@ -180,7 +180,7 @@ def _in_a_namespace(source):
 
 
 def _key(preparer, function):
-    return preparer.function(function).submission(function, preparer.wants({}), folder="").function.key
+    return preparer.function(function).submission(function, preparer.wants({})).function.key
 
 
 @pytest.mark.parametrize(
@@ -281,14 +281,14 @@ def test_a_context_that_was_made_before_its_helper_changed_is_told_of(caplog):
         "@stoker.app(context=table())\ndef look(table):\n    return table\n"
     )
     preparer, look = Preparer(), names["look"]
-    submission = preparer.function(look.func).submission(look.func, look.specification.wants, folder="")
+    submission = preparer.function(look.func).submission(look.func, look.specification.wants)
     assert not caplog.records
     names["size"] = 2
     assert (
-        preparer.function(look.func).submission(look.func, look.specification.wants, folder="").recipe
+        preparer.function(look.func).submission(look.func, look.specification.wants).recipe
         == submission.recipe
     )
-    preparer.function(look.func).submission(look.func, look.specification.wants, folder="")
+    preparer.function(look.func).submission(look.func, look.specification.wants)
     assert [record.getMessage().split(",")[0] for record in caplog.records] == [
         f"context {submission.recipe.name} was made before size changed"
     ]
@@ -391,11 +391,12 @@ def test_calls_of_one_specification_share_a_job():
     preparer = Preparer()
     prepared = preparer.function(double)
     plain = preparer.wants({})
-    assert prepared.submission(double, plain, folder="/a") is prepared.submission(double, plain, folder="/a")
-    assert prepared.submission(double, plain, folder="/b").options.folder == "/b"
-    assert prepared.submission(double, plain, folder="/a").recipe is BARE
+    here = CallPlace("/a")
+    assert prepared.submission(double, plain, place=here) is prepared.submission(double, plain, place=here)
+    assert prepared.submission(double, plain, place=CallPlace("/b")).options.folder == "/b"
+    assert prepared.submission(double, plain, place=here).recipe is BARE
     late = preparer.wants({"deadline_s": 10})
-    assert prepared.submission(double, late, folder="") is not prepared.submission(double, late, folder="")
+    assert prepared.submission(double, late) is not prepared.submission(double, late)
 
 
 # ---- ends

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -203,21 +204,30 @@ def test_a_forked_child_that_returns_into_the_library_does_not_answer_for_it(sha
 
 
 def test_a_call_runs_where_it_may_and_clears_up(shared, tmp_path):
-    """Files, a changed folder, changed signal handlers and a changed umask of one call do not reach the next."""
+    """Temporary files, a changed folder, umask and environment and a closed descriptor do not reach the next call."""
 
     @stoker.app()
     def messes(path):
-        os.makedirs("deep/er")
-        Path("deep/file").write_text("x" * 1000)
+        os.makedirs(os.path.join(tempfile.gettempdir(), "deep/er"))
+        tempfile.NamedTemporaryFile(delete=False).close()
         os.chdir(path)
-        return os.getcwd()
+        os.umask(0o777)
+        os.environ["LEFT_BEHIND"] = "1"
+        os.environ.pop("HOME", None)
+        os.close(0)
+        return os.getcwd(), os.getpid()
 
     @stoker.app()
     def looks():
-        return os.listdir("."), os.getcwd()
+        mask = os.umask(0)
+        os.umask(mask)
+        changed = [name for name in ("LEFT_BEHIND", "HOME") if name in os.environ]
+        return os.listdir(os.environ["TMPDIR"]), os.getcwd(), mask, changed, os.fstat(0).st_rdev, os.getpid()
 
+    mask = os.umask(0)
+    os.umask(mask)
+    kept = ["HOME"] if "HOME" in os.environ else []
     for _ in range(3):
-        messes(str(tmp_path)).result(60)
-        listing, folder = looks().result(60)
-        assert listing == []
-        assert folder != str(tmp_path)
+        folder, pid = messes(str(tmp_path)).result(60)
+        assert folder == str(tmp_path)
+        assert looks().result(60) == ([], os.getcwd(), mask, kept, os.stat(os.devnull).st_rdev, pid)

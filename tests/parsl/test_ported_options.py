@@ -36,20 +36,18 @@ def read(file):
         return opened.read()
 
 
-def test_calls_without_a_context_run_in_the_folder_that_was_named(load, tmp_path):
+def test_calls_run_in_the_folder_that_was_named(load, tmp_path):
     (tmp_path / "here").mkdir()
     load(working_dir=str(tmp_path / "here"))
     assert os.path.samefile(folder().result(60), tmp_path / "here")
 
 
-def test_apps_and_maps_without_a_context_run_there_too_and_else_in_a_folder_of_their_own(load, tmp_path):
-    (tmp_path / "here").mkdir()
-    load(working_dir=str(tmp_path / "here"))
+def test_apps_maps_and_contexts_run_in_the_named_folder_too(load, tmp_path):
+    load(working_dir=str(tmp_path / "here"))  # a pilot makes it
     where = [stoker.app(os.getcwd)().result(60), *stoker.map(lambda item: os.getcwd(), range(2))]
-    assert all(os.path.samefile(folder, tmp_path / "here") for folder in where)
     hot = stoker.context(lambda: None)
-    own = stoker.app(context=hot())(lambda context: os.getcwd())().result(60)
-    assert not os.path.samefile(own, tmp_path / "here")
+    where.append(stoker.app(context=hot())(lambda context: os.getcwd())().result(60))
+    assert all(os.path.samefile(folder, tmp_path / "here") for folder in where)
 
 
 def test_a_map_runs_on_the_executor_that_its_app_names(load, local):

@@ -41,6 +41,14 @@ class GatedRunner:
         self.may_begin, self.may_end = threading.Event(), threading.Event()
         self.may_begin.set()
         self.runs = threading.Event()
+        self.is_clean = True
+        self.cleans, self.may_clean = threading.Event(), threading.Event()
+        self.fault: LibraryFault | None = None
+
+    def clean(self) -> LibraryFault | None:
+        self.cleans.set()
+        assert self.may_clean.wait(LIMIT_S)
+        return self.fault
 
     def take(self, call: int) -> None:
         self.stop = CallStop()
@@ -328,3 +336,43 @@ def test_a_slot_that_fails_ends_its_library(two_slots: Served, leaves: list[int]
         ).start()
         until(lambda: len(leaves) == 2)
     assert leaves == [1, 1]
+
+
+def test_end_is_sent_before_what_the_call_left_is_cleared(served: Served) -> None:
+    (runner,) = served.runners
+    runner.is_clean = False
+    served.start().say(order(LONG))
+    runner.may_end.set()
+    assert runner.cleans.wait(LIMIT_S)
+    (ended,) = served.hear(RunsEnded)
+    assert [end.call for end in ended.ends] == [LONG]
+    runner.may_clean.set()
+    served.end()
+
+
+def test_failed_clearing_waits_for_calls_in_other_slots(
+    two_slots: Served, leaves: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library begins no further call, and ends when its last call has ended."""
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    two_slots.may_make.set()
+    for each in two_slots.runners:
+        each.is_clean, each.fault = False, LibraryFault(exits.NOT_CLEARED, "the disk is gone")
+        each.may_clean.set()
+    two_slots.start().say(order(LONG, NEXT))
+    first, second = two_slots.runners
+    for each in (first, second):
+        assert each.runs.wait(LIMIT_S)
+    first.may_end.set()
+    until(lambda: two_slots.server._fault is not None)
+    two_slots.say(order(LAST))
+    until(lambda: len(two_slots.server._queue) == 1)
+    assert not leaves
+    second.may_end.set()
+    until(lambda: leaves)
+    assert leaves[0] == exits.NOT_CLEARED
+    assert sorted(first.ran + second.ran) == [LONG, NEXT]
+    ends = [end.call for message in two_slots.hear(RunsEnded, 2) for end in message.ends]
+    assert sorted(ends) == [LONG, NEXT]
+    two_slots.sock.close()
+    two_slots._thread.join(LIMIT_S)

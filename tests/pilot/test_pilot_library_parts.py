@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from stoker.pilot.library import frames
 from stoker.pilot.library.frames import FrameReader, pack, pack_raw
 from stoker.pilot.library.functions import Function, Functions
 from stoker.pilot.library.marker import Marker, running
-from stoker.pilot.library.sandbox import Sandbox
+from stoker.pilot.library.sandbox import ClearedFolder
 from stoker.pilot.starter.place import base_folder as base_folder_of_starter
 
 
@@ -122,46 +123,66 @@ def test_functions_take_a_bounded_number_of_bytes() -> None:
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
-    before = os.getcwd()
-    yield Sandbox(str(tmp_path / "slot"))
-    os.chdir(before)
+def cleared(tmp_path: Path) -> ClearedFolder:
+    return ClearedFolder(str(tmp_path / "slot"))
 
 
-def test_a_sandbox_notices_what_happens_within_one_tick_of_the_clock(sandbox: Sandbox) -> None:
+def test_cleared_folder_notices_a_file_within_one_clock_tick(cleared: ClearedFolder) -> None:
+    assert not cleared.is_touched
     for n in range(200):
-        Path(f"file-{n}").write_text("x")
-        sandbox.restore()
-        assert os.listdir(".") == []
-        assert os.getcwd() == sandbox.path
+        Path(cleared.path, f"file-{n}").write_text("x")
+        assert cleared.is_touched
+        cleared.clear()
+        assert not cleared.is_touched
+        assert os.listdir(cleared.path) == []
 
 
-def test_a_sandbox_clears_what_resists(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_cleared_folder_notices_its_removal_and_closed_descriptor(cleared: ClearedFolder) -> None:
+    shutil.rmtree(cleared.path)
+    assert cleared.is_touched
+    cleared.clear()
+    os.close(cleared._open)
+    assert cleared.is_touched
+    cleared.clear()
+    assert not cleared.is_touched
+    assert os.path.isdir(cleared.path)
+
+
+def test_cleared_folder_keeps_what_it_was_told_to_keep(cleared: ClearedFolder) -> None:
+    Path(cleared.path, "of the loader").write_text("x")
+    cleared.keep()
+    assert not cleared.is_touched
+    Path(cleared.path, "of a call").write_text("x")
+    assert cleared.names() == ["of a call"]
+    cleared.clear()
+    assert os.listdir(cleared.path) == ["of the loader"]
+
+
+def test_cleared_folder_clears_what_resists(cleared: ClearedFolder, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("x")
-    os.symlink(outside, "link")
-    Path("locked/inner").mkdir(parents=True)
-    sandbox.restore()
-    assert os.listdir(".") == []
+    os.symlink(outside, os.path.join(cleared.path, "link"))
+    Path(cleared.path, "locked/inner").mkdir(parents=True)
+    cleared.clear()
+    assert os.listdir(cleared.path) == []
     assert (outside / "precious").exists()
 
 
-def test_a_sandbox_is_empty_again_though_no_descriptor_is_free(sandbox: Sandbox) -> None:
-    os.makedirs("sub/deeper")
-    Path("sub/file").write_text("left")
+def test_cleared_folder_is_emptied_without_a_free_descriptor(cleared: ClearedFolder) -> None:
+    Path(cleared.path, "sub/deeper").mkdir(parents=True)
+    Path(cleared.path, "sub/file").write_text("left")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
     try:
-        sandbox.restore()
-        there = os.path.exists("sub")
+        cleared.clear()
+        there = os.path.exists(os.path.join(cleared.path, "sub"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert not there
-    assert os.getcwd() == sandbox.path
-    assert os.listdir(".") == []
+    assert os.listdir(cleared.path) == []
 
 
 def test_the_marker_tells_what_runs(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""The folder that a program runs in, with the proof by which another process knows whether it sees that folder.
+
+A path proves nothing: every machine has a `/tmp`. The inode has to be the same too. On the program's own machine the
+device must be as well. On any other machine the folder must lie on a file system that machines can share: an inode
+number of a local disk says nothing about another machine's disk, and two nodes that were installed from one image have
+the same ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import msgspec
+
+_OF_ONE_MACHINE = frozenset({
+    "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "bcachefs", "vfat", "exfat", "ntfs3",
+    "tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "squashfs", "erofs", "iso9660", "fuseblk",
+    "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll",
+})  # fmt: skip
+"""File systems that no other machine sees."""
+
+
+class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A program's working folder and its umask. `inode` and `device` are the folder's on the machine that `boot` names:
+    the beginning of its boot id."""
+
+    path: str
+    inode: int
+    device: int
+    boot: str
+    umask: int
+
+
+def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
+    """The folder at `path` (default: where this process is), with this process's umask. None if it is not there, or
+    its name cannot travel."""
+    try:
+        whole = os.path.abspath(path)
+        whole.encode()
+        facts = os.stat(whole)
+    except (OSError, UnicodeEncodeError):
+        return None
+    return ProgramFolder(whole, facts.st_ino, facts.st_dev, _boot(), umask_now())
+
+
+def is_seen_here(folder: ProgramFolder) -> bool:
+    """True if the program's folder, and no other one of its name, is at its path in this process."""
+    try:
+        facts = os.stat(folder.path)
+        if facts.st_ino != folder.inode:
+            return False
+        if folder.boot and folder.boot == _boot() and facts.st_dev == folder.device:
+            return True
+        return _kind_of(facts.st_dev) not in _OF_ONE_MACHINE
+    except OSError:
+        return False
+
+
+def umask_now() -> int:
+    """The umask of this process. Read, not set and set back: other threads may make files."""
+    try:
+        with open("/proc/thread-self/status") as file:
+            for line in file:
+                if line.startswith("Umask:"):
+                    return int(line.split()[1], 8)
+    except OSError:
+        pass
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
+@functools.cache
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read(13)
+    except OSError:
+        return ""
+
+
+def _kind_of(device: int) -> str:
+    """The kind of the file system with this device number; of one that is mounted nowhere (a subvolume) `overlay`."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            if before.split(" ", 3)[2] == wanted:
+                return after.partition(" ")[0]
+    return "overlay"
