@@ -16,7 +16,7 @@ from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Story
 from stoker.units import show_bytes
 
-_PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d+)")
+_PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d*)")
 _LIBRARY_LOG = re.compile(r"its library's log is (?P<path>/.*)")
 _DROPPED = re.compile(rb"\0{512,}")
 """A log whose middle was dropped has zero bytes there (`stoker.log_files`). No program prints so many."""
@@ -49,8 +49,8 @@ def show_call(session: str, call: str) -> None:
         _show(story.subject, path, start=start, end=end)
     if places:
         return
-    log = library_log(texts)
-    if log is not None and any(text.startswith(_NO_CONTEXT) for text in texts):
+    log = loaders_log(texts)
+    if log is not None:
         console.note(f"{story.subject} did not run: its context could not be loaded; this is {log}, where that failed")
         _show(story.subject, log)
         return
@@ -78,10 +78,11 @@ def nothing_kept(story: Story, *, over: str = "") -> str:
     return f"{call} printed nothing that was kept apart ({story.headline}){look}"
 
 
-def printed(texts: list[str]) -> list[tuple[Path, int, int]]:
-    """Where a call's output lies, from the lines of its story: a file and the first and last byte of it, each try."""
+def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
+    """Where a call's output lies, from the lines of its story: a file and the first and last byte of it (None: to its
+    end), each try."""
     found = (_PRINTED.search(text) for text in texts)
-    return [(Path(hit["path"]), int(hit["start"]), int(hit["end"])) for hit in found if hit]
+    return [(Path(hit["path"]), int(hit["start"]), int(hit["end"]) if hit["end"] else None) for hit in found if hit]
 
 
 def died(texts: list[str]) -> list[str]:
@@ -89,10 +90,11 @@ def died(texts: list[str]) -> list[str]:
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 
-def library_log(texts: list[str]) -> Path | None:
-    """The log of the library that a call failed with, from the lines of its story."""
+def loaders_log(texts: list[str]) -> Path | None:
+    """What the loader of a call's context printed, if that context could not be loaded: the log of its library, from
+    the lines of the call's story. Such a library has run no call."""
     found = [hit for text in texts if (hit := _LIBRARY_LOG.fullmatch(text))]
-    return Path(found[-1]["path"]) if found else None
+    return Path(found[-1]["path"]) if found and any(text.startswith(_NO_CONTEXT) for text in texts) else None
 
 
 def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -> None:

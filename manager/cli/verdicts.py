@@ -120,7 +120,7 @@ def _of_call(texts: list[str]) -> Iterator[LogPart]:
         return
     for path, start, end in printed.printed(texts)[-1:]:
         yield LogPart(path.stem, path=path, start=start, end=end)
-    log = printed.library_log(texts)
+    log = printed.loaders_log(texts)
     if log is not None:
         yield LogPart(log.stem, path=log)
     if failed is not None:

@@ -77,8 +77,10 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
     if library.stuck:
         indexing.gets_on(library)
     holding.progressed(manager, library)
-    if ends and (printed := ends[-1].printed) is not None:
-        library.printed_to = printed.end
+    for outcome in reversed(ends):
+        if outcome.printed is not None:
+            library.printed_to = outcome.printed.end
+            break
     library.served += total
     library.context.served += total
     library.pilot.ended += total

@@ -94,9 +94,9 @@ def keep(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Ga
     failure, now = outcome.failure, manager.state.now
     if holder is not None:
         call.note(call.sent_at, f"sent to {place_of(holder)}")
-    if outcome.printed is not None:
-        printed = outcome.printed
-        call.note(now, f"printed {printed.path}:{printed.start}-{printed.end}")
+    printed = outcome.printed or (failure.printed if failure is not None else None)
+    if printed is not None and printed.end != printed.start:
+        call.note(now, f"printed {printed.path}:{printed.start}-{printed.end or ''}")
     if outcome.ok:
         call.note(now, f"ended with a result after {outcome.run_s:.3f} s in its function")
     elif failure is None:

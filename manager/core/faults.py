@@ -14,6 +14,8 @@ rounds sends its calls itself, also to the same pilot: there only the bound hold
 
 from __future__ import annotations
 
+import msgspec
+
 from stoker.manager.core import ending, holding, libraries, reservations, verdicts
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Library
@@ -57,7 +59,8 @@ def failed(manager: Manager, library: Library, call: Call, outcome: CallEnd) -> 
     call.note(state.now, f"{ending.place_of(library)} failed it: {failure.message}")
     pilots = {fault.pilot for fault in trial.faults}
     if len(pilots) >= MOST_PILOTS or there + 1 >= MOST_THERE:
-        ending.end(manager, call, CallEnd(call.id, False, outcome.payload, outcome.run_s, _evidence(call, trial)))
+        evidence = _evidence(call, trial)
+        ending.end(manager, call, msgspec.structs.replace(outcome, failure=evidence))
         return
     where = ", ".join(sorted(devices)) + f" of {pilot.id}" if devices else str(pilot.id)
     holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")

@@ -116,8 +116,8 @@ def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *
     last = outcome.failure
     assert last is not None
     text = f"its ranks lost each other {breaks} times; the last time on {library.pilot.id}: {last.message}"
-    failure = Failure(last.kind, text, library.pilot.id, library.id, device=last.device)
-    ending.end(manager, call, CallEnd(call.id, False, outcome.payload, outcome.run_s, failure))
+    failure = msgspec.structs.replace(last, message=text, pilot=library.pilot.id, library=library.id)
+    ending.end(manager, call, msgspec.structs.replace(outcome, failure=failure))
     return True
 
 

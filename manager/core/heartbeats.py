@@ -56,5 +56,5 @@ def take(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
     for use in message.libraries:
         library = pilot.libraries.get(use.library)
         if library is not None:
-            libraries.uses(library, memory_bytes=use.memory_bytes, device_bytes=use.device_bytes)
+            libraries.uses(library, memory_bytes=use.memory_bytes, device_bytes=use.device_bytes, now=manager.state.now)
     accounting.record_runs(manager)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Pilot
 from stoker.manager.core.state import State
@@ -57,19 +59,16 @@ def verdict(state: State, call: Call, trial: Trial) -> Failure | None:
     beside = ", the last time with nothing beside it" if counted[-1].alone else ""
     lines = [f"its pilot or library died {times(len(counted))} while it ran{beside}:"]
     lines += [_evidence(state, call, loss) for loss in counted[-MOST_LOSSES:]]
-    last, failure = counted[-1], next((loss.failure for loss in reversed(counted) if loss.failure is not None), None)
+    last = counted[-1]
+    if last.failure is not None:
+        return msgspec.structs.replace(last.failure, kind=FailureKind.POISON, message="\n  ".join(lines))
     log = f"{last.pilot.folder}/lib-{last.library}.log" if last.pilot.folder else ""
-    if failure is None:
-        return Failure(FailureKind.POISON, "\n  ".join(lines), last.pilot.id, last.library, log=log)
-    return Failure(
-        FailureKind.POISON, "\n  ".join(lines), last.pilot.id, last.library, failure.signal, failure.exit_code,
-        failure.tail, failure.log or log,
-    )  # fmt: skip
+    return Failure(FailureKind.POISON, "\n  ".join(lines), last.pilot.id, last.library, log=log, printed=last.printed)
 
 
 def _evidence(state: State, call: Call, loss: Loss) -> str:
     what = loss.failure.message if loss.failure is not None else last_words(state, loss.pilot)
-    took = f"; {show_library(loss.library)} used {show_bytes(loss.memory_bytes)} when it was measured last"
+    took = f"; {show_library(loss.library)} used up to {show_bytes(loss.memory_bytes)} meanwhile"
     after = show_seconds(loss.at - call.submitted_at)
     return (
         f"{loss.pilot.id}, {after} after the call was submitted, {show_seconds(loss.ran_s)} after it was sent there: "

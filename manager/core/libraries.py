@@ -23,6 +23,9 @@ from stoker.manager.protocol.to_manager import LibraryResized
 from stoker.manager.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
+_MOST_MEASURED = 64
+"""Measurements of a library's memory that are kept, the newest."""
+
 LIBRARY_GAP = 1000
 KEPT_LIBRARIES = 200
 """So many libraries that are gone are kept for their stories."""
@@ -247,9 +250,17 @@ def is_idle(manager: Manager, library: Library) -> None:
     library.used_at = manager.state.now
 
 
-def uses(library: Library, *, memory_bytes: int, device_bytes: int) -> None:
+def uses(library: Library, *, memory_bytes: int, device_bytes: int, now: float) -> None:
     """What a library was measured to use."""
     library.memory_bytes, library.device_bytes = memory_bytes, device_bytes
+    library.measured.append((now, max(memory_bytes, device_bytes)))
+    del library.measured[:-_MOST_MEASURED]
+
+
+def used_since(library: Library, at: float) -> int:
+    """The most that a library was measured to use since then, in bytes of a GPU or of the host, whichever is more; 0 if
+    no measurement since then has differed from the one before it."""
+    return max((size for when, size in library.measured if when >= at), default=0)
 
 
 def said_slots(library: Library, slots: int) -> None:

@@ -45,7 +45,7 @@ def ready(manager: Manager, library: Library, message: LibraryReady) -> None:
         if library.state is not LibraryState.STOPPING:  # else it was told to stop meanwhile
             state.refuse("library ready twice")
         return
-    libraries.uses(library, memory_bytes=message.resident_bytes, device_bytes=message.device_bytes)
+    libraries.uses(library, memory_bytes=message.resident_bytes, device_bytes=message.device_bytes, now=state.now)
     libraries.said_slots(library, message.slots)
     at_once = f", runs {message.slots} calls at once" if message.slots else ""
     library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load{at_once}")

@@ -267,8 +267,8 @@ class Library:
 
     __slots__ = (
         "batch", "batch_at", "context", "device_bytes", "devices", "ended_at", "functions", "held", "id", "line",
-        "memory_bytes", "notes", "phase", "pilot", "printed_to", "promised_bytes", "ready_at", "required_bytes",
-        "resizing", "served", "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
+        "measured", "memory_bytes", "notes", "phase", "pilot", "printed_to", "promised_bytes", "ready_at",
+        "required_bytes", "resizing", "served", "slots", "started_at", "state", "stuck", "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(
@@ -311,6 +311,8 @@ class Library:
         self.served = 0
         self.memory_bytes = 0
         self.device_bytes = 0
+        self.measured: list[tuple[float, int]] = []
+        """When its memory was measured and had changed, and the larger of the two sizes; the last ones."""
         self.batch: EngineLoad | None = None
         """How full the batch of its engine was last; None if it has none."""
         self.batch_at = now

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from stoker.manager.core import ending, suspects
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Library
@@ -42,10 +44,7 @@ def killed_its_library(manager: Manager, library: Library, call: Call, failure: 
         return False
     kind = FailureKind.MEMORY if failure.kind is FailureKind.MEMORY else FailureKind.POISON
     text = f"it ended its library {past.kills} times; the last time: {failure.message}"
-    evidence = Failure(
-        kind, text, failure.pilot, failure.library, failure.signal, failure.exit_code, failure.tail, failure.log
-    )
-    ending.fail(manager, call, evidence)
+    ending.fail(manager, call, msgspec.structs.replace(failure, kind=kind, message=text))
     return True
 
 

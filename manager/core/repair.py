@@ -167,7 +167,7 @@ def adopt(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHel
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
         return None
     library = Library(LibraryId(facts.library), context, pilot, devices, 0, state.now)
-    libraries.uses(library, memory_bytes=facts.memory_bytes, device_bytes=facts.device_bytes)
+    libraries.uses(library, memory_bytes=facts.memory_bytes, device_bytes=facts.device_bytes, now=state.now)
     try:
         libraries.found(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)
     except PolicyError:

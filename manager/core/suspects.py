@@ -36,6 +36,7 @@ from stoker.manager.core import (
     queues,
     reservations,
     variants,
+    verdicts,
     walltime,
 )
 from stoker.manager.core.judging import ALONE_AFTER, MOST_LOSSES
@@ -173,9 +174,10 @@ def _trial(manager: Manager, call: Call) -> Trial:
 
 def _note(manager: Manager, library: Library, call: Call, *, alone: bool, failure: Failure | None = None) -> None:
     now, pilot = manager.state.now, library.pilot
-    memory = max(library.memory_bytes, library.device_bytes)
+    memory = libraries.used_since(library, max(call.sent_at, library.ended_at))
+    printed = failure.printed if failure is not None else verdicts.printed_in(library)
     trial = _trial(manager, call)
-    trial.losses.append(Loss(now, pilot, library.id, now - call.sent_at, alone, failure, memory))
+    trial.losses.append(Loss(now, pilot, library.id, now - call.sent_at, alone, failure, memory, printed))
     del trial.losses[: -2 * MOST_LOSSES]
     count = len(trial.counted)
     more = "" if count < ALONE_AFTER or call.group.options.gang[1] > 1 else "; it runs alone from now on"

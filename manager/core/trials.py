@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from stoker.manager.core.nouns import Pilot
-from stoker.manager.protocol.calls import Failure
+from stoker.manager.protocol.calls import Failure, Printed
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 
 
 class Loss:
     """A pilot or library that was lost while a call may have run there (see `suspects`)."""
 
-    __slots__ = ("alone", "at", "failure", "library", "memory_bytes", "pilot", "ran_s")
+    __slots__ = ("alone", "at", "failure", "library", "memory_bytes", "pilot", "printed", "ran_s")
 
     def __init__(
         self,
@@ -23,6 +23,7 @@ class Loss:
         alone: bool,
         failure: Failure | None,
         memory_bytes: int,
+        printed: Printed | None,
     ) -> None:
         self.at = at
         self.pilot = pilot
@@ -33,7 +34,9 @@ class Loss:
         self.failure = failure
         """How the library died, where its pilot lives."""
         self.memory_bytes = memory_bytes
-        """What the library used when it was measured last."""
+        """The most that the library was measured to use while the call ran; 0 = not known."""
+        self.printed = printed
+        """The call's output, as far as it is known where that begins."""
 
     @property
     def counts(self) -> bool:

@@ -16,7 +16,7 @@ from stoker.manager.core.events import VerdictAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Judged, Library, Pilot
 from stoker.manager.core.subjects import OfFailure
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Printed
 from stoker.manager.protocol.ids import CallId, show_call
 
 AGAIN_S = 60.0
@@ -47,10 +47,9 @@ def call_failed(manager: Manager, holder: Library | Gang | None, call: Call, out
     if not isinstance(holder, Library) or (failure is not None and failure.kind in UNASKED):
         return
     said = outcome.raised if failure is None else "\n".join((failure.message, failure.tail))
-    printed = outcome.printed
-    log = printed.path if printed is not None else failure.log if failure is not None else log_of(holder)
-    part = (printed.start, printed.end) if printed is not None else (0, 0)
-    _ask(manager, holder, call.id, name=call.group.function.name, log=log, part=part, said=said)
+    printed = outcome.printed or (failure.printed if failure is not None else None)
+    log, *part = (printed.path, printed.start, printed.end) if printed is not None else ("", 0, 0)
+    _ask(manager, holder, call.id, name=call.group.function.name, log=log, part=(part[0], part[1]), said=said)
 
 
 def load_failed(manager: Manager, library: Library, failure: Failure) -> None:
@@ -95,6 +94,13 @@ def _ask(
     about = OfFailure(pilot.id, library.id, call, tuple(device.id for device in library.devices))
     said = said[-SAID_CHARACTERS:]
     manager.out.append(AskAdvice(about, name, log, part[0], part[1], said))
+
+
+def printed_in(library: Library) -> Printed | None:
+    """The output of the call that runs in a library, or of the one that ran last; None if it may run several at once,
+    or if it has no log that is seen."""
+    log = log_of(library)
+    return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
 
 
 def log_of(library: Library) -> str:

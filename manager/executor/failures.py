@@ -23,7 +23,7 @@ from stoker.errors import (
     StokerError,
 )
 from stoker.manager.executor.large import read_result
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Payload
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
 from stoker.manager.protocol.ids import show_call, show_library
 from stoker.units import show_bytes
 
@@ -61,7 +61,7 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
         return _open(end.payload, end)
     if end.failure is not None:
         cause = payloads.load_exception(_bytes(end.payload, end)) if end.payload else None
-        raise failure_error(end.failure, call=end.call, session=session) from cause
+        raise failure_error(end.failure, call=end.call, session=session, printed=end.printed) from cause
     error = payloads.load_exception(_bytes(end.payload, end))
     if isinstance(error, Exception):
         error.add_note(_where(end, session))
@@ -90,8 +90,8 @@ def _command(name: str, call: str, session: str) -> str:
     return f"stoker {name} {call}{f' --session {session}' if session else ''}"
 
 
-def failure_error(failure: Failure, *, call: int, session: str = "") -> StokerError:
-    """The error of a failure, with its evidence as facts."""
+def failure_error(failure: Failure, *, call: int, session: str = "", printed: Printed | None = None) -> StokerError:
+    """The error of a failure, with its evidence as facts. `printed`: the output of the call, where it lived on."""
     facts: dict[str, Any] = {"call": show_call(call)}
     for name in ("pilot", "device", "signal", "exit_code", "tail", "log"):
         if getattr(failure, name):
@@ -105,9 +105,18 @@ def failure_error(failure: Failure, *, call: int, session: str = "") -> StokerEr
     if failure.tail and failure.tail not in failure.message:
         lines += ["its last lines:", *("  " + line for line in failure.tail.rstrip().splitlines()[-20:])]
     lines.append(f"  why: {_command('explain', facts['call'], session)}")
-    if failure.log:
+    if failure.kind is FailureKind.CONTEXT and failure.log:
+        lines.append(f"  what its loader printed: {_command('logs', facts['call'], session)}")
+    elif _has_output(printed or failure.printed):
         lines.append(f"  what it printed: {_command('logs', facts['call'], session)}")
+    elif failure.log and failure.library:
+        log = _command("logs", facts["library"], session)
+        lines.append(f"  nothing that it printed is kept; its library's log, also of other calls: {log}")
     return _KINDS[failure.kind]("\n".join(lines), **facts)
+
+
+def _has_output(printed: Printed | None) -> bool:
+    return printed is not None and printed.end != printed.start
 
 
 def _open(payload: Payload, end: CallEnd) -> Any:

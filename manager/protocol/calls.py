@@ -128,9 +128,19 @@ class FailureKind(enum.Enum):
     happened several times."""
 
 
+class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a call's output lies: bytes `start` to `end` of the log file `path` on its pilot. `end` is 0: to
+    the end of the file."""
+
+    path: str
+    start: int
+    end: int
+
+
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Evidence of a failure. `signal` is 0 unless a signal ended the process; `tail` holds its last log lines. `device`
-    names the devices that failed, where devices did."""
+    """Evidence of a failure. `signal` is 0 unless a signal ended the process. `log` is the library's log, with the
+    output of all its calls; `printed` is the part of the call that failed, and `tail` holds its last lines (of a load
+    that failed: the last lines of the log). `device` names the devices that failed, where devices did."""
 
     kind: FailureKind
     message: str
@@ -141,14 +151,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
     tail: str = ""
     log: str = ""
     device: str = ""
-
-
-class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a call's output lies: bytes `start` to `end` of the log file `path` on its pilot."""
-
-    path: str
-    start: int
-    end: int
+    printed: Printed | None = None
 
 
 class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):

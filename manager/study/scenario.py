@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import difflib
 import enum
-import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -60,7 +59,7 @@ from stoker.manager.sim.workload import Workload, contexts_of
 from stoker.manager.sim.world import NO_TIME, Rate, World
 from stoker.manager.study import overrides, step_profiles
 from stoker.manager.study.overrides import Override
-from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
+from stoker.site import Duration, Name, absolute_policy, check_policy_name, policy_file
 from stoker.units import parse_rate
 
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]

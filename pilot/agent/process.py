@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from stoker.manager.protocol import wire
+from stoker.manager.protocol.calls import Printed
 from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.manager.protocol.to_agent import ToAgent
 from stoker.pilot.agent.usage import MemoryLimit
 from stoker.pilot.cache import Pin
-from stoker.pilot.library import frames, marker
+from stoker.pilot.library import frames, marker, printing
 from stoker.pilot.zygote.client import Zygote
 
 _decode = wire.to_agent_decoder()
@@ -118,18 +120,34 @@ class LibraryProcess:
     def running(self) -> list[tuple[CallId, float]]:
         """The calls that it runs, each with the seconds since it began."""
         now = time.monotonic_ns()
-        return [(CallId(call), (now - at) / 1e9) for call, at in marker.running(self.folder / "running")]
+        return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in self._marked()]
 
     def surely_running(self) -> list[tuple[CallId, float]]:
         """The same, read twice: a call that is just beginning or ending may be read half."""
-        first = {(call, at) for call, at in marker.running(self.folder / "running")}
+        first = {(run.call, run.start_ns) for run in self._marked()}
         now = time.monotonic_ns()
-        second = marker.running(self.folder / "running") if first else []
-        return [(CallId(call), (now - at) / 1e9) for call, at in second if (call, at) in first]
+        second = self._marked() if first else []
+        return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in second if (run.call, run.start_ns) in first]
 
     def ran(self) -> tuple[CallId, ...]:
         """The calls that it ran when it ended."""
-        return tuple(CallId(call) for call, _ in marker.running(self.folder / "running"))
+        return tuple(CallId(run.call) for run in self._marked())
+
+    def printed_last(self) -> Printed | None:
+        """The output of the one call that it ran when it ended. None if it ran several or none, or if that call is not
+        known to have written what is in the log."""
+        ran = self._marked()
+        if len(ran) != 1 or ran[0].log_from == marker.NOWHERE:
+            return None
+        printing.recover(self.log, printing.kept_of(self.folder, ran[0].slot))
+        try:
+            end = os.stat(self.log).st_size
+        except OSError:
+            return None
+        return Printed(self.log, start=min(ran[0].log_from, end), end=end)
+
+    def _marked(self) -> list[marker.Running]:
+        return marker.running(self.folder / "running")
 
     def release(self) -> None:
         """Let go of all that is kept for it."""

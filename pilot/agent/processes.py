@@ -189,13 +189,15 @@ def _ended(
     agent.hear(process)  # its last words
     standing.check(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
+    printed = process.printed_last()
     agent.handle(
         ProcessEnded(
             number,
             signal=signal,
             exit_code=exit_code,
             running=process.ran(),
-            tail=tail(process.log),
+            tail=tail(process.log, start=printed.start if printed is not None else 0),
+            printed=printed,
             cause=cause,
             is_pilots_fault=ours,
             shortage=shortage,

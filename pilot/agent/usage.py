@@ -71,11 +71,11 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
 
 
-def tail(path: str, *, lines: int = 20, most_bytes: int = 16_384) -> str:
-    """The last lines of a log file, as text that fits a message."""
+def tail(path: str, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
+    """The last lines of a log file from the byte `start` on, as text that fits a message."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            file.seek(max(start, os.fstat(file.fileno()).st_size - most_bytes))
             data = file.read(most_bytes)
     except OSError:
         return ""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import CallEnd, Failure
+from stoker.manager.protocol.calls import CallEnd, Failure, Printed
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, PilotId
 from stoker.manager.protocol.to_agent import ToAgent
 from stoker.manager.protocol.to_manager import SnapshotHere
@@ -94,10 +94,10 @@ class MemoryShortage(msgspec.Struct, frozen=True):
 class ProcessEnded(_Event, frozen=True):
     """A library's process has ended, or could not be made.
 
-    `signal` and `exit_code` say how, `running` are the calls that it ran, `tail` the last lines of its log. `cause`:
-    what else the shell knows of it; `is_pilots_fault`: that is something which this pilot lacks. `verdict`: the whole
-    failure, where the shell learns it from the engine that runs its libraries. `shortage`: what of memory is left
-    where the kernel killed it for want of that.
+    `signal` and `exit_code` say how, `running` are the calls that it ran. `tail` holds the last lines of its log; if it
+    ran one call, those of that call's output, which `printed` names. `cause`: what else the shell knows of it;
+    `is_pilots_fault`: that is something which this pilot lacks. `verdict`: the whole failure, where the shell learns it
+    from the engine that runs its libraries. `shortage`: what memory is left where the kernel killed it for lack of it.
     """
 
     library: LibraryId
@@ -109,6 +109,7 @@ class ProcessEnded(_Event, frozen=True):
     is_pilots_fault: bool = False
     verdict: Failure | None = None
     shortage: MemoryShortage | None = None
+    printed: Printed | None = None
 
 
 class FromLibrary(_Event, frozen=True, gc=False):

@@ -79,10 +79,13 @@ def finish(state: CoreState, library: PilotLibrary, ending: ProcessEnded) -> Non
 
 
 def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running: list[CallId]) -> Failure | None:
-    """Why a library has ended; None if it ended as it should."""
+    """Why a library has ended; None if it ended as it should. The last lines of its log count only where they are those
+    of the one call that ran, or where no call ran."""
+    printed = ending.printed if len(running) == 1 else None
+    tail = ending.tail if printed is not None or not running else ""
     if library.cause is not None:
         failure = library.cause.failure
-        return msgspec.structs.replace(failure, tail=ending.tail) if library.cause.printed else failure
+        return msgspec.structs.replace(failure, tail=tail, printed=printed) if library.cause.printed else failure
     how, code = ending.signal, ending.exit_code
     if library.told_to_end and library.serves:
         return None
@@ -114,8 +117,9 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
         library=library.number,
         signal=how,
         exit_code=code,
-        tail=ending.tail,
+        tail=tail,
         log=log,
+        printed=printed,
     )
 
 

@@ -37,7 +37,7 @@ from stoker.pilot.library.forks import leave_child
 from stoker.pilot.library.library_turns import LibraryTurns
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.packing import clean
-from stoker.pilot.library.printing import LogTail, ThreadTail
+from stoker.pilot.library.printing import LogTail, ThreadTail, kept_of, route
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.library.sandbox import ClearedFolder, ScratchGuard
 from stoker.pilot.library.server import LibraryServer
@@ -94,7 +94,7 @@ def serve(number: int) -> None:
     gc.collect()
     gc.freeze()  # the context lives as long as the process: the collector need not look at it again
     if slots > 1:
-        ThreadTail(settings.log)  # from now on Python's streams are those that calls print to
+        route()
     soundness = Soundness(temporary=temporary if slots > 1 else None)
     side_by_side = SideBySide()
     place = Place(settings.folder, order.devices, order.recipe.needs.device_memory_bytes, settings.probe)
@@ -120,7 +120,7 @@ def serve(number: int) -> None:
             slot=slot,
             marker=marker,
             workplace=Workplace(os.path.join(settings.folder, f"slot-{slot}"), temporary=own, links=links),
-            tail=tail if slots == 1 else ThreadTail(settings.log),
+            tail=tail if slots == 1 else ThreadTail(settings.log, kept_of(settings.folder, slot), ended=marker.ended),
             context=context,
             report=server.outbox.report,
             lane=server.lane,

@@ -40,7 +40,7 @@ from stoker.pilot.library import evidence
 from stoker.pilot.library.forks import leave_child, leave_fork
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.lane import PieceLane, YieldingRun
-from stoker.pilot.library.marker import Marker
+from stoker.pilot.library.marker import NOWHERE, Marker
 from stoker.pilot.library.meetings import GangMeetings
 from stoker.pilot.library.packing import Packer, TransferError
 from stoker.pilot.library.printing import LogTail, ThreadTail
@@ -105,6 +105,7 @@ class Runner:
         self._yielding: YieldingRun | None = None
         """The call that runs, if it gives its result in pieces."""
         self._may_checkpoint = True
+        self._log_from = NOWHERE
         self._pid = os.getpid()
         self._set_decimal = _decimal_setter()
         self._ground = ScratchGuard(os.path.dirname(settings.folder))
@@ -131,9 +132,9 @@ class Runner:
         """Run a call. Returns how it ended, or its checkpoint if it was evicted."""
         spec, packer = work.spec, self._packer
         call = spec.call
-        self._marker.begin(self._slot, call, _clock_ns())
+        self._log_from = self._tail.begin()
+        self._marker.begin(self._slot, call, _clock_ns(), self._log_from)
         self.call = call
-        self._tail.begin()
         started = _now()
         payload: Payload = b""
         failure: Failure | None = None
@@ -256,7 +257,9 @@ class Runner:
         self._yielding = self._lane.begin(
             call,
             is_to_end=lambda: self.stop.asked,
-            on_waited=lambda s: self._marker.begin(self._slot, call, began_ns + int(s * 1e9)),  # its limit waits too
+            on_waited=lambda s: self._marker.begin(  # its limit waits too
+                self._slot, call, began_ns + int(s * 1e9), self._log_from
+            ),
         )
         self._may_checkpoint = False
         if not run(drain, result, self._put, self.stop):

@@ -219,6 +219,7 @@ class VineLibrary:
                 path.unlink()
 
     def _run_one(self, spec: CallSpec, run: Run, function: Function, *, ticket: int) -> CallEnd:
+        self._tail.begin()
         self._write_note(spec.call)
         stop_file = messages.stop_file(self._setup.running, ticket, spec.call)
         self._watch.begin(limit_s=run.options.limit_s, stop_file=str(stop_file))
@@ -254,8 +255,9 @@ class VineLibrary:
     def _write_note(self, call: int, reason: str = "") -> None:
         """Say what runs, for the pilot to read should this process end."""
         if self._note >= 0:
+            note = messages.Note(call, self._log, reason, self._tail.start)
             with contextlib.suppress(OSError):
-                os.pwrite(self._note, messages.encode_note(messages.Note(call, self._log, reason)), 0)
+                os.pwrite(self._note, messages.encode_note(note), 0)
 
     def _dying(self, reason: str) -> None:
         self._write_note(self._runner.call if self._note >= 0 else 0, reason)

@@ -77,11 +77,13 @@ class PoolAnswer(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What a library is doing: the call that it runs, where its log is, and why it is about to end itself."""
+    """What a library is doing: the call that it runs, where its log is, and why it is about to end itself. The output
+    of the call begins at the byte `start` of the log."""
 
     call: int
     log: str
     reason: str = ""
+    start: int = 0
 
 
 encode = msgspec.msgpack.Encoder().encode

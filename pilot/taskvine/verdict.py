@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.calls import Failure, FailureKind, Printed
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.agent.usage import tail
 from stoker.pilot.taskvine.messages import OVER_LIMIT, OVER_MEMORY, Note
@@ -21,8 +21,9 @@ def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: boo
         f"TaskVine says: {said}",
         pilot=pilot,
         library=ordered.library,
-        tail=tail(note.log) if note is not None else "",
+        tail=tail(note.log, start=note.start) if note is not None else "",
         log=note.log if note is not None else "",
+        printed=Printed(note.log, note.start, 0) if note is not None and not loading else None,
     )
 
 

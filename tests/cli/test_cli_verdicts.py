@@ -117,9 +117,20 @@ def test_what_the_session_says_of_a_call_is_judged(folder: SessionFolder, said: 
 def test_what_the_log_says_goes_before_a_bare_signal(folder: SessionFolder) -> None:
     path = log(folder, "lib-2.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 was killed by SIGABRT"
-    fault = verdicts.verdict_of(folder, story("c-1", died, f"its library's log is {path}"))
+    fault = verdicts.verdict_of(folder, story("c-1", f"printed {path}:0-", died, f"its library's log is {path}"))
     assert fault is not None
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
+
+
+@pytest.mark.parametrize("kind", ["poison", "serialization", "memory", "timeout"])
+def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFolder, kind: str) -> None:
+    others = ["OSError: [Errno 28] No space left on device: '/data/cache'; going on without a cache"] * 6
+    path = log(folder, "lib-2.log", others)
+    died = f"ended without a result ({kind}): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV"
+    fault = verdicts.verdict_of(folder, story("c-6", died, f"its library's log is {path}"))
+    assert fault is not None
+    assert (fault.kind, fault.component) == (FaultKind.USER, "crash")
+    assert not any("No space left" in line.text for line in fault.proof)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +298,7 @@ def _judged(folder: SessionFolder, path: Path, *, within_bytes: int = 12 << 20) 
     begun = time.monotonic()
     tracemalloc.start()
     try:
-        fault = verdicts.verdict_of(folder, story("c-1", died, f"its library's log is {path}"))
+        fault = verdicts.verdict_of(folder, story("c-1", f"printed {path}:0-", died))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from core.builders import SESSION, Cluster, devices, recipe
 
@@ -192,6 +193,25 @@ def test_ends_that_somebody_wanted_are_not_asked_about(cluster: Make, kind: Fail
     end = CallEnd(c.ids["1"], False, b"", 1.0, Failure(kind, "it was so"))
     c.report("p1", say.CallsEnded(library.id, [end]))
     assert asked(c, OfFailure) == []
+
+
+def test_a_call_is_judged_by_its_own_part_of_the_log_alone(cluster: Make) -> None:
+    c = printing_pilot(cluster)
+    library = c.library()
+    died = Failure(FailureKind.MEMORY, "it took too much", "p1", library.id, log="/logs/p1/lib-1.log")
+    c.report("p1", say.CallsEnded(library.id, [CallEnd(c.ids["1"], False, failure=died)]))
+    (question,) = asked(c, OfFailure)
+    assert (question.log, question.start, question.end) == ("", 0, 0)
+    c.call("2").wait(verdicts.SOON_S).report(
+        "p1",
+        say.CallsEnded(
+            library.id,
+            [CallEnd(c.ids["2"], False, failure=msgspec.structs.replace(died, printed=Printed("/logs/x.log", 7, 9)))],
+        ),
+    )
+    (question,) = asked(c, OfFailure)
+    assert (question.log, question.start, question.end) == ("/logs/x.log", 7, 9)
+    assert "printed /logs/x.log:7-9" in c.story(show_call(c.ids["2"]))
 
 
 def test_a_sweep_whose_calls_all_fail_asks_twice_and_then_once_a_minute(cluster: Make) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from core.builders import Cluster, recipe
+from core.builders import SESSION, Cluster, recipe
 
+from stoker.manager.core import verdicts
 from stoker.manager.core.judging import ALONE_AFTER, MOST_LOSSES
 from stoker.manager.core.loads import LOADS
 from stoker.manager.core.phases import CallState
 from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import wire
 from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Printed
 from stoker.manager.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
@@ -325,4 +327,33 @@ def test_what_is_known_of_the_memory_is_told(cluster: Make) -> None:
         library = c.holders("bad")[0]
         c.report(library.pilot.id, say.Heartbeat((say.LibraryUse(library.id, 7_500_000_000),)))
         kill_pilots(c, "bad", times=1)
-    assert "used 7.5 GB when it was measured last" in c.ended["bad"].failure.message  # type: ignore[union-attr]
+    assert "used up to 7.5 GB meanwhile" in c.ended["bad"].failure.message  # type: ignore[union-attr]
+
+
+def test_memory_that_earlier_calls_took_is_not_told_of_the_next(cluster: Make) -> None:
+    c = cluster(pilots=1).call("large").call("bad").ready()
+    library = c.holders("large")[0]
+    c.report(library.pilot.id, say.Heartbeat((say.LibraryUse(library.id, 7_500_000_000),)))
+    c.wait(1).end("large").wait(1)
+    kill_pilots(c, "bad", times=ALONE_AFTER + 1)
+    failure = c.ended["bad"].failure
+    assert failure is not None
+    assert "meanwhile" not in failure.message
+
+
+def test_a_call_whose_pilot_is_lost_has_its_own_output(cluster: Make) -> None:
+    c = cluster(pilots=1).call("bad").ready()
+    kill_pilots(c, "bad", times=ALONE_AFTER - 1)
+    devices = (say.DeviceFacts("cpu:0", "cpu", 8 << 30),)  # type: ignore[arg-type]
+    c.report("q", say.PilotHello(wire.VERSION, SESSION, "host", 7, devices, folder="/logs/q"), numbered=False)
+    c.call("good").ready()
+    library = c.holders("good")[0]
+    log = verdicts.log_of(library)
+    c.report("q", say.CallsEnded(library.id, [CallEnd(c.ids["good"], True, b"", 1.0, printed=Printed(log, 10, 400))]))
+    c.call("silent").end("silent").lose(pilot_of(c, "bad")).wait(1)
+    assert pilot_of(c, "bad") == "q"
+    c.join("last").lose("q")
+    failure = c.ended["bad"].failure
+    assert failure is not None
+    assert failure.printed == Printed(log, 400, 0)
+    assert f"printed {log}:400-" in c.story(show_call(c.ids["bad"]))  # type: ignore[arg-type]

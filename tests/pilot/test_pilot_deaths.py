@@ -17,7 +17,7 @@ from fake_manager import FakeManager, alive, descendants, gone, recipe
 from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness, Needs
-from stoker.manager.protocol.calls import CallOptions, FailureKind
+from stoker.manager.protocol.calls import CallOptions, FailureKind, Printed
 from stoker.manager.protocol.to_manager import LibraryGone, LibraryReady, PilotLeaving
 from stoker.manager.protocol.to_pilot import Exit, StopLibrary
 
@@ -61,6 +61,96 @@ def test_killed_in_a_call(served: FakeManager, tmp_path: Path) -> None:
     assert Path(left.failure.log).exists()
     assert "SIGSEGV" in left.failure.message
     assert served.results(good) == [None, None]
+
+
+def _part(printed: Printed | None) -> str:
+    assert printed is not None
+    return Path(printed.path).read_bytes()[printed.start : printed.end or None].decode()
+
+
+def test_last_words_are_those_of_the_call_that_died(served: FakeManager) -> None:
+    def talk(number: int) -> int:
+        print(f"OSError: [Errno 28] No space left on device, says call {number}")
+        return number
+
+    def die() -> None:
+        print("last words")
+        os.write(2, b"and those of C code\n")
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    served.ready(recipe())
+    assert served.results(served.run(talk, [(number,) for number in range(6)])) == list(range(6))
+    served.run(die, [()])
+    failure = served.gone().failure
+    assert failure is not None
+    assert failure.tail == "last words\nand those of C code"
+    assert _part(failure.printed) == "last words\nand those of C code\n"
+
+
+def test_a_silent_call_that_died_has_no_last_words(served: FakeManager, tmp_path: Path) -> None:
+    def leave_a_thread() -> None:
+        def talk() -> None:
+            while not (tmp_path / "go").exists():
+                time.sleep(0.01)
+            print("left behind by a call")
+            (tmp_path / "said").touch()
+
+        threading.Thread(target=talk).start()
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    served.ready(recipe(print, "output of the load"))
+    served.results(served.run(leave_a_thread, [()]))
+    (tmp_path / "go").touch()
+    served.until((tmp_path / "said").exists)
+    served.run(die, [()])
+    failure = served.gone().failure
+    assert failure is not None
+    assert failure.tail == ""
+    assert _part(failure.printed) == ""
+
+
+def test_last_words_in_a_library_of_several_slots_are_its_own(served: FakeManager, tmp_path: Path) -> None:
+    def talk() -> None:
+        print("of another call")
+        os.write(1, b"of its child\n")
+
+    def die(told: str, go: str) -> None:
+        print("before the others")
+        Path(told).touch()
+        while not os.path.exists(go):
+            time.sleep(0.01)
+        print("last words", end="", flush=True)
+        signal.raise_signal(signal.SIGSEGV)  # in this thread
+
+    served.ready(recipe(slots=2))
+    served.run(die, [(str(tmp_path / "told"), str(tmp_path / "go"))])
+    served.until((tmp_path / "told").exists)
+    served.results(served.run(talk, [(), (), ()]))
+    (tmp_path / "go").touch()
+    failure = served.gone().failure
+    assert failure is not None
+    assert failure.tail == "before the others\nlast words"
+    assert _part(failure.printed) == failure.tail
+
+
+def test_calls_that_died_together_have_no_last_words(served: FakeManager, tmp_path: Path) -> None:
+    def sit(number: int) -> None:
+        print("call", number)
+        (tmp_path / str(number)).touch()
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGSEGV)  # in this thread
+
+    served.ready(recipe(slots=2))
+    served.run(sit, [(1,), (2,)])
+    served.until(lambda: (tmp_path / "1").exists() and (tmp_path / "2").exists())
+    (tmp_path / "go").touch()
+    left = served.gone()
+    assert len(left.running) == 2
+    assert left.failure is not None
+    assert (left.failure.tail, left.failure.printed) == ("", None)
 
 
 def test_exit_in_a_call(served: FakeManager) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from stoker.pilot.agent.scratch import Scratch, base_folder, sweep
 from stoker.pilot.library import frames
 from stoker.pilot.library.frames import FrameReader, pack, pack_raw
 from stoker.pilot.library.functions import Function, Functions
-from stoker.pilot.library.marker import Marker, running
+from stoker.pilot.library.marker import NOWHERE, Marker, Running, running
 from stoker.pilot.library.sandbox import ClearedFolder
 from stoker.pilot.starter.place import base_folder as base_folder_of_starter
 
@@ -188,12 +188,23 @@ def test_cleared_folder_is_emptied_without_a_free_descriptor(cleared: ClearedFol
 def test_the_marker_tells_what_runs(tmp_path: Path) -> None:
     marker = Marker(tmp_path / "running", slots=2)
     assert running(tmp_path / "running") == []
-    marker.begin(1, 7, 100)
-    assert running(tmp_path / "running") == [(7, 100)]
-    marker.begin(0, 8, 200)
+    marker.begin(1, 7, 100, 40)
+    assert running(tmp_path / "running") == [Running(7, 100, 40, slot=1)]
+    marker.begin(0, 8, 200, 50)
     marker.idle(1)
-    assert running(tmp_path / "running") == [(8, 200)]
+    assert running(tmp_path / "running") == [Running(8, 200, 50, slot=0)]
     assert running(tmp_path / "nowhere") == []
+
+
+def test_the_marker_tells_where_output_of_other_calls_ends(tmp_path: Path) -> None:
+    marker = Marker(tmp_path / "running", slots=2)
+    marker.begin(0, 7, 100, 40)
+    marker.begin(1, 8, 100, 45)
+    marker.idle(1)
+    marker.ended(90)  # call 8 has written its lines up to there
+    assert running(tmp_path / "running") == [Running(7, 100, 90, slot=0)]
+    marker.suspect([8])
+    assert [each.log_from for each in running(tmp_path / "running")] == [90, NOWHERE]
 
 
 @pytest.mark.parametrize("base", [base_folder, base_folder_of_starter])
@@ -277,8 +288,8 @@ PRINTS = """
 import os, sys
 os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
 os.dup2(1, 2)
-from stoker.pilot.library.printing import {tail}
-tail = {tail}("log")
+from stoker.pilot.library.printing import LogTail, ThreadTail
+tail = {tail}
 tail.begin()
 print("x" * 100_000)
 print("to the other one", file=sys.stderr, flush=True)
@@ -287,13 +298,13 @@ os.write(int(sys.argv[2]), repr(said and (said.start, said.end)).encode())
 """
 
 
-@pytest.mark.parametrize("tail", ["LogTail", "ThreadTail"])
+@pytest.mark.parametrize("tail", ['LogTail("log")', 'ThreadTail("log", "kept", ended=lambda size: None)'])
 @pytest.mark.parametrize("disk", ["full", "with room"])
 def test_a_log_without_room_costs_what_is_printed_and_not_the_call(tmp_path: Path, tail: str, disk: str) -> None:
     log = "/dev/full" if disk == "full" else str(tmp_path / "log")
     read, write = os.pipe()
     command = [sys.executable, "-c", PRINTS.format(tail=tail), log, str(write)]
-    code = subprocess.run(command, pass_fds=[write], check=False).returncode
+    code = subprocess.run(command, cwd=tmp_path, pass_fds=[write], check=False).returncode
     os.close(write)
     with open(read) as pipe:
         said = pipe.read()
