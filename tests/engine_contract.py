@@ -99,6 +99,22 @@ class EngineContract:
         assert driver.engine.step() == []
         assert driver.tokens(driver.prompts[0], max_new_tokens=3) == driver.own_tokens(driver.prompts[0], most=3)
 
+    def test_an_aborted_request_is_in_no_further_step(self, driver: EngineDriver) -> None:
+        first, second, *_ = driver.prompts
+        unread = driver.ask(first, max_new_tokens=20)
+        driver.engine.abort(unread)
+        assert driver.engine.step() == []
+        alone = driver.tokens(second, max_new_tokens=20)
+        gone, stays = driver.ask(first, max_new_tokens=20), driver.ask(second, max_new_tokens=20)
+        found = driver.run(steps=4)
+        before = len(found.get(gone, []))
+        driver.engine.abort(gone)
+        load = driver.engine.load()
+        assert load.running + load.waiting == 1
+        driver.run(found)
+        assert len(found.get(gone, [])) == before
+        assert [token.token for token in found[stays]] == alone
+
     def test_draws_depend_on_the_seed_alone(self, driver: EngineDriver) -> None:
         prompt, other, *_ = driver.prompts
         draws = {"max_new_tokens": 12, "temperature": 1.0}

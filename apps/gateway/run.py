@@ -32,6 +32,9 @@ from stoker.sessions import Session, honoured_by, joined_session, kept_session, 
 
 _GRACE_S = 5
 """Open streams have so long to end when the gateway is told to."""
+_IDLE_S = 75
+"""Seconds that a connection without requests stays open. Clients close theirs earlier (HTTPX after 5 s, aiohttp after
+15 s): where both close at the same time, a request that is just sent gets no answer."""
 
 
 def serve(options: GatewayOptions, *, screen: Screen) -> int:
@@ -82,7 +85,8 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
 def _run(gateway: Gateway, listener: socket.socket, options: GatewayOptions) -> None:
     config = uvicorn.Config(
         gateway.application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
-        timeout_graceful_shutdown=_GRACE_S, ssl_certfile=options.tls_cert or None, ssl_keyfile=options.tls_key or None,
+        timeout_graceful_shutdown=_GRACE_S, timeout_keep_alive=_IDLE_S, ssl_certfile=options.tls_cert or None,
+        ssl_keyfile=options.tls_key or None,
     )  # fmt: skip
     server = uvicorn.Server(config)
     gateway.when_over = lambda: setattr(server, "should_exit", True)

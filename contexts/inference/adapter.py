@@ -11,7 +11,8 @@ The contract (tests/engine_contract.py):
 
 - At temperature 0 a request's tokens are those that the model's own `generate` gives, whatever else is in the batch;
   with a seed they depend on the seed alone. Both up to rounding: two tokens that are equally likely may change places.
-- `abort` frees the request's memory before the next step; no other request's tokens change.
+- `abort` frees the request's memory before the next step, in which the request has no part, whether its prompt was
+  read or not; no other request's tokens change.
 - `memory().held_bytes` never exceeds the budget that `resize` has set.
 - A request gets the same tokens after `sleep` and `wake` as before.
 """

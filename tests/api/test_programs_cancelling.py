@@ -11,6 +11,7 @@ import pytest
 from faults.world import until
 from parsl.dataflow.errors import DependencyError
 from polling import PATIENCE_S
+from tiny_model import write_tiny_model
 
 import stoker
 from stoker import errors
@@ -150,3 +151,76 @@ def test_what_was_decided_for_good_is_not_tried_again(session, tmp_path):
     with pytest.raises(errors.PoisonCallError):
         dies(str(tmp_path / "deaths")).result(60)
     assert (tmp_path / "deaths").read_text() == "xx"
+
+
+# ---- calls that a model answers
+
+
+@pytest.fixture(scope="module")
+def writer(session, tmp_path_factory):
+    """The recipe of a model whose texts take seconds, and the process that holds it."""
+    for name in ("torch", "transformers", "tokenizers", "safetensors"):
+        pytest.importorskip(name)
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(folder, ends=False)
+    recipe = stoker.causal_lm(folder)
+    return recipe, stoker.app(context=recipe)(holder)().result(2 * PATIENCE_S)
+
+
+def holder(model):
+    return os.getpid()
+
+
+def writes(model, begun):
+    open(begun, "w").close()
+    return [model.complete("abc", max_new_tokens=1_900).text for _ in range(1_000)]
+
+
+def streams(model, begun):
+    open(begun, "w").close()
+    for _ in range(1_000):
+        yield from model.stream("abc", max_new_tokens=1_900)
+
+
+def cancel_future(recipe, begun):
+    future = stoker.app(context=recipe)(writes)(begun)
+    until(lambda: os.path.exists(begun), why="it runs")
+    assert future.cancel()
+
+
+def cancel_map(recipe, begun):
+    def first_is_short(model, path):
+        return writes(model, path) if path else ""
+
+    with stoker.map(stoker.app(context=recipe)(first_is_short), ["", *(f"{begun}-{n}" for n in range(4))]) as results:
+        assert next(results) == ""
+        until(lambda: os.path.exists(f"{begun}-0"), why="another call runs")
+
+
+def cancel_stream(recipe, begun):
+    with stoker.stream(stoker.app(context=recipe, stream=True)(streams), begun) as pieces:
+        next(pieces)
+
+
+def cancel_silent_stream(recipe, begun):
+    """It gives no piece before it is left."""
+
+    def silent(model, begun):
+        yield writes(model, begun)
+
+    with stoker.stream(stoker.app(context=recipe, stream=True)(silent), begun):
+        until(lambda: os.path.exists(begun), why="it runs")
+
+
+def time_out(recipe, begun):
+    future = stoker.app(context=recipe, timeout="1 s")(writes)(begun)
+    with pytest.raises(errors.CallTimeoutError):
+        future.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("leave", [cancel_future, cancel_map, cancel_stream, cancel_silent_stream, time_out])
+def test_a_call_that_is_stopped_leaves_its_model_loaded(session, writer, tmp_path, leave):
+    recipe, pid = writer
+    leave(recipe, str(tmp_path / "begun"))
+    until(lambda: left(session) == 0, why="nothing runs")
+    assert stoker.app(context=recipe)(holder)().result(PATIENCE_S) == pid

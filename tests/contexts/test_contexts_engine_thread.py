@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from memoryless_engine import MemorylessEngine
 
+from stoker.contexts import ambient
+from stoker.contexts.call_stop import CallStop, Evicted
 from stoker.contexts.inference.adapter import (
     EngineLoad,
     Finish,
@@ -108,6 +110,58 @@ def test_pieces_come_as_they_are_written(engine: CountingEngine, thread: EngineT
     thread.run(lambda: None)
     thread.run(lambda: None)
     assert engine.open == {}
+
+
+def test_a_call_that_is_to_stop_waits_for_no_step(engine: CountingEngine, thread: EngineThread) -> None:
+    """Its slot is free while the step is still computed, and its request is in no further one."""
+    stop = CallStop()
+    ambient.enter_call(stop=stop)
+    try:
+        generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True)
+        tokens = generation.tokens()
+        next(tokens)
+        engine.gate.clear()
+        thread_waits = engine.steps
+        stop.ask()
+        with pytest.raises(Evicted):
+            next(tokens)
+        with pytest.raises(Evicted):
+            thread.submit((2,), Sampling())
+        with pytest.raises(Evicted):
+            thread.run(lambda: None)
+    finally:
+        ambient.leave_call()
+    engine.gate.set()
+    thread.run(lambda: None)
+    assert engine.open == {}
+    assert engine.steps <= thread_waits + 1
+
+
+def test_a_job_that_waits_does_not_run_when_its_call_stops(engine: CountingEngine, thread: EngineThread) -> None:
+    stop, ran, raised = CallStop(), list[int](), list[BaseException]()
+
+    def call() -> None:
+        ambient.enter_call(stop=stop)
+        try:
+            thread.run(lambda: ran.append(1))
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            ambient.leave_call()
+
+    engine.gate.clear()
+    other = thread.submit((1,), Sampling(max_new_tokens=2), pieces=True)
+    waits = threading.Thread(target=call)
+    waits.start()
+    while not thread._jobs:
+        waits.join(0.001)
+    stop.ask()
+    waits.join()
+    assert isinstance(raised[0], Evicted)
+    engine.gate.set()
+    assert len(list(other.tokens())) == 2
+    thread.run(lambda: None)
+    assert ran == []
 
 
 def test_a_step_that_fails_fails_its_requests_and_the_next_ones_run(

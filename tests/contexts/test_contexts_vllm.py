@@ -25,6 +25,7 @@ from engine_contract import EngineContract, EngineDriver
 from lazily import lazily
 
 from stoker.contexts import ambient, causal_lm
+from stoker.contexts.call_stop import Evicted
 from stoker.contexts.causal_lm import default_model
 from stoker.contexts.loading import load_context
 from stoker.errors import RecipeError, StokerError
@@ -157,6 +158,22 @@ class TestVLLM(EngineContract):
         assert score < 0
         driver.run(found)
         assert [token.token for token in found[id]] == expected
+
+    def test_a_scoring_that_is_stopped_leaves_nothing(self, driver: VLLMDriver) -> None:
+        expected = driver.own_tokens(driver.prompts[0], most=12)
+        id = driver.ask(driver.prompts[0], max_new_tokens=12)
+        found = driver.run(steps=3)
+        checks = iter([None, Evicted()])
+
+        def check() -> None:
+            if (stopped := next(checks)) is not None:
+                raise stopped
+
+        with pytest.raises(Evicted):
+            driver.engine.score([driver.prompts[1]], [[driver.prompts[3][:6]]], check=check)
+        driver.run(found)
+        assert [token.token for token in found[id]] == expected
+        assert not driver.engine._llm.has_unfinished_requests()
 
     @pytest.mark.parametrize("most", [1, 12])
     def test_what_was_written_while_labels_were_scored_is_handed_on_unless_aborted(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import shutil
 import ssl
 import subprocess
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -25,6 +27,7 @@ path = "models/tiny"
 """
 BODY = {"model": "small", "messages": [{"role": "user", "content": "?"}], "max_tokens": 4, "temperature": 0}
 CHAT = "/v1/chat/completions"
+IDLE_S = 6.0
 
 
 @pytest.fixture
@@ -108,6 +111,23 @@ def test_a_gateway_on_a_unix_socket_answers(gateway, beside, tmp_path):
     with over:
         assert over.get("http://stoker/health").status_code == 200
     assert again.is_alive
+
+
+def test_an_idle_connection_outlives_those_that_clients_keep(gateway):
+    """HTTPX uses a connection for 5 s after its last request. A gateway that closes it at that time answers nothing."""
+    address = httpx.URL(gateway.url)
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=LIMIT_S)
+    try:
+        connection.connect()
+        first = connection.sock
+        for pause_s in (0.0, IDLE_S):
+            time.sleep(pause_s)
+            connection.request("GET", "/v1/models")
+            answer = connection.getresponse()
+            assert (answer.status, connection.sock) == (200, first)
+            answer.read()
+    finally:
+        connection.close()
 
 
 def test_two_gateways_keep_their_files_and_batches_apart_and_one_may_die(gateway, beside):

@@ -1,0 +1,184 @@
+"""Real libraries with real engines: whatever stops a call, and whatever it asks of a model, the library goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_manager import FakeManager, recipe
+from tiny_encoder import write_tiny_encoder
+from tiny_model import write_tiny_model
+
+from stoker.contexts import causal_lm, encoder
+from stoker.manager.protocol.calls import CallOptions, Failure, FailureKind
+from stoker.manager.protocol.to_manager import CallEvicted, LibraryGone
+from stoker.manager.protocol.to_pilot import CancelCalls, EvictCall
+
+if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
+    pytest.skip("PyTorch or Transformers is not installed", allow_module_level=True)
+
+WRITER, EMBEDDER, PLAIN = 1, 2, 3
+
+
+@pytest.fixture(scope="module")
+def pilot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeManager]:
+    """A pilot with a language model, an encoder, and a library without a context."""
+    folder = tmp_path_factory.mktemp("pilot")
+    write_tiny_model(folder / "writer", ends=False)
+    write_tiny_encoder(folder / "embedder")
+    made = FakeManager(folder)
+    try:
+        made.start_pilot("--devices", "cpu:3")
+        made.hello()
+        made.ready(causal_lm(folder / "writer"), library=WRITER, devices=("cpu:0",))
+        made.ready(encoder(folder / "embedder"), library=EMBEDDER, devices=("cpu:1",))
+        made.ready(recipe(), library=PLAIN, devices=("cpu:2",))
+        yield made
+    finally:
+        made.close()
+
+
+# Each call asks again and again: none ends by itself while its test waits.
+
+
+def generate(model: Any, begun: str) -> Any:
+    open(begun, "w").close()
+    return [model.generate(["a", "bc"] * 20, max_new_tokens=1_900) for _ in range(1_000)]
+
+
+def complete(model: Any, begun: str) -> Any:
+    """As the gateway's function does it: a call that yields its one piece at its end."""
+    open(begun, "w").close()
+    yield [model.complete("abc", max_new_tokens=1_900) for _ in range(1_000)]
+
+
+def stream(model: Any, begun: str) -> Any:
+    """It yields few of the pieces: nobody acknowledges them here."""
+    open(begun, "w").close()
+    for _ in range(100):
+        for number, piece in enumerate(model.stream("abc", max_new_tokens=1_900)):
+            if number % 1_000 == 0:
+                yield piece
+
+
+def tokens(model: Any, begun: str) -> Any:
+    open(begun, "w").close()
+    return [list(model.stream_completion("abc", max_new_tokens=1_900)) for _ in range(1_000)]
+
+
+def label_scores(model: Any, begun: str) -> Any:
+    open(begun, "w").close()
+    return [model.label_scores([f"prompt {n}" for n in range(2_000)], [" a", " bc"]) for _ in range(1_000)]
+
+
+def embed(model: Any, begun: str) -> Any:
+    open(begun, "w").close()
+    return [model.embed(["paris lies in france"] * 2_000, batch_size=1) for _ in range(1_000)]
+
+
+def careless(model: Any, begun: str) -> Any:
+    """User code that takes every exception for a passing trouble, and translates others."""
+    open(begun, "w").close()
+    try:
+        for _ in range(10_000):
+            try:
+                model.complete("abc", max_new_tokens=1_900)
+            except Exception:
+                continue
+    except BaseException as error:
+        raise RuntimeError("the model does not answer") from error
+
+
+def in_threads(model: Any, begun: str) -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+
+    open(begun, "w").close()
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda text: model.complete(text, max_new_tokens=1_900).text, ["a", "bc"] * 500))
+
+
+async def waits(begun: str) -> None:
+    import asyncio
+
+    open(begun, "w").close()
+    await asyncio.sleep(3600)
+
+
+def runs(model: Any, least: int) -> int:
+    """Wait until so many requests are in the engine."""
+    import time
+
+    while model.batch_load().running < least:
+        time.sleep(0.01)
+    return int(model.batch_load().running)
+
+
+def idle(model: Any, most: int) -> int:
+    """Wait until no more requests than this are in the engine."""
+    import time
+
+    while model.batch_load().running + model.batch_load().waiting > most:
+        time.sleep(0.01)
+    return int(model.batch_load().running)
+
+
+CASES: dict[str, tuple[int, Callable[..., Any], int]] = {
+    "generate": (WRITER, generate, 2),
+    "complete": (WRITER, complete, 1),
+    "stream": (WRITER, stream, 1),
+    "stream_completion": (WRITER, tokens, 1),
+    "label_scores": (WRITER, label_scores, 0),
+    "embed": (EMBEDDER, embed, 0),
+    "careless": (WRITER, careless, 1),
+    "in threads": (WRITER, in_threads, 1),
+    "a coroutine": (PLAIN, waits, 0),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("how", ["cancel", "limit", "evict"])
+def test_the_call_stops_and_its_library_serves_on(pilot: FakeManager, tmp_path: Path, case: str, how: str) -> None:
+    library, method, requests = CASES[case]
+    begun = tmp_path / "begun"
+    is_generator = method in (complete, stream)
+    options = CallOptions(stream=is_generator, limit_s=2.0 if how == "limit" else 0.0)
+    takes_context = library != PLAIN
+    (call,) = pilot.run(method, [(str(begun),)], library=library, options=options, takes_context=takes_context)
+    pilot.until(begun.exists, what="the call runs")
+    if requests and how != "limit":
+        pilot.results(pilot.run(runs, [(requests,)], library=library, takes_context=True))
+    if how == "cancel":
+        pilot.send(CancelCalls(library=library, calls=(call,), running=True))  # type: ignore[arg-type]
+    elif how == "evict":
+        pilot.send(EvictCall(library=library, call=call))  # type: ignore[arg-type]
+    if how == "limit":
+        (failure,) = pilot.results([call])
+        assert isinstance(failure, Failure)
+        assert failure.kind is FailureKind.TIMEOUT
+    else:
+        pilot.until(lambda: has_left(pilot, call), what="the call has left")
+    if library == WRITER:
+        assert pilot.results(pilot.run(idle, [(0,)], library=library, takes_context=True)) == [0]
+    assert not [message for message in pilot.said if isinstance(message, LibraryGone)]
+
+
+def has_left(pilot: FakeManager, call: int) -> bool:
+    return any(isinstance(message, CallEvicted) and message.progress.call == call for message in pilot.said)
+
+
+def test_another_call_of_the_same_library_has_its_whole_text(pilot: FakeManager, tmp_path: Path) -> None:
+    def write(model: Any, prompt: str) -> str:
+        return str(model.complete(prompt, max_new_tokens=600).text)
+
+    alone = pilot.results(pilot.run(write, [("xyz",)], library=WRITER, takes_context=True))
+    (other,) = pilot.run(write, [("xyz",)], library=WRITER, takes_context=True)
+    calls = [pilot.run(generate, [(str(tmp_path / str(n)),)], library=WRITER, takes_context=True)[0] for n in range(3)]
+    for n in range(3):
+        pilot.until((tmp_path / str(n)).exists, what="the calls run")
+    pilot.send(CancelCalls(library=WRITER, calls=tuple(calls), running=True))  # type: ignore[arg-type]
+    pilot.until(lambda: all(has_left(pilot, call) for call in calls), what="the calls have left")
+    assert pilot.results([other]) == alone
+    assert not [message for message in pilot.said if isinstance(message, LibraryGone)]
