@@ -42,7 +42,7 @@ class _Burst:
         self.count = count
 
 
-class Pace:
+class WorkPace:
     """The pace of one piece of work that begins at `now`."""
 
     def __init__(self, now: float) -> None:
