@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import click
 
 from stoker.errors import StokerError
-from stoker.manager.cli import entry_points, programs
+from stoker.manager.cli import console, entry_points, programs
 from stoker.manager.executor.standing import JOINS
+from stoker.manager.protocol.session import find_session as named_session
 
 
 class FromEntryPoints(click.Group):
@@ -51,6 +53,24 @@ class Apps(FromEntryPoints):
             return with_session(_program(Path(cmd_name)))
         name = entry_points.matching(entry_points.APPS, cmd_name)
         return with_session(entry_points.load_command(entry_points.APPS, name)) if name else None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does it; with `--detach` the arguments are checked, and a process of its own runs them."""
+        if not ctx.params.get("detach"):
+            if ctx.params.get("name"):
+                raise click.UsageError("--name names a detached run; write --detach too")
+            return super().invoke(ctx)
+        first = ctx._protected_args if hasattr(ctx, "_protected_args") else ctx.protected_args  # click before 8.2
+        given = [*first, *ctx.args]
+        if not given:
+            raise click.UsageError("--detach needs a program or an application: stoker run --detach ./my_app.py")
+        name, command, arguments = self.resolve_command(ctx, given)
+        assert name is not None
+        assert command is not None
+        _check_before_detaching(command.make_context(name, arguments, parent=ctx), name)
+        detaching = importlib.import_module("stoker.manager.cli.detaching")
+        detaching.start(given, name=ctx.params["name"], what=name)
+        return None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -96,14 +116,31 @@ def _program(path: Path) -> click.Command:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def program(*, arguments: tuple[str, ...]) -> None:
+        if "--detach" in arguments:
+            console.note(f"--detach is given to {path}; to detach it write stoker run --detach {path}")
         programs.run_program(path, arguments)
 
     return program
 
 
+def _check_before_detaching(context: click.Context, name: str) -> None:
+    """Raise for what the detached process would fail with at once: a program that cannot be read, a session that is not
+    there."""
+    if programs.is_program(name):
+        programs.read_program(Path(name))
+    if session := context.params.get("session"):
+        named_session(str(session))
+
+
 @click.group(cls=Apps, short_help="Run an application, or a program of your own.")
-def run() -> None:
+@click.option("--detach", is_flag=True, help="Run it in a process that goes on when you log out.")
+@click.option("--name", metavar="NAME", default="", help="What a detached run is called. [the program's name-NUMBER]")
+def run(*, detach: bool, name: str) -> None:
     """Run an application (stoker run APP --help says what it takes), or a program of your own: stoker run ./my_app.py.
 
     With --session ID it joins a session that is up, as long as it names no site itself.
+
+    With --detach, before the application or program, it goes on when the terminal is closed. stoker attach NAME follows
+    it to its end, stoker down NAME stops it, and stoker sessions lists all with their exit status.
     """
+    del detach, name  # `Apps.invoke` has acted on them

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import click
 
 from stoker.errors import SessionError
-from stoker.manager.cli import choosing, console, sessions, status
+from stoker.manager.cli import choosing, console, detaching, runs, sessions, status
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached, standing
 from stoker.manager.protocol.session import SessionFolder
@@ -19,14 +19,20 @@ _BACK_WITHIN_S = 10.0
 """A manager that dies is started again by its parent: so long nobody else tries."""
 
 
-@click.command(short_help="Show a session live; start its manager again if that died.")
+@click.command(short_help="Show a session or a detached run live.")
 @sessions.takes_session(default=choosing.CHANGED_BY_DEFAULT)
 def attach(*, session: str) -> None:
     """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then what changes.
 
+    With the name of a detached run (stoker run --detach): print its log until it ends, and exit with its exit status.
+    Ctrl-C leaves it running.
+
     A manager that has died is started again here, and goes on from its journal: calls that run go on, and those that
     have ended are not run again.
     """
+    if run := runs.named_run(session):
+        detaching.follow(run)
+        return
     folder = choosing.session_to_show(session) if session else choosing.session_to_change()
     revive(folder)
     watch = AttachedPicture(folder)

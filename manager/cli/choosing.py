@@ -28,7 +28,7 @@ import msgspec
 
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
-from stoker.manager.cli import console
+from stoker.manager.cli import console, runs
 from stoker.manager.executor import standing
 from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.protocol.session import SessionFolder, find_session, named_folder
@@ -61,9 +61,13 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
     named = named_folder(name)
     if named is not None:
         return named
+    if run := runs.named_run(name):
+        if not run.session:
+            raise SessionError(f"run {run.name} has loaded no session yet; stoker logs {run.name} shows what it says")
+        return SessionFolder(run.session)
     candidates = _ranked(name)
     if not candidates:
-        return find_session(name)
+        return _find(name)
     best = candidates[0]
     command = click.get_current_context(silent=True)
     if not name and (text := told(best, candidates, hint=hint)):
@@ -94,11 +98,22 @@ def session_to_change() -> SessionFolder:
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     own = [each for each in found if each.is_own]
     if not found:
-        raise SessionError("no session is up; `stoker up SITE` starts one")
+        running = [run.name for run in runs.known_runs() if run.is_running()]
+        also = f"; detached runs are known by their names: {', '.join(running)}" if running else ""
+        raise SessionError(f"no session is up; `stoker up SITE` starts one{also}")
     if len(found) > 1 and len(own) != 1:
         names = ", ".join(sorted(each.session for each in found))
         raise SessionError(f"sessions {names} are up; say which one")
     return SessionFolder((own or found)[0].folder)
+
+
+def _find(name: str) -> SessionFolder:
+    try:
+        return find_session(name)
+    except SessionError as error:
+        if hint := runs.near_runs(name):
+            raise SessionError(f"no session or run {name!r} on this machine{hint}") from error
+        raise
 
 
 def ranked(candidates: Sequence[SessionCandidate]) -> list[SessionCandidate]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import click
 
 from stoker.errors import ConfigError, SessionError
-from stoker.manager.cli import caches, choosing, console, left, sessions
+from stoker.manager.cli import caches, choosing, console, detaching, left, runs, sessions
 from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
 from stoker.manager.cli.numbers import Seconds
 from stoker.manager.executor import detached, standing
@@ -26,7 +26,7 @@ _SILENT_S = 2.0
 """What takes longer says what it waits for."""
 
 
-@click.command(short_help="End a session, and say what is left of it.")
+@click.command(short_help="End a session or a detached run.")
 @click.option(
     "--wait",
     "wait_s",
@@ -40,7 +40,12 @@ _SILENT_S = 2.0
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
     """End SESSION: calls that are left are cancelled, pilots end, jobs are cancelled. Says what is left if something
     is, and how to remove it; exit code 1 then. What pilots keep on their nodes for the next session is named too.
+
+    With the name of a detached run: its program ends as after Ctrl-C.
     """
+    if run := runs.named_run(session):
+        detaching.stop(run, wait_s=wait_s, as_json=as_json)
+        return
     folder = choosing.session_to_show(session) if session else choosing.session_to_change()
     before = end(folder)
     remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)

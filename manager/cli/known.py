@@ -14,7 +14,7 @@ import msgspec
 
 from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, SessionError, UnitError
-from stoker.manager.cli import console, prune
+from stoker.manager.cli import console, detaching, prune, runs
 from stoker.manager.executor import standing
 from stoker.manager.executor.begun import is_coming_up
 from stoker.manager.protocol.session import SessionFolder, holds_session, is_begun
@@ -48,27 +48,34 @@ class KnownSession(msgspec.Struct, frozen=True):
     idle_s: float
 
 
-@click.command(short_help="List the sessions that are known here, or remove old ones.")
+@click.command(short_help="List sessions and detached runs, or remove old ones.")
 @click.option("--prune", "remove", is_flag=True, help="Remove the folders of old sessions that are over.")
 @click.option("--older", metavar="TIME", default=_OLDER, help=f"Old: nothing was written for TIME. [{_OLDER}]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def sessions(*, remove: bool, older: str, as_json: bool) -> None:
-    """List your sessions: those in your state folder, and those of programs that were started in this folder.
+    """List your detached runs with their exit status, and your sessions: those in your state folder, and those of
+    programs that were started in this folder.
 
     With --prune: remove the folders (logs, journals) of those that are over and that nobody has written to for TIME.
-    One that is up, has no manager without being over, is locked, or may have jobs left in a batch system stays.
+    A session that is up, has no manager without being over, is locked, or may have jobs left in a batch system stays.
     """
     try:
         older_s = parse_seconds(older)
     except UnitError as error:
         raise ConfigError(f"--older: {error}", key="older") from None
-    found = known_sessions()
+    found, detached_runs = known_sessions(), runs.known_runs()
     if not remove:
         if as_json:
-            console.json({"sessions": found})
+            console.json({"sessions": found, "runs": [detaching.facts_of(run) for run in detached_runs]})
         else:
+            lines = runs.render(detached_runs, now=time.time())
+            console.lines(["detached runs", *lines, ""] if lines else [])
             console.lines(render(found))
         return
+    for run in detached_runs:
+        if not run.is_running() and runs.over_for_s(run) >= older_s:
+            runs.remove(run)
+            console.note(f"removed run {run.name} and its log")
     old = [each for each in found if each.state is SessionState.OVER and each.idle_s >= older_s]
     pruned = [prune.prune(SessionFolder(each.folder), each.session) for each in old]
     if as_json:

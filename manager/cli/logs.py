@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from stoker.errors import SessionError
-from stoker.manager.cli import choosing, console, printed
+from stoker.manager.cli import choosing, console, printed, runs
 from stoker.manager.cli.printed import LogFile
 from stoker.manager.cli.sessions import takes_session
 from stoker.manager.protocol.ids import parse_call
@@ -28,10 +28,13 @@ _BLOCK = re.compile(r"b\d+")
 @takes_session(default=choosing.SHOWN_BY_DEFAULT)
 def logs(*, what: str, follow: bool, session: str) -> None:
     """Print a log: of a call (c-12: exactly what it printed), a block (b3: what its job printed), a pilot, a library
-    (lib-3), or the manager.
+    (lib-3), the manager, or a detached run (by its name).
 
     Without WHAT: which logs there are.
     """
+    if not session and (run := runs.named_run(what)):
+        _print_file(run.log, follow=follow)
+        return
     folder = choosing.session_to_show(session)
     if not what:
         if follow:

@@ -21,12 +21,17 @@ def is_program(name: str) -> bool:
     return name.endswith(".py")
 
 
-def run_program(path: Path, arguments: Sequence[str]) -> None:
-    """Run a file as the main program, with these arguments. Raises ConfigError for a file that cannot be read."""
+def read_program(path: Path) -> bytes:
+    """The source of a program. Raises ConfigError for a file that cannot be read."""
     try:
-        source = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be run: {error.strerror}", file=str(path)) from None
+
+
+def run_program(path: Path, arguments: Sequence[str]) -> None:
+    """Run a file as the main program, with these arguments. Raises ConfigError for a file that cannot be read."""
+    source = read_program(path)
     module = types.ModuleType("__main__")
     module.__file__ = str(path.absolute())
     sys.modules["__main__"] = module

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from stoker.manager.cli import choosing, console
+from stoker.manager.cli import choosing, console, detaching, runs
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.sessions import status_of, takes_session
 from stoker.manager.protocol.gateway_notes import gateway_notes
@@ -28,12 +28,18 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
     Rates are of the last half minute. Without a pilot the forecast counts from when the first one is here.
+    With the name of a detached run: its state, and the session that it has loaded.
     """
     if watch and as_json:
         raise click.UsageError("--watch is for people and --json for programs: ask again instead")
     if watch:
         _watch(session)
         return
+    run = runs.named_run(session)
+    if run is not None and not as_json:
+        console.line(run.title(now=time.time()))
+        if not run.session:
+            return
     folder, answer = status_of(session)
     policy = policy_of(folder)
     if as_json:
@@ -44,6 +50,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
                 "policy": policy or "default",
                 "status": answer.status,
                 "gateways": gateway_notes(folder),
+                **({"run": detaching.facts_of(run)} if run is not None else {}),
             }
         )
         return

@@ -6,7 +6,20 @@ from collections import deque
 
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import ClientId
+from stoker.manager.protocol.pace import WorkPace
 from stoker.manager.protocol.reliable import Inbox
+from stoker.manager.protocol.to_manager import MapReport
+
+
+class MapRecord:
+    """The last report of an open map, and its pace."""
+
+    __slots__ = ("began_at", "pace", "report")
+
+    def __init__(self, report: MapReport, *, now: float) -> None:
+        self.began_at = now
+        self.report = report
+        self.pace = WorkPace(now)
 
 
 class Client:
@@ -14,7 +27,7 @@ class Client:
 
     __slots__ = (
         "connected", "defined", "factory", "first_unacked", "gone", "gone_at", "id", "inbox", "known_ends", "last_call",
-        "number", "observer", "open_calls", "refusals", "unacked", "unnamed",
+        "maps", "number", "observer", "open_calls", "refusals", "unacked", "unnamed",
     )  # fmt: skip
 
     def __init__(self, id: ClientId, *, number: int, observer: bool) -> None:
@@ -40,4 +53,6 @@ class Client:
         ended since the manager came back. It is told of no end meanwhile."""
         self.last_call = -1
         """The highest id among its calls."""
+        self.maps: dict[int, MapRecord] = {}
+        """Its open maps, as it reports them."""
         self.open_calls = 0

@@ -17,6 +17,7 @@ from stoker.manager.core import (
     feeding,
     holes,
     limits,
+    maps,
     objects,
     pilot_states,
     placing,
@@ -47,6 +48,7 @@ from stoker.manager.protocol.to_manager import (
     DefineManifest,
     DefineRecipe,
     EndSession,
+    MapReport,
     PiecesTaken,
     Received,
     ReleaseBlock,
@@ -111,6 +113,8 @@ def _message(manager: Manager, client: Client, message: to_manager.FromClient) -
                 call = state.calls.get(id)
                 if call is not None and call.group.client is client:
                     ending.cancel(manager, call, reason="cancelled by its client", running=message.running)
+        case MapReport():
+            maps.reported(state, client, message)
         case AskStatus():
             manager.tell(client, report.status(state))
         case AskStory(subject=subject):

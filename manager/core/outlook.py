@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stoker.manager.core import maps
 from stoker.manager.core.nouns import Context, Gang, Library
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import State
@@ -34,7 +35,7 @@ class Outlook(NamedTuple):
 
 
 def of_session(state: State) -> Outlook:
-    """When all open calls will be done."""
+    """When all open calls will be done, and those that open maps have still to submit."""
     if not state.calls:
         return Outlook()
     devices, pilot_in_s = _devices_here(state), 0.0
@@ -43,7 +44,7 @@ def of_session(state: State) -> Outlook:
         devices = _devices_expected(state)
     longest = device_s = 0.0
     for context in state.contexts.values():
-        if not (open_calls := _open(context)):
+        if not (open_calls := _open(state, context)):
             continue
         left_s = of_context(state, context)
         if not left_s:
@@ -55,11 +56,11 @@ def of_session(state: State) -> Outlook:
 
 
 def of_context(state: State, context: Context) -> float:
-    """Seconds until every open call of a context is done, if nothing else came between; 0 = not known, or none is
-    open. Without a pilot: from when the first one comes."""
-    open_calls = _open(context)
+    """Seconds until every open call of a context is done, if nothing else came between; 0 = not known (a map does not
+    know its length), or none is open. Without a pilot: from when the first one comes."""
+    open_calls = _open(state, context)
     rate, _ = _rate(state, context)
-    if open_calls and rate:
+    if open_calls and rate and not maps.has_unknown_length(state, context):
         return _ready_in_s(state, context) + open_calls / rate
     return 0.0
 
@@ -83,8 +84,9 @@ def _held(library: Library) -> int:
     return sum(not isinstance(holder, Gang) or holder.members[0] is library for holder in holders)
 
 
-def _open(context: Context) -> int:
-    return context.queue.count + held(context)
+def _open(state: State, context: Context) -> int:
+    """Calls that are to end: those that are here, and those that open maps have still to submit."""
+    return context.queue.count + held(context) + maps.unsubmitted(state, context)
 
 
 def _libraries(context: Context) -> list[tuple[int, LibraryState]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core import block_words, fitness, losses, object_report, outlook, own_blocks
+from stoker.manager.core import block_words, fitness, losses, maps, object_report, outlook, own_blocks
 from stoker.manager.core.nouns import Context, Device, Library, Pilot
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import State
@@ -44,6 +44,7 @@ def status(state: State) -> to_client.Status:
         ended_blocks=dict(state.ended_blocks),
         losses=losses.by_reason(state),
         pilot_in_s=left.pilot_in_s,
+        maps=maps.statuses(state),
         notices=tuple(StoryLine(at, text) for text, at in state.notices.items()),
     )
 

@@ -1,8 +1,8 @@
 """Parsl's memoizer, made unable to lose the result of a call.
 
-Parsl's kernel gives each result to its memoizer before it gives it to the call's future. A memoizer that raises there (a
-result that plain pickle refuses, a full disk) leaves the future without an end. So the kernel gets its memoizer inside
-of this one: what cannot be kept is passed on to the program, with one warning that says what to do.
+Parsl's kernel gives each result to its memoizer before it gives it to the future of the call. A memoizer that raises
+there (a result that plain pickle refuses, a full disk) leaves the future without an end. So the kernel's memoizer is
+wrapped in this one: the program gets a result that cannot be kept, with one warning that says what to do.
 """
 
 from __future__ import annotations

@@ -110,6 +110,7 @@ class KeepingInbox(MapInbox):
         except StokerError as error:
             self.error = error
         self.arrived.extend(ends)
+        self._ended += len(ends)
         self.flush()
 
 

@@ -192,6 +192,10 @@ class Link:
         self._out.queue.append(message)
         self._send_now()
 
+    def tell_later(self, message: Any) -> None:
+        """Send a message with the next frame, whatever makes that one leave."""
+        self._out.queue.append(message)
+
     def ask_status(self) -> Future[to_client.Status]:
         """Ask for the state of the session. Cancelling the future gives the question up."""
         return self._ask(to_manager.AskStatus(), answer=to_client.Status)

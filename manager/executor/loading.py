@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -35,7 +36,7 @@ from stoker.manager.executor.options import check_count, check_load, parsls_conf
 from stoker.manager.executor.prepared import AppWants
 from stoker.manager.executor.questions import wait_for_answer
 from stoker.manager.executor.retries import retry_cost
-from stoker.manager.executor.standing import JOINS
+from stoker.manager.executor.standing import JOINS, RUN
 from stoker.manager.executor.stream import interrupt_open
 from stoker.manager.executor.wants import read_wants
 from stoker.manager.protocol.session import SessionFolder
@@ -194,6 +195,7 @@ class Session:
         self._pid = os.getpid()
         self._log = _keep_log(os.fspath(self.folder / "client.log"))
         atexit.register(self.stop)
+        _note_in_run(self.folder)
 
     def status(self, timeout_s: float = 5.0) -> Status:
         """Pilots, contexts, queues and rates at this moment. Raises SessionError if the manager does not answer."""
@@ -306,6 +308,13 @@ def _said_when_slow(text: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def _note_in_run(session: Path) -> None:
+    """In a detached program (`stoker run --detach`): note for commands which session it has loaded."""
+    if run := os.environ.get(RUN):
+        with contextlib.suppress(OSError):
+            Path(run, "session").write_text(os.path.abspath(session))
 
 
 def _line(status: Status) -> str:

@@ -104,6 +104,11 @@ class MapCalls:
         return MapContent(code, arguments, wants.recipe.name, " ".join(dict.fromkeys(keys)))
 
     @property
+    def context_key(self) -> str:
+        """The key of the context that the calls want; of a family the longest one's."""
+        return self._wants.recipe.key
+
+    @property
     def is_family(self) -> bool:
         """Whether each call has the context that its input wants (`submission_of`)."""
         return self._wants.family is not None

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from stoker.manager.executor.notebook import NotebookLine, bar_of, in_notebook
-from stoker.manager.protocol.pace import Pace, left_in_words
+from stoker.manager.protocol.pace import WorkPace, left_in_words
 from stoker.manager.protocol.to_client import Status
 from stoker.units import show_seconds
 
@@ -58,7 +58,7 @@ class MapProgress:
         self._asked = 0.0
         self._hot = ""
         self._done = 0
-        self._pace = Pace(self._started)
+        self._pace = WorkPace(self._started)
         self._live: Progress | None = None
         self._task: Any = None
         self._line = NotebookLine() if in_notebook() else None

@@ -14,6 +14,8 @@ from stoker.manager.protocol.session import SessionFolder
 
 JOINS = "STOKER_SESSION"
 """Names in the environment the session that programs join which name no site."""
+RUN = "STOKER_RUN"
+"""Names in the environment of a detached program (`stoker run --detach`) the folder of its run."""
 
 
 class Launch(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from stoker.manager.executor.keeping import Keeping, KeptItem
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_inputs import refuse_lost
+from stoker.manager.executor.map_reports import MapReports
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.progress import Follow, MapProgress
 from stoker.manager.executor.pulling import SLOW_S, NotYet, PulledInputs, SlowItems
@@ -84,6 +85,10 @@ class ResultStream(Iterator[Any]):
         self._total = total
         self._follow = follow
         self._inbox = MapInbox() if keeping is None else keeping.inbox
+        self._reports = MapReports(
+            self._link.tell_later, name=calls.name, context=calls.context_key, items=total, batch_size=batch_size
+        )
+        self._inbox.on_ended = self._reports.ended
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
         self._taking = threading.RLock()
         """Held while a thread takes a result: several threads may share a stream."""
@@ -361,6 +366,8 @@ class ResultStream(Iterator[Any]):
                 place = next(self._places)
                 if isinstance(unsent, _NotSent):
                     unsent.place = place
+                elif isinstance(unsent, KeptItem):
+                    self._reports.kept()
                 self._ready[place if self._ordered else self._next + len(self._ready)] = unsent
             if self._arrived or self._next in self._ready:
                 return
@@ -385,6 +392,7 @@ class ResultStream(Iterator[Any]):
         if packed:
             total = 0
             places = list(itertools.islice(self._places, len(packed)))
+            self._reports.sent(len(packed))
             submission = chosen or self._calls.submission()
             if self._keeping is None:
                 calls = self._link.submit_many(submission, packed, self._inbox)
@@ -409,6 +417,7 @@ class ResultStream(Iterator[Any]):
         self._inputs = iter(())
         if self._keeping is not None:
             self._keeping.close()
+        self._reports.close()
         if isinstance(self._follow, MapProgress):
             self._follow.close()
 

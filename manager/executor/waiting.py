@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from stoker.contexts.recipe import ObjectRef
@@ -163,9 +163,13 @@ class MapInbox:
     def __init__(self) -> None:
         self.arrived: deque[Any] = deque()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.on_ended: Callable[[int], None] = lambda _calls: None
+        """Hears, on the link's thread, how many calls of a frame have ended."""
+        self._ended = 0
 
     def settle(self, end: CallEnd) -> bool:
         """A call has ended."""
+        self._ended += 1
         self.arrived.append(end)
         return True
 
@@ -175,7 +179,14 @@ class MapInbox:
 
     def flush(self) -> None:
         """Ring once for all that came together."""
+        self.count()
         self.bell.put(None)
+
+    def count(self) -> None:
+        """Report the calls that have ended since the last time."""
+        if ended := self._ended:
+            self._ended = 0
+            self.on_ended(ended)
 
     def report(self, said: CallProgress | CallForecast) -> None:
         """Reports of single calls are not shown."""

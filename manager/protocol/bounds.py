@@ -69,6 +69,13 @@ def wrong_with_recipe(recipe: Recipe) -> str:
     return f"recipe {recipe.name}: {wrong}" if wrong else ""
 
 
+def _map_report(m: say.MapReport) -> str:
+    return _first((
+        _count("map", m.map), _count("total", m.total, least=-1), _count("done", m.done), _count("kept", m.kept),
+        _count("unsent", m.unsent, least=-1),
+    ))  # fmt: skip
+
+
 def _limits(limits: LibraryLimits) -> str:
     return _first((
         _count("limits.least", limits.least, most=MOST_AT_ONCE), _count("limits.most", limits.most, most=MOST_AT_ONCE),
@@ -234,6 +241,7 @@ _CHECKS: dict[type, Callable[[Any], str]] = {
     say.ClientHello: _client_hello,
     say.DefineRecipe: lambda m: wrong_with_recipe(m.recipe),
     say.Submit: _submit,
+    say.MapReport: _map_report,
     say.PiecesTaken: lambda m: _count("upto", m.upto) or _count("run", m.run, most=1 << 62),
     say.Received: lambda m: _count("total", m.total),
     say.AskCalls: lambda m: _count("limit", m.limit),

@@ -1,12 +1,14 @@
 """How fast work is done, and how long the rest takes: the estimator of every progress bar and forecast. Pure.
 
 Results come in bursts: several devices, a batch each, every few seconds or minutes. A count over a fixed window doubles
-and halves with each burst that enters or leaves it. This estimator does three things about that.
+and halves with each burst that enters or leaves it. This estimator does four things about that.
 
 - It measures from burst to burst. The rate is what came after one arrival, up to and including a later one, over the
   time between the two. The window is 30 s, or five times the longest gap between arrivals if that is more.
-- It follows changes slowly: the rate moves towards a new measurement with a time constant of 15 s, by a factor of 1.5
-  in 10 s at most.
+- It follows changes slowly: the rate moves towards a new measurement with a time constant of 10 s, by a factor of
+  1.4 in 10 s at most.
+- The time until the first burst counts until as much time has passed again with gaps half as long: it may hold the
+  load of a model.
 - It counts down between bursts: what is being computed is partly done. If nothing comes for 1.5 times the longest gap,
   the rate falls.
 
@@ -25,8 +27,8 @@ _GAPS = 5.0
 """The window holds this many of the longest gaps."""
 _TOGETHER_S, _TOGETHER = 1.0, 0.25
 """Arrivals within a second of the first, or within a quarter of the longest gap, are one burst."""
-_FOLLOW_S = 15.0
-_STEP, _MOST_STEP = math.log(1.5) / 10.0, math.log(1.7)
+_FOLLOW_S = 10.0
+_STEP, _MOST_STEP = math.log(1.4) / 10.0, math.log(1.35)
 """The most that the logarithm of the rate moves in a second, and with one burst."""
 _STALLED = 1.5
 """After this many of the longest gaps without an arrival the rate falls."""
@@ -42,7 +44,7 @@ class _Burst:
         self.count = count
 
 
-class Pace:
+class WorkPace:
     """The pace of one piece of work that begins at `now`."""
 
     def __init__(self, now: float) -> None:
@@ -67,6 +69,7 @@ class Pace:
             last.last = now
             last.count += count
             return
+        self._rate = self.per_second(now)
         self._follow()
         self._bursts.append(_Burst(now, count))
         self._slide()
@@ -75,7 +78,9 @@ class Pace:
         """The rate; 0.0 as long as nothing is known."""
         rate = self._rate_now(now)
         silent_s, patience_s = now - self._bursts[-1].last, _STALLED * max(self._longest_s, _TOGETHER_S)
-        return rate * min(1.0, patience_s / silent_s) if silent_s > 0 else rate
+        if silent_s <= patience_s:
+            return rate
+        return rate * max(patience_s / silent_s, math.exp(-_STEP * (silent_s - patience_s)))
 
     def left_s(self, rest: float, now: float) -> float | None:
         """Seconds until `rest` more are done; None as long as nothing is known."""
@@ -108,6 +113,10 @@ class Pace:
     def _slide(self) -> None:
         """Note the longest gap, and let the window begin later."""
         bursts = self._bursts
+        gaps = [bursts[at].first - bursts[at - 1].last for at in range(1, len(bursts))]
+        since_first_s = bursts[-1].first - bursts[1].first
+        if not bursts[0].count and gaps[0] <= since_first_s and gaps[0] > 2 * max(gaps[1:]):
+            bursts.popleft()
         self._longest_s = max(bursts[at].first - bursts[at - 1].last for at in range(1, len(bursts)))
         begins = bursts[-1].last - max(WINDOW_S, _GAPS * self._longest_s)
         while len(bursts) > 2 and bursts[1].last <= begins:

@@ -13,6 +13,7 @@ from stoker.manager.protocol.status import (
     ContextStatus,
     DeviceStatus,
     LibraryStatus,
+    MapStatus,
     ObjectStatus,
     PilotStatus,
     SessionFacts,
@@ -33,6 +34,7 @@ def render(status: SessionFacts, *, over: bool = False, policy: str = "", served
             ("pilots", _pilots(status, over=over)),
             *_rows("policy", [policy] if policy else []),
             *_rows("contexts", _contexts(status.contexts)),
+            *_rows("maps", [] if over else [_map(each) for each in status.maps]),
             *_rows("models", served),
             *_rows("objects", _objects(status.objects)),
             *_rows("losses", [_losses(status)] if _losses(status) else []),
@@ -180,6 +182,16 @@ def _facts(context: ContextStatus) -> Iterator[str]:
         yield f"{context.queued:,} queued"
     if context.last_failure:
         yield f"could not be loaded: {context.last_failure}"
+
+
+def _map(each: MapStatus) -> str:
+    """`verify   13,809 of 100,000   25.1/s   about 57 min left`."""
+    kept = f" ({each.kept:,} kept by earlier runs)" if each.kept else ""
+    if each.total < 0:
+        return f"{each.function}   {each.done:,} done{kept}   its length is unknown, so there is no forecast"
+    rate = f"{each.rate:,.1f}/s" if each.rate >= 0.095 else f"{60 * each.rate:.1f}/min" if each.rate else ""
+    left = f"about {show_about(each.left_s)} left" if each.left_s and each.done < each.total else ""
+    return "   ".join(filter(None, (each.function, f"{each.done:,} of {each.total:,}{kept}", rate, left)))
 
 
 def _use(context: ContextStatus) -> str:

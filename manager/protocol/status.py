@@ -128,7 +128,7 @@ class SessionFacts(msgspec.Struct, frozen=True):
     `gone_pilots`: those that were here once and have left, `lost_pilots` among them, which `losses` counts by reason.
     `jobs` are blocks that the manager has asked for and that are not over, `ended_blocks` counts the others by how
     they ended; `trouble` says what is wrong with a batch system, or (`peers`) that pilots cannot reach each other, or
-    (`journal`) that calls and results wait because the session's journal cannot be written.
+    (`journal`) that calls and results wait because the session's journal cannot be written. `maps`: every open map.
     `notices` say what has happened to the session itself.
     """
 
@@ -157,6 +157,22 @@ class SessionFacts(msgspec.Struct, frozen=True):
     losses: dict[str, int] = msgspec.field(default_factory=dict)
     pilot_in_s: float = 0.0
     emptied_blocks: tuple[str, ...] = ()
+    maps: tuple[MapStatus, ...] = ()
+
+
+class MapStatus(msgspec.Struct, frozen=True):
+    """An open `stoker.map` of the program with the number `client`. `total`, `done` and `kept` count items: all that it
+    has (-1 = its input does not know), those with a result, and those of them whose result an earlier run has kept.
+    `rate`: items a second; `left_s`: seconds until it is done, 0 = not known."""
+
+    function: str
+    client: int
+    context: str
+    total: int
+    done: int
+    kept: int
+    rate: float
+    left_s: float
 
 
 class StoryFacts(msgspec.Struct, frozen=True):

@@ -80,6 +80,23 @@ class Submit(_Message, frozen=True, tag="submit"):
     due_in_s: float | None = None
 
 
+class MapReport(_Message, frozen=True, tag="map"):
+    """How far a `stoker.map` of the client is. `map` numbers it among the client's maps; `name` is its function's.
+
+    `total` and `done` count items (-1 = the input does not know its length), `kept` those of `done` whose results an
+    earlier run has kept. `unsent`: calls on `context` that it has still to submit (-1 = unknown). `over`: it has ended.
+    """
+
+    map: int
+    name: str
+    context: RecipeKey
+    total: int = -1
+    done: int = 0
+    kept: int = 0
+    unsent: int = -1
+    over: bool = False
+
+
 class Cancel(_Message, frozen=True, tag="cancel"):
     """The client no longer waits for these calls. Stop the running ones if `running`, else drop their results."""
 
@@ -470,6 +487,7 @@ class PilotLeaving(_Message, frozen=True, tag="leaving"):
 FromClient = (
     ClientHello | DefineRecipe | DefineManifest | DefineFunction | Submit | Cancel | Received | AskStatus | AskStory
     | AskCalls | WantPilots | ReleaseBlock | EndSession | BlockUpdate | SourceTrouble | Resubmitted | PiecesTaken
+    | MapReport
 )  # fmt: skip
 FromPilot = (
     PilotHello | LibraryUpdate | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted

@@ -17,7 +17,7 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.manager.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
-VERSION = 8
+VERSION = 9
 """Said in every hello: peers of another version are refused."""
 
 M = TypeVar("M")

@@ -38,7 +38,7 @@ from stoker.manager.cli.console import (
     survive_closed_pipe,
 )
 from stoker.manager.cli.numbers import WholeNumber
-from stoker.manager.protocol.pace import Pace, left_in_words
+from stoker.manager.protocol.pace import WorkPace, left_in_words
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
 
@@ -109,7 +109,7 @@ class Progress:
         self._ask = facts
         self._facts: ContextFacts | None = None
         now = time.monotonic()
-        self._pace, self._also_pace = Pace(now), Pace(now)
+        self._pace, self._also_pace = WorkPace(now), WorkPace(now)
         self._ended = False
         self._had_pilots = False
         self._said = ""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.manager.protocol.pace import Pace, left_in_words
+from stoker.manager.protocol.pace import WorkPace, left_in_words
 
 LINE_S = 10.0
 
@@ -69,7 +69,7 @@ def shown(work, pace, lines):
 
 @given(works)
 def test_time_left_never_doubles_or_halves_between_lines(work):
-    pace = Pace(0.0)
+    pace = WorkPace(0.0)
     if work.load_is_known:
         pace.wait(work.load_s)
     lines = max(40, int(15 * work.period_s / LINE_S))
@@ -79,7 +79,7 @@ def test_time_left_never_doubles_or_halves_between_lines(work):
 
 @given(works)
 def test_time_left_is_near_the_truth_after_a_while(work):
-    pace = Pace(0.0)
+    pace = WorkPace(0.0)
     pace.wait(work.load_s)
     lines = max(60, int(20 * work.period_s / LINE_S))
     found = shown(work, pace, lines)[-5:]
@@ -88,7 +88,7 @@ def test_time_left_is_near_the_truth_after_a_while(work):
 
 def test_pace_of_the_demo_is_steady():
     """Two devices with batches of eight claims, 5 s and 8 s each. The rate once read 1.0, 2.0, 1.1."""
-    pace, done, left, arrivals = Pace(0.0), 0, [], sorted([*range(5, 200, 5), *range(8, 200, 8)])
+    pace, done, left, arrivals = WorkPace(0.0), 0, [], sorted([*range(5, 200, 5), *range(8, 200, 8)])
     for now in range(10, 200, 10):
         while arrivals and arrivals[0] <= now:
             pace.add(8, float(arrivals.pop(0)))
@@ -101,7 +101,7 @@ def test_pace_of_the_demo_is_steady():
 
 
 def test_rate_falls_when_nothing_comes():
-    pace = Pace(0.0)
+    pace = WorkPace(0.0)
     for second in range(1, 61):
         pace.add(10, float(second))
     assert abs(pace.per_second(60.0) - 10) < 0.5
@@ -111,7 +111,7 @@ def test_rate_falls_when_nothing_comes():
 
 
 def test_nothing_is_said_before_the_first_burst_is_complete():
-    pace = Pace(0.0)
+    pace = WorkPace(0.0)
     assert pace.left_s(10, 5.0) is None
     pace.wait(60.0)
     pace.add(8, 100.0)

@@ -1,0 +1,68 @@
+"""The keeper of a detached run: starts the program, waits for its end, and writes its exit status down.
+
+    python -m stoker.manager.cli.run_keeper RUN_FOLDER COMMAND...
+
+It leads a session of its own (setsid), so neither a closed terminal nor Ctrl-C reaches it. The program ignores SIGHUP,
+as under `nohup`. The keeper passes SIGTERM and SIGINT on to the program. If the keeper is killed, the program goes on,
+and its exit status stays unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from stoker import locks
+from stoker.manager.cli.runs import DetachedRun, RunEnd, RunFile
+from stoker.manager.executor.standing import RUN
+from stoker.whole_files import write_whole
+
+
+def main(arguments: list[str]) -> int:
+    """Keep one run. Returns its exit status."""
+    run, command = DetachedRun(Path(arguments[0])), arguments[1:]
+    lock = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    locks.take(lock)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    blocked = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    began_at = time.time()
+    program = subprocess.Popen(
+        [sys.executable, "-m", "stoker.manager.cli.entry", *command],
+        env={**os.environ, RUN: str(run.path), "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked),
+    )
+
+    def forward(number: int, frame: object) -> None:
+        del frame
+        program.send_signal(number)
+
+    for number in blocked:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+    facts = RunFile(
+        name=run.name,
+        command=("stoker", *command),
+        folder=os.getcwd(),
+        host=socket.gethostname(),
+        machine=locks.machine(),
+        pid=program.pid,
+        pid_started=locks.started(program.pid),
+        began_at=began_at,
+    )
+    write_whole(run.file, msgspec.json.encode(facts), sync=True)
+    code = program.wait()
+    status = code if code >= 0 else 128 - code
+    write_whole(run.end_file, msgspec.json.encode(RunEnd(status, time.time())), sync=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

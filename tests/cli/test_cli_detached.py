@@ -1,0 +1,277 @@
+"""`stoker run --detach`: programs that outlive their terminal, what is said of them, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import Result
+from polling import PATIENCE_S, polls
+
+from stoker.manager.cli import runs
+from stoker.manager.cli.runs import DetachedRun, RunEnd, RunFile, named_run
+
+Stoker = Callable[..., Result]
+
+WAITS = """
+import os, sys, time
+print("began", *sys.argv[1:], flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+print("done", flush=True)
+sys.exit(3)
+"""
+
+
+def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def until(true: Callable[[], object]) -> None:
+    assert any(true() for _ in polls(PATIENCE_S))
+
+
+@pytest.fixture
+def waits(tmp_path: Path) -> Iterator[Path]:
+    """A program that ends, with exit status 3, when there is a file `go`."""
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS)
+    yield program
+    (tmp_path / "go").touch()
+    for run in runs.known_runs():
+        facts = run.facts
+        if run.is_alive_here() and facts is not None:
+            os.kill(facts.pid, signal.SIGKILL)
+        until(lambda run=run: not run.is_running())
+
+
+def detach(*arguments: str) -> DetachedRun:
+    """A detached run that has begun to print."""
+    before = {run.name for run in runs.known_runs()}
+    done = command("run", "--detach", *arguments)
+    assert done.returncode == 0, done.stderr
+    (run,) = [run for run in runs.known_runs() if run.name not in before]
+    until(lambda: "began" in run.log.read_text())
+    return run
+
+
+def test_a_detached_run_is_followed_to_its_exit_status(waits: Path, tmp_path: Path) -> None:
+    done = command("run", "--detach", "waits.py", "--epochs", "3")
+    run = named_run("waits-1")
+    assert run is not None
+    assert run.facts is not None
+    first, *ways = done.stdout.splitlines()
+    assert first.startswith(f"waits-1 runs on {run.facts.host} (pid {run.facts.pid}) and goes on when you log out")
+    assert str(run.log) in first
+    assert [" ".join(way.split()[:4]) for way in ways] == [
+        "follow stoker logs waits-1", "attach stoker attach waits-1", "stop stoker down waits-1",
+    ]  # fmt: skip
+    attached = subprocess.Popen(
+        [sys.executable, "-m", "stoker.manager.cli.entry", "attach", "waits-1"], stdout=subprocess.PIPE, text=True
+    )
+    assert attached.stdout is not None
+    assert attached.stdout.readline() == "began --epochs 3\n"
+    (tmp_path / "go").touch()
+    assert attached.communicate(timeout=PATIENCE_S)[0] == "done\n"
+    assert attached.returncode == 3
+    again = command("attach", "waits-1")
+    assert (again.stdout, again.returncode) == ("began --epochs 3\ndone\n", 3)
+    assert "waits-1: exit status 3 after" in again.stderr
+
+
+def test_ctrl_c_leaves_an_attached_run_running(waits: Path) -> None:
+    run = detach("waits.py")
+    attached = subprocess.Popen(
+        [sys.executable, "-m", "stoker.manager.cli.entry", "attach", run.name],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert attached.stdout is not None
+    assert attached.stdout.readline() == "began\n"
+    attached.send_signal(signal.SIGINT)
+    _, err = attached.communicate(timeout=PATIENCE_S)
+    assert f"{run.name} goes on; stoker attach {run.name} shows it again" in err
+    assert attached.returncode == 0
+    assert run.is_running()
+
+
+def test_a_run_survives_hangups_and_the_end_of_its_shell(waits: Path, tmp_path: Path) -> None:
+    line = f"{sys.executable} -m stoker.manager.cli.entry run --detach waits.py; kill -HUP 0; kill -9 0"
+    subprocess.run(["bash", "-c", line], start_new_session=True, capture_output=True, timeout=120, check=False)
+    run = named_run("waits-1")
+    assert run is not None
+    until(lambda: "began" in run.log.read_text())
+    assert run.facts is not None
+    program = psutil.Process(run.facts.pid)
+    keeper = program.parent()
+    assert keeper is not None
+    assert os.getsid(program.pid) == os.getsid(keeper.pid) == keeper.pid
+    program.send_signal(signal.SIGHUP)
+    keeper.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    until(lambda: run.end)
+    assert run.log.read_text() == "began\ndone\n"
+    assert run.state() == "exit status 3"
+
+
+def test_down_ends_a_run_as_ctrl_c_does(waits: Path) -> None:
+    run = detach("waits.py")
+    done = command("down", run.name)
+    assert done.stdout == f"{run.name} was stopped: exit status 143 (ended by signal 15)\n"
+    assert command("down", run.name).stdout == f"{run.name} is over: exit status 143 (ended by signal 15)\n"
+
+
+def test_a_killed_program_has_an_exit_status(waits: Path) -> None:
+    run = detach("waits.py")
+    assert run.facts is not None
+    os.kill(run.facts.pid, signal.SIGKILL)
+    until(lambda: run.end)
+    assert run.state() == "exit status 137 (ended by signal 9)"
+    assert command("attach", run.name).returncode == 137
+
+
+def test_a_run_without_its_keeper_goes_on_and_says_so_at_its_end(waits: Path) -> None:
+    run = detach("waits.py")
+    assert run.facts is not None
+    program = psutil.Process(run.facts.pid)
+    keeper = program.parent()
+    assert keeper is not None
+    keeper.kill()
+    until(lambda: not keeper.is_running() or keeper.status() == psutil.STATUS_ZOMBIE)
+    assert run.is_running()
+    program.kill()
+    until(lambda: not run.is_running())
+    attached = command("attach", run.name)
+    assert attached.returncode == 1
+    words = "ended without an exit status (killed, or its host was restarted)"
+    assert f"{run.name}: {words}" in attached.stderr
+    assert words in command("sessions").stdout
+
+
+def test_a_run_of_before_a_restart_is_not_running(tmp_path: Path) -> None:
+    run = runs.new_run("", what="long.py")
+    facts = RunFile(run.name, ("stoker", "run", "long.py"), "/", "n1", "another boot/pid:[1]", os.getpid(), 1, 0.0)
+    run.file.write_bytes(runs.msgspec.json.encode(facts))
+    run.lock.touch()
+    assert not run.is_running()
+    assert "without an exit status" in run.title(now=100.0)
+
+
+def test_runs_are_listed_and_shown(stoker: Stoker, waits: Path, tmp_path: Path) -> None:
+    run = detach("--name", "nightly", "waits.py")
+    assert run.name == "nightly"
+    listed = stoker("sessions").output
+    assert "detached runs\n  nightly  running  for " in listed
+    assert "stoker run waits.py" in listed
+    (one,) = json.loads(stoker("sessions", "--json").output)["runs"]
+    assert (one["run"], one["running"], one["status"]) == ("nightly", True, None)
+    assert stoker("logs", "nightly").output == "began\n"
+    assert stoker("status", "nightly").output.startswith("nightly  running  for ")
+    assert "has loaded no session yet" in str(stoker("calls", "nightly").exception)
+    assert "detached runs are known by their names: nightly" in str(stoker("attach").exception)
+    (tmp_path / "go").touch()
+    until(lambda: not run.is_running())
+    assert "nightly  exit status 3  ended " in stoker("sessions").output
+    assert stoker("sessions", "--prune", "--older", "0 s").exit_code == 0
+    assert named_run("nightly") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--detach"], "--detach needs a program or an application"),
+        (["--detach", "nosuch.py"], "nosuch.py: cannot be run: No such file or directory"),
+        (["--detach", "embd"], "did you mean embed?"),
+        (["--detach", "embed", "--nosuch"], "No such option"),
+        (["--name", "a", "waits.py"], "write --detach too"),
+        (["--detach", "--name", "a/b", "waits.py"], "is not a name"),
+        (["--detach", "waits.py", "--session", "zz"], "no session 'zz' on this machine"),
+    ],
+)
+def test_what_cannot_be_detached_is_refused(stoker: Stoker, waits: Path, arguments: list[str], words: str) -> None:
+    result = stoker("run", *arguments)
+    assert words in (str(result.exception) if result.exit_code == 1 else result.output)
+    assert result.exit_code != 0
+    assert runs.known_runs() == []
+
+
+def test_detach_behind_the_program_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "quick.py").write_text("import sys; print(sys.argv[1:])\n")
+    done = command("run", "quick.py", "--detach")
+    assert done.stdout == "['--detach']\n"
+    assert "to detach it write stoker run --detach quick.py" in done.stderr
+
+
+def test_a_name_is_given_once_and_near_names_are_told(stoker: Stoker, waits: Path) -> None:
+    run = detach("--name", "nightly", "waits.py")
+    assert "there is a run nightly (running); choose another name" in str(
+        stoker("run", "--detach", "--name", "nightly", "waits.py").exception
+    )
+    for name in ("attach", "status", "down"):
+        assert str(stoker(name, "nigtly").exception).endswith("did you mean the run nightly?")
+    run.end_file.write_bytes(runs.msgspec.json.encode(RunEnd(0, 1.0)))
+    assert run.state() == "exit status 0"
+
+
+def test_a_program_that_fails_at_once_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise SystemExit('no model here')\n")
+    done = command("run", "--detach", "fails.py")
+    if done.returncode == 0:  # a busy machine: it took longer than `--detach` waits
+        done = command("attach", "fails-1")
+        assert done.stdout == "no model here\n"
+    else:
+        assert done.stderr == "run fails-1 ended at once: exit status 1\n  no model here\n"
+    assert done.returncode == 1
+
+
+PROGRAM = """
+import os, time
+import stoker
+
+def work(item):
+    while not os.path.exists(GO):
+        time.sleep(0.02)
+    return item
+
+if __name__ == "__main__":
+    with stoker.load(progress=False) as session:
+        print("began", session.id, flush=True)
+        print(list(stoker.map(work, range(4))), flush=True)
+"""
+
+
+def test_commands_find_the_session_of_a_run(stoker: Stoker, tmp_path: Path) -> None:
+    (tmp_path / "works.py").write_text(PROGRAM.replace("GO", repr(str(tmp_path / "go"))))
+    run = detach("works.py")
+    until(lambda: run.session)
+    session = run.log.read_text().split()[1]
+    assert f"\nsession {session} · up " in stoker("status", run.name).output
+    assert stoker("calls", run.name).exit_code == 0
+    (tmp_path / "go").touch()
+    assert command("attach", run.name).stdout == f"began {session}\n[0, 1, 2, 3]\n"
+
+
+def test_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "works.py").write_text(PROGRAM.replace("GO", repr(str(tmp_path / "go"))))
+    run = detach("works.py")
+    until(lambda: run.session)
+    assert run.facts is not None
+    os.kill(run.facts.pid, signal.SIGKILL)
+    until(lambda: run.end)
+
+    def left() -> list[str]:
+        found = []
+        for process in psutil.process_iter(["cmdline", "status"]):
+            words = process.info["cmdline"] or []
+            if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(tmp_path) in word for word in words):
+                found.append(" ".join(words))
+        return found
+
+    until(lambda: not left())

@@ -1,0 +1,78 @@
+"""Maps report their lengths, so the manager knows what is still to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.builders import Cluster, recipe
+
+from stoker.manager.core.events import ClientGone
+from stoker.manager.core.maps import MOST_MAPS
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.show_status import render
+
+Make = Callable[..., Cluster]
+
+
+def report(number: int = 1, *, name: str = "verify", context: str = "bare", **how: int | bool) -> say.MapReport:
+    return say.MapReport(number, name, context, **how)  # type: ignore[arg-type]
+
+
+def line_of_maps(c: Cluster) -> str:
+    (line,) = [line for line in render(c.status()) if line.startswith("  maps")]
+    return " ".join(line.split())
+
+
+def test_a_session_is_done_when_its_maps_are(cluster: Make) -> None:
+    c = cluster(pilots=2).tell("ana", report(total=100, unsent=95)).calls(5).ready()
+    c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0)
+    assert c.status().left_s == 98.0, "3 calls that are here and 95 others, of 2 s each, on two libraries"
+    c.tell("ana", report(total=100, unsent=95, over=True))
+    assert c.status().left_s == 3.0
+    assert c.status().maps == ()
+
+
+def test_a_map_has_progress_and_a_forecast_of_its_own(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(1).ready().tell("ana", report(total=1000, done=200, kept=200, unsent=790))
+    for number in range(1, 61):
+        c.wait(1).tell("ana", report(total=1000, done=200 + 2 * number, kept=200, unsent=790 - 2 * number))
+    (found,) = c.status().maps
+    assert (found.function, found.total, found.done, found.kept) == ("verify", 1000, 320, 200)
+    assert abs(found.rate - 2.0) < 0.2
+    assert abs(found.left_s - 340) < 40
+    assert line_of_maps(c).startswith("maps verify 320 of 1,000 (200 kept by earlier runs) 2.0/s about 5 min")
+
+
+def test_without_a_length_there_is_no_forecast(cluster: Make) -> None:
+    c = cluster(pilots=2).tell("ana", report(done=2)).calls(5).ready()
+    c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0)
+    assert c.status().left_s == 0.0
+    assert line_of_maps(c) == "maps verify 2 done its length is unknown, so there is no forecast"
+    assert "done in" not in render(c.status())[0]
+
+
+def test_a_map_of_another_context_leaves_a_forecast_alone(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a")).calls(5, context="a").ready()
+    c.tell("ana", report(total=100, unsent=95, context="b"), report(2, context="b"))
+    c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0)
+    assert c.status().left_s == 3.0
+
+
+def test_the_maps_of_a_program_that_is_gone_are_not_shown(cluster: Make) -> None:
+    c = cluster(pilots=1).client("bob").tell("bob", report(total=10)).tell("ana", report(total=20))
+    assert [each.total for each in c.status().maps] == [20, 10]
+    c.event(ClientGone("bob"))  # type: ignore[arg-type]
+    assert [each.total for each in c.status().maps] == [20]
+
+
+def test_a_report_that_cannot_be_is_refused(cluster: Make) -> None:
+    c = cluster().tell("ana", report(total=-2))
+    assert "total is -2" in c.hears("ana", to_client.Rejected).reason
+    assert c.status().maps == ()
+
+
+def test_only_so_many_open_maps_are_remembered(cluster: Make) -> None:
+    c = cluster().tell("ana", *(report(number, total=number) for number in range(MOST_MAPS + 1)))
+    totals = [each.total for each in c.status().maps]
+    assert (len(totals), totals[0]) == (MOST_MAPS, 1)
