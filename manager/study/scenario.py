@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import difflib
 import enum
-import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -53,6 +52,7 @@ import msgspec
 from stoker.config import read_unit
 from stoker.config_errors import explain, parse_toml
 from stoker.config_lines import line_of
+from stoker.decoding import read_text
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import impossible, nearest
 from stoker.manager.sim.families import contexts_named
@@ -60,7 +60,7 @@ from stoker.manager.sim.workload import Workload, contexts_of
 from stoker.manager.sim.world import NO_TIME, Rate, World
 from stoker.manager.study import overrides, step_profiles
 from stoker.manager.study.overrides import Override
-from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
+from stoker.site import Duration, Name, absolute_policy, check_policy_name, policy_file
 from stoker.units import parse_rate
 
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -144,8 +144,8 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
     return parse_scenario(text, file=str(path), folder=path.absolute().parent, changes=changes)
 
