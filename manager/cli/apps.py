@@ -14,9 +14,11 @@ from typing import Any
 
 import click
 
-from stoker.errors import StokerError
+from stoker.errors import SessionError, StokerError
 from stoker.manager.cli import entry_points, programs
+from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.executor.standing import JOINS
+from stoker.manager.protocol.session import find_session
 
 
 class FromEntryPoints(click.Group):
@@ -68,19 +70,26 @@ class Apps(FromEntryPoints):
         return super().resolve_command(ctx, args)
 
 
+_SESSION = "stoker.manager.cli.apps.session"
+_SESSION_HELP = "Join a session that is up (stoker up) instead of starting one."
+
+
 def with_session(command: click.Command) -> click.Command:
     """An application's command that takes `--session` too: what it loads then is the session that is named."""
     if any(parameter.name == "session" for parameter in command.params) or command.callback is None:
         return command
     inner = command.callback
-    about = "Join a session that is up (stoker up) instead of starting one."
-    command.params.append(click.Option(["--session"], metavar="ID", help=about))
+    command.params.append(click.Option(["--session"], metavar="ID", help=_SESSION_HELP))
 
     @functools.wraps(inner)
     def call(*args: Any, session: str | None = None, **options: Any) -> Any:
+        session = session or click.get_current_context().meta.get(_SESSION)
         if session and options.get("site"):
             raise click.UsageError("--session and --site say different things; give one")
         if session:
+            wait_for_begun(session)
+            if over := find_session(session).over():  # one line here, and a traceback of the program later
+                raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists those that are up")
             os.environ[JOINS] = session
         return inner(*args, **options)
 
@@ -102,8 +111,11 @@ def _program(path: Path) -> click.Command:
 
 
 @click.group(cls=Apps, short_help="Run an application, or a program of your own.")
-def run() -> None:
+@click.option("--session", metavar="ID", help=_SESSION_HELP)
+@click.pass_context
+def run(context: click.Context, /, *, session: str | None) -> None:
     """Run an application (stoker run APP --help says what it takes), or a program of your own: stoker run ./my_app.py.
 
     With --session ID it joins a session that is up, as long as it names no site itself.
     """
+    context.meta[_SESSION] = session

@@ -96,7 +96,7 @@ def keep(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Ga
         call.note(call.sent_at, f"sent to {place_of(holder)}")
     if outcome.printed is not None:
         printed = outcome.printed
-        call.note(now, f"printed {printed.path}:{printed.start}-{printed.end}")
+        call.note(now, f"printed {printed.path}:{printed.start}-{printed.end} (bytes)")
     if outcome.ok:
         call.note(now, f"ended with a result after {outcome.run_s:.3f} s in its function")
     elif failure is None:
