@@ -67,7 +67,8 @@ def load(
 
     Without a site: this machine. `session` joins one that is up (`stoker up`) instead, by its id or folder, and leaves
     it up at the end; so does the environment variable STOKER_SESSION where no site is named.
-    While its calls wait for a first pilot it says why, now and then; `progress=False`: it does not.
+    While its calls wait for a first pilot it says why, now and then; with `progress=False` it says only that the
+    session's journal cannot be written, or that its manager does not answer.
     `options` go to `parsl.config.Config`; sessions keep their folders in `run_dir`.
     In a notebook, without `with`: `session = stoker.load()`, and `session.stop()` at the end.
     Raises SessionError when a session is loaded already or cannot start, ConfigError for a wrong site or option.
