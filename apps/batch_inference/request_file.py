@@ -17,7 +17,7 @@ import msgspec
 from stoker.apps.common.openai.bodies import Note, read_body
 from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint, RequestRefused
 from stoker.datafile import Line, read_lines
-from stoker.decoding import UNREADABLE
+from stoker.decoding import UNREADABLE, why_not_json
 from stoker.errors import ConfigError
 
 _FIELDS = ("custom_id", "method", "url", "body")
@@ -149,7 +149,7 @@ def _object(data: bytes) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(data)
     except UNREADABLE as error:
-        raise RequestRefused(f"is not JSON: {error}", code="invalid_json_line") from None
+        raise RequestRefused(f"is not JSON: {why_not_json(data, error)}", code="invalid_json_line") from None
     if not isinstance(fields, dict):
         raise RequestRefused("must be a JSON object", code="invalid_json_line")
     return fields

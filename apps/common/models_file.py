@@ -29,6 +29,7 @@ import msgspec
 import stoker
 from stoker.config import Duration, Size
 from stoker.contexts import Recipe
+from stoker.decoding import read_text
 from stoker.errors import ConfigError
 from stoker.toml_files import read_struct
 
@@ -88,10 +89,10 @@ class _ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_models(path: Path) -> dict[str, ModelSettings]:
     """The models of a file. Raises ConfigError, which names the line and the setting."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; docs/serve.md shows one", file=str(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
     return parse_models(text, file=str(path), folder=path.absolute().parent)
 

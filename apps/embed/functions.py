@@ -61,12 +61,17 @@ def embed_texts(model: TextEmbedder, request: EmbedRequest) -> EmbeddedTexts:
                 [vector], count = _vectors(model, request, (text,))
             except ValueError as error:
                 vector, count = b"", 0
-                errors.append(str(error).replace("text 0 ", "the text ", 1) or type(error).__name__)
+                errors.append(_for_the_command(str(error)) or type(error).__name__)
             else:
                 errors.append("")
             vectors.append(vector)
             tokens += count
     return EmbeddedTexts(request.number, vectors, errors, tokens, time.perf_counter() - begun)
+
+
+def _for_the_command(error: str) -> str:
+    """Return a model's error in terms of the command's options."""
+    return error.replace("text 0 ", "the text ", 1).replace("truncate=True", "--truncate")
 
 
 def _vectors(model: TextEmbedder, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], int]:

@@ -24,6 +24,7 @@ import msgspec
 
 from stoker.apps.fact_verification.claims import LABELS, Claim, Label
 from stoker.datafile import read_rows
+from stoker.decoding import read_text
 from stoker.errors import ConfigError
 from stoker.toml_files import parse_toml, refuse_unknown
 
@@ -86,13 +87,11 @@ def _tables(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         return [(row.place, row.fields) for row in read_rows(path)]
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text: {error}", file=str(path)) from None
     whole = parse_toml(text, file=str(path))
     refuse_unknown(whole, ["prompts"], file=path, where="top")
     tables = whole.get("prompts", [])

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from stoker.apps.common.openai.request import Endpoint, RequestRefused
+from stoker.decoding import why_not_json
 
 _FIELDS = ("endpoint", "input_file_id", "completion_window", "metadata")
 _UNSUPPORTED = {"output_expires_after": "files are removed after 30 days"}
@@ -26,7 +27,7 @@ def read_batch(data: bytes) -> AskedBatch:
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestRefused(f"the body is not JSON: {error}", code="invalid_json") from None
+        raise RequestRefused(f"the body is not JSON: {why_not_json(data, error)}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise RequestRefused("the body must be a JSON object", code="invalid_json")
     for name, value in body.items():

@@ -12,6 +12,7 @@ import msgspec
 
 from stoker.apps.common.openai.bodies import Note, read_body
 from stoker.apps.common.openai.request import ApiRequest, Endpoint, RequestRefused
+from stoker.decoding import why_not_json
 
 _OWN = ("n", "stream", "stream_options")
 _MOST_CHOICES = 128
@@ -65,7 +66,7 @@ def _decoded(data: bytes) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestRefused(f"the body is not JSON: {error}", code="invalid_json") from None
+        raise RequestRefused(f"the body is not JSON: {why_not_json(data, error)}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise RequestRefused("the body must be a JSON object", code="invalid_json")
     return body

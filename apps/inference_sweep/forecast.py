@@ -6,4 +6,9 @@ from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.options import SweepOptions
 from stoker.planning import Work
 
-WORK = Work(app=APP, function="stoker.apps.inference_sweep.functions:generate", inputs=1000, inputs_per_call=SweepOptions().batch_size)
+WORK = Work(
+    app=APP,
+    function="stoker.apps.inference_sweep.functions:generate",
+    inputs=1000,
+    inputs_per_call=SweepOptions().batch_size,
+)

@@ -34,6 +34,7 @@ from typing import Any
 import msgspec
 
 from stoker.apps.common.data_rows import DataRows, check_rows
+from stoker.decoding import read_text
 from stoker.errors import ConfigError
 from stoker.toml_files import parse_toml, refuse_unknown
 
@@ -117,13 +118,11 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
     Raises ConfigError naming file, table and key; unknown keys with the nearest that exists.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text: {error}", file=str(path)) from None
     whole = parse_toml(text, file=str(path))
     refuse_unknown(whole, ["data", "id", "models", "prompts", "parameters"], file=path, where="top")
     models = [

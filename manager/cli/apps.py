@@ -15,10 +15,11 @@ from typing import Any
 
 import click
 
-from stoker.errors import StokerError
+from stoker.errors import SessionError, StokerError
 from stoker.manager.cli import console, entry_points, programs
+from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.executor.standing import JOINS
-from stoker.manager.protocol.session import find_session as named_session
+from stoker.manager.protocol.session import find_session
 
 
 class FromEntryPoints(click.Group):
@@ -67,9 +68,12 @@ class Apps(FromEntryPoints):
         name, command, arguments = self.resolve_command(ctx, given)
         assert name is not None
         assert command is not None
-        _check_before_detaching(command.make_context(name, arguments, parent=ctx), name)
+        session = ctx.params.get("session")
+        below = command.make_context(name, arguments, parent=ctx)
+        _check_before_detaching(name, session=below.params.get("session") or session)
         detaching = importlib.import_module("stoker.manager.cli.detaching")
-        detaching.start(given, name=ctx.params["name"], what=name)
+        before = ["--session", session] if session else []
+        detaching.start([*before, *given], name=ctx.params["name"], what=name)
         return None
 
     def resolve_command(
@@ -88,19 +92,26 @@ class Apps(FromEntryPoints):
         return super().resolve_command(ctx, args)
 
 
+_SESSION = "stoker.manager.cli.apps.session"
+_SESSION_HELP = "Join a session that is up (stoker up) instead of starting one."
+
+
 def with_session(command: click.Command) -> click.Command:
     """An application's command that takes `--session` too: what it loads then is the session that is named."""
     if any(parameter.name == "session" for parameter in command.params) or command.callback is None:
         return command
     inner = command.callback
-    about = "Join a session that is up (stoker up) instead of starting one."
-    command.params.append(click.Option(["--session"], metavar="ID", help=about))
+    command.params.append(click.Option(["--session"], metavar="ID", help=_SESSION_HELP))
 
     @functools.wraps(inner)
     def call(*args: Any, session: str | None = None, **options: Any) -> Any:
+        session = session or click.get_current_context().meta.get(_SESSION)
         if session and options.get("site"):
             raise click.UsageError("--session and --site say different things; give one")
         if session:
+            wait_for_begun(session)
+            if over := find_session(session).over():  # one line here, and a traceback of the program later
+                raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists those that are up")
             os.environ[JOINS] = session
         return inner(*args, **options)
 
@@ -123,19 +134,21 @@ def _program(path: Path) -> click.Command:
     return program
 
 
-def _check_before_detaching(context: click.Context, name: str) -> None:
+def _check_before_detaching(name: str, *, session: str | None) -> None:
     """Raise for what the detached process would fail with at once: a program that cannot be read, a session that is not
     there."""
     if programs.is_program(name):
         programs.read_program(Path(name))
-    if session := context.params.get("session"):
-        named_session(str(session))
+    if session:
+        find_session(session)
 
 
 @click.group(cls=Apps, short_help="Run an application, or a program of your own.")
+@click.option("--session", metavar="ID", help=_SESSION_HELP)
 @click.option("--detach", is_flag=True, help="Run it in a process that goes on when you log out.")
 @click.option("--name", metavar="NAME", default="", help="What a detached run is called. [the program's name-NUMBER]")
-def run(*, detach: bool, name: str) -> None:
+@click.pass_context
+def run(context: click.Context, /, *, session: str | None, detach: bool, name: str) -> None:
     """Run an application (stoker run APP --help says what it takes), or a program of your own: stoker run ./my_app.py.
 
     With --session ID it joins a session that is up, as long as it names no site itself.
@@ -144,3 +157,4 @@ def run(*, detach: bool, name: str) -> None:
     it to its end, stoker down NAME stops it, and stoker sessions lists all with their exit status.
     """
     del detach, name  # `Apps.invoke` has acted on them
+    context.meta[_SESSION] = session

@@ -22,7 +22,7 @@ _EXAMPLE = "k3v9"
 """Stands for the id of the session, which a dry run does not have."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class SlurmVerdict(msgspec.Struct, frozen=True):
     """Slurm's answer to a script in words; `refused` is None if Slurm could not be asked."""
 
     words: str
@@ -55,7 +55,7 @@ def show(site: Site, *, place: str = "") -> DryRunLines:
     return DryRunLines((*lines, f"# site {site.name}: {verdict.words}"), refused=verdict.refused is True)
 
 
-def ask_slurm(site: Site) -> Verdict:
+def ask_slurm(site: Site) -> SlurmVerdict:
     """Ask Slurm whether it would take a block of this site, without submitting one."""
     _, text = _script(site, "")
     return _judge(site, text)
@@ -68,11 +68,11 @@ def _script(site: Site, place: str) -> tuple[SessionFolder, str]:
     return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=detached.python_path())
 
 
-def _judge(site: Site, script: str) -> Verdict:
+def _judge(site: Site, script: str) -> SlurmVerdict:
     from stoker.manager.factory.submitting import is_not_now  # loads Parsl, which takes a while
 
     if shutil.which("sbatch") is None:
-        return Verdict("Slurm was not asked whether it takes this: no sbatch on the PATH of this host")
+        return SlurmVerdict("Slurm was not asked whether it takes this: no sbatch on the PATH of this host")
     with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as folder:
         path = Path(folder) / "script.sh"
         path.write_text(script, errors="surrogateescape")
@@ -81,9 +81,9 @@ def _judge(site: Site, script: str) -> Verdict:
                 ["sbatch", "--test-only", path.name]
             )
         except BatchTrouble as trouble:
-            return Verdict(f"Slurm could not be asked whether it takes this: {trouble}")
+            return SlurmVerdict(f"Slurm could not be asked whether it takes this: {trouble}")
     words = said.words.removeprefix("sbatch: ")
     if said.code and is_not_now(words):
-        return Verdict(f"Slurm could not be asked whether it takes this: {words}")
+        return SlurmVerdict(f"Slurm could not be asked whether it takes this: {words}")
     refused = said.code != 0
-    return Verdict(f"Slurm {'refuses' if refused else 'would take'} this: {words}", refused)
+    return SlurmVerdict(f"Slurm {'refuses' if refused else 'would take'} this: {words}", refused)

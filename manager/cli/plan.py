@@ -105,7 +105,9 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
     if len(found) > 1:
         names = "".join(f"\n  {_shortest(each)}" for each in found[:_OFFERED])
         more = f"\n  and {len(found) - _OFFERED} more" if len(found) > _OFFERED else ""
-        raise ConfigError(f"several programs have a function {app}; name one of them, the last that ran first:{names}{more}")
+        raise ConfigError(
+            f"several programs have a function {app}; name one of them, the last that ran first:{names}{more}"
+        )
     if found:
         return found[0]
     names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *entry_points.names(entry_points.FORECASTS)]

@@ -80,7 +80,9 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
         with contextlib.suppress(SessionError):  # one that cannot be read hides no other
             found, its_over = _story_in(folder, subject)
             if found.found:
-                console.note(f"{subject} is not in session {_id(chosen)}; this is session {_id(folder)} ({folder.path})")
+                console.note(
+                    f"{subject} is not in session {_id(chosen)}; this is session {_id(folder)} ({folder.path})"
+                )
                 return folder, found, its_over
             searched.append(folder)
     if len(searched) > 1:

@@ -54,7 +54,9 @@ def record_runs(manager: Manager) -> None:
     unrecorded, manager.state.unrecorded = manager.state.unrecorded, {}
     for cost in unrecorded:
         for kind, (count, seconds, items) in cost.by_kind.items():
-            manager.out.append(RecordRuns(cost.recipe, cost.function.measured_as, kind, int(count), seconds, int(items)))
+            manager.out.append(
+                RecordRuns(cost.recipe, cost.function.measured_as, kind, int(count), seconds, int(items))
+            )
         cost.by_kind = {}
 
 

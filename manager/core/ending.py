@@ -96,7 +96,7 @@ def keep(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Ga
         call.note(call.sent_at, f"sent to {place_of(holder)}")
     printed = outcome.printed or (failure.printed if failure is not None else None)
     if printed is not None and printed.end != printed.start:
-        call.note(now, f"printed {printed.path}:{printed.start}-{printed.end or ''}")
+        call.note(now, f"printed {printed.path}:{printed.start}-{printed.end or ''} (bytes)")
     if outcome.ok:
         call.note(now, f"ended with a result after {outcome.run_s:.3f} s in its function")
     elif failure is None:

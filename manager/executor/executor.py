@@ -85,7 +85,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     - `working_dir`: where calls run; a pilot makes the folder if it is missing (default: the program's folder; on a pilot
       that does not see it a folder of the call's own, which is cleared after it).
     - `drain_s`: how long a block that is scaled in may go on with the calls that it runs.
-    - `progress`: whether it says by itself why no pilot is there yet (see `wait_notices`).
+    - `progress`: whether it says by itself what calls wait for (see `wait_notices`). A journal that cannot be written
+      and a manager that does not answer are said in any case.
     - `block_error_handler`: as Parsl's; True is described above, False ignores failed blocks.
 
     Resource specifications take the keys of `stoker.manager.executor.wants.KEYS`.
@@ -141,7 +142,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.working_dir = os.fspath(working_dir) if working_dir is not None else None
         self.storage_access = storage_access
         self.drain_s = drain_s
-        self._news = self._make_notices() if progress else None
+        self._news = self._make_notices(faults_only=not progress)
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
@@ -189,8 +190,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         """What is known of the functions that were called."""
         return self._preparer
 
-    def _make_notices(self) -> WaitNotices:
+    def _make_notices(self, *, faults_only: bool) -> WaitNotices:
         return WaitNotices(
+            faults_only=faults_only,
             ask=self.ask_status,
             calls_wait=lambda: self.outstanding() > 0,
             journal_trouble=lambda: self._link.journal_trouble if self._link is not None else "",
@@ -221,8 +223,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             raise
         garbage.calm()
         self._calm = True
-        if self._news is not None:
-            self._news.start()
+        self._news.start()
 
     def _start_session(self) -> None:
         self.folder = SessionFolder(Path(self.run_dir) / self.label)
@@ -246,8 +247,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self._stopped or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
             return
         self._stopped = True
-        if self._news is not None:
-            self._news.stop()
+        self._news.stop()
         if self._calm:
             garbage.restore()
         if not self._joins:

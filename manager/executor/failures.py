@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +67,8 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
     error = payloads.load_exception(_bytes(end.payload, end))
     if isinstance(error, Exception):
         error.add_note(_where(end, session))
+        if advice := _about_names(error):
+            error.add_note(advice)
         if isinstance(error, StopIteration | StopAsyncIteration):
             text = f"call {show_call(end.call)} raised {error!r}, which would end the loop that takes its result"
             raise RuntimeError(text) from error  # as Python does for generators
@@ -78,6 +82,26 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
         kind=kind,
         traceback=text,
     ) from error.__cause__
+
+
+_NO_NAME = re.compile(
+    r"Can't pickle .*?(?:attribute lookup (\S+) on|the same object as (\S+)|local object '?([^\s']+))"
+    r"|Can't get (?:local )?(?:attribute|object) '?([^\s']+)"
+)
+"""What pickle says of functions and classes that it cannot find by their names."""
+
+
+def _about_names(error: Exception) -> str:
+    """Return what to do if processes that a call started could not find a function by its name; else empty."""
+    found = _NO_NAME.search(str(error)) if isinstance(error, pickle.PicklingError | AttributeError) else None
+    if found is None:
+        return ""
+    name = next(filter(None, found.groups())).rpartition(".")[2]
+    return (
+        f"pickle, which multiprocessing uses, finds {name} by its module and name only, and in a library the program's"
+        f" own functions have no module. Import it inside the call from a file next to the program (from helpers import"
+        f" {name}), use threads, or let each item be a call of its own: stoker.map"
+    )
 
 
 def _where(end: CallEnd, session: str) -> str:

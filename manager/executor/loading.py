@@ -38,6 +38,7 @@ from stoker.manager.executor.questions import wait_for_answer
 from stoker.manager.executor.retries import retry_cost
 from stoker.manager.executor.standing import JOINS, RUN
 from stoker.manager.executor.stream import interrupt_open
+from stoker.manager.executor.tracebacks import hide_own_frames
 from stoker.manager.executor.wants import read_wants
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.show_status import calls_in_words
@@ -67,12 +68,14 @@ def load(
 
     Without a site: this machine. `session` joins one that is up (`stoker up`) instead, by its id or folder, and leaves
     it up at the end; so does the environment variable STOKER_SESSION where no site is named.
-    While its calls wait for a first pilot it says why, now and then; `progress=False`: it does not.
+    While its calls wait for a first pilot it says why, now and then; with `progress=False` it says only that the
+    session's journal cannot be written, or that its manager does not answer.
     `options` go to `parsl.config.Config`; sessions keep their folders in `run_dir`.
     In a notebook, without `with`: `session = stoker.load()`, and `session.stop()` at the end.
     Raises SessionError when a session is loaded already or cannot start, ConfigError for a wrong site or option.
     """
     global _current
+    hide_own_frames()
     with _lock:
         _refuse_second()
         if site is None and provider is None and session is None:

@@ -39,7 +39,8 @@ class WaitNotices:
 
     `ask` gets the session's status, None if there is no answer. `is_ours` says of a context's key whether calls of this
     program want it. `why_silent` says why a manager that is connected may not answer; empty where it is not connected.
-    `journal_trouble` says why the manager cannot write its journal, without asking; empty while it can.
+    `journal_trouble` says why the manager cannot write its journal, without asking; empty while it can. `faults_only`:
+    of a journal that cannot be written and a manager that does not answer it is told, and of no other wait.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class WaitNotices:
         is_ours: Callable[[str], bool] = lambda _: True,
         why_silent: Callable[[], str] = lambda: "",
         say: Callable[[str], None] | None = None,
+        faults_only: bool = False,
     ) -> None:
+        self._faults_only = faults_only
         self._ask = ask
         self._calls_wait = calls_wait
         self._is_ours = is_ours
@@ -100,6 +103,9 @@ class WaitNotices:
             self._tell_of_silence(now)
             return
         self._silent_at = None
+        if self._faults_only:
+            self._ask_at = now + CHECK_SELDOM_S
+            return
         slow = _slowest_load(status)
         able = any(not device.fault for pilot in status.pilots for device in pilot.devices)
         stuck = next((context.waits_for for context in status.contexts if self._is_stuck(context)), "")

@@ -52,6 +52,7 @@ import msgspec
 from stoker.config import read_unit
 from stoker.config_errors import explain, parse_toml
 from stoker.config_lines import line_of
+from stoker.decoding import read_text
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import impossible, nearest
 from stoker.manager.sim.families import contexts_named
@@ -143,8 +144,8 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
     return parse_scenario(text, file=str(path), folder=path.absolute().parent, changes=changes)
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from stoker.contexts.step_times import StepTimes
+from stoker.decoding import why_not_json
 from stoker.errors import ConfigError
 
 
@@ -26,12 +27,13 @@ def read_into(data: dict[str, Any], folder: Path) -> None:
 def read_profile(path: Path) -> StepTimes:
     """The step times of a file, which holds a whole profile or `times` alone. Raises ConfigError."""
     try:
-        found = msgspec.json.decode(path.read_bytes())
+        data = path.read_bytes()
+        found = msgspec.json.decode(data)
         times = msgspec.convert(found.get("times", found) if isinstance(found, dict) else found, StepTimes)
     except OSError as error:
         raise ConfigError(f"times: {path}: cannot be read: {error.strerror}", file=str(path), key="times") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        problem = f"times: {path}: is no profile that stoker profile --json has written: {error}"
+        problem = f"times: {path}: is no profile that stoker profile --json has written: {why_not_json(data, error)}"
         raise ConfigError(problem, file=str(path), key="times") from None
     if not times.prefill or not times.decode or not times.is_sound():
         problem = f"times: {path}: has no sound step times: prefill and decode, each [tokens, length, seconds, count]"

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from stoker.decoding import HEAD_BYTES, other_format, wrong_byte
 from stoker.errors import ConfigError
 
 _WHOLE = re.compile(r"\s*[0-9]{1,18}\s*")
@@ -113,11 +114,14 @@ def show_path(path: Path) -> str:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """The file's bytes, unpacked if it is gzipped."""
+    """Open a text file as bytes, unpacked if it is gzipped. Raises ConfigError for another format, and OSError."""
     file = path.open("rb")
-    packed = file.read(2) == b"\x1f\x8b"
+    head = file.read(HEAD_BYTES)
     file.seek(0)
-    if not packed:
+    if not head.startswith(b"\x1f\x8b"):
+        if what := other_format(head):
+            file.close()
+            raise ConfigError(f"{show_path(path)}: {what}", file=str(path))
         return file
     file.close()
     return gzip.open(path, "rb")  # type: ignore[return-value]
@@ -127,8 +131,8 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[str]:
     for number, raw in enumerate(file, start=1):
         try:
             yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise wrong(path, number, "", "is not UTF-8 text") from None
+        except UnicodeDecodeError as error:
+            raise wrong(path, number, "", wrong_byte(error.start + 1, raw[error.start])) from None
 
 
 def _rows(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:

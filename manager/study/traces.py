@@ -29,6 +29,7 @@ from typing import assert_never
 
 import msgspec
 
+from stoker.decoding import not_utf8
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.workload import Trace, TraceFormat, Workload, arrivals
@@ -281,6 +282,8 @@ def _functions(path: Path) -> list[_TracedFunction]:
         problem, _, where = str(error).partition(" - at `$")
         raise ConfigError(f"{show_path(path)}: {where.rstrip('`') or 'the file'}: {problem}", file=str(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if where := not_utf8(text):
+            raise ConfigError(f"{show_path(path)}: {where}", file=str(path)) from None
         found = re.search(r"\(byte (\d+)\)", str(error))
         line = text.count(b"\n", 0, int(found[1])) + 1 if found else 1
         raise wrong(path, line, "", f"is not JSON: {error}") from None

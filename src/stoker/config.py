@@ -76,6 +76,7 @@ import msgspec
 
 from stoker.config_errors import explain, parse_toml
 from stoker.config_lines import line_of
+from stoker.decoding import read_text
 from stoker.errors import ConfigError, UnitError
 from stoker.site import (
     POLICY_NAMES,
@@ -127,10 +128,10 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
     if not os.fspath(site):
         raise ConfigError("site: '' names no site file; leave it out for this machine, or write a file's path")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file{_near_file(path)}", file=str(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
     return _with_absolute_paths(parse_site(text, file=str(path)), path.parent)
 

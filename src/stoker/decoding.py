@@ -1,14 +1,21 @@
-"""What decoders raise for bytes that they cannot read.
+"""Bytes that cannot be read as what they should be: what decoders raise, and what to tell the user about the file.
 
 msgspec raises more than its DecodeError: UnicodeDecodeError (a ValueError) for text that is not UTF-8, RecursionError
 for values nested too deep, MemoryError and OverflowError for a length that no machine has. So does `json`.
+
+A decoder's own words seldom help. msgspec says "invalid character (byte 0)" of a file in UTF-16 and of a packed one,
+and gives the position of a wrong byte within a string and not within the file.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
-__all__ = ["UNREADABLE"]
+from stoker.errors import ConfigError
+
+__all__ = ["UNREADABLE", "read_text", "why_not_json"]
 
 UNREADABLE = (
     msgspec.DecodeError,
@@ -18,3 +25,87 @@ UNREADABLE = (
     OverflowError,
 )
 """Every exception that a decoder of msgspec or of `json` raises for damaged bytes."""
+HEAD_BYTES = 256
+"""Bytes from the beginning of a file that `other_format` needs."""
+_TO_UTF8 = "save it as UTF-8 (iconv -f {} -t UTF-8 OLD > NEW)"
+_UTF16 = f"is UTF-16 text, and must be UTF-8; {_TO_UTF8.format('UTF-16')}"
+_FORMATS = {
+    b"\xff\xfe\x00\x00": f"is UTF-32 text, and must be UTF-8; {_TO_UTF8.format('UTF-32')}",
+    b"\xff\xfe": _UTF16,
+    b"\xfe\xff": _UTF16,
+    b"\x1f\x8b": "is packed with gzip; {gzip}",
+    b"\xfd7zXZ\x00": "is packed with xz; {xz}",
+    b"BZh": "is packed with bzip2; unpack it (bunzip2)",
+    b"\x28\xb5\x2f\xfd": "is packed with zstd; unpack it (unzstd)",
+    b"PK\x03\x04": "is a zip archive (an Excel workbook is one too); unpack it, or export it as text",
+    b"PAR1": "is a Parquet file; {parquet}",
+    b"ARROW1": "is an Arrow file; {arrow}",
+    b"%PDF-": "is a PDF; give the data as text",
+    b"SQLite format 3\x00": "is an SQLite database; export it as text",
+}
+_ADVICE = {
+    "gzip": "unpack it (gunzip)",
+    "xz": "unpack it (unxz)",
+    "parquet": "text is needed",
+    "arrow": "text is needed",
+}
+_RENAMED = {"gzip": ".gz", "xz": ".xz", "parquet": ".parquet", "arrow": ".arrow"}
+
+
+def other_format(head: bytes, *, renamed: bool = False) -> str:
+    """Return what a file is that should be UTF-8 text, and what to do: `is UTF-16 text, …`. Empty for text.
+
+    Args:
+        head: the first `HEAD_BYTES` of the file.
+        renamed: True if the file is read in that format when its name ends so (`.gz`, `.parquet`).
+    """
+    for magic, what in _FORMATS.items():
+        if head.startswith(magic):
+            advice = {name: f"give its name the ending {end}" for name, end in _RENAMED.items()} if renamed else _ADVICE
+            return what.format_map(advice)
+    pairs = len(head) // 2
+    if pairs >= 2 and any(_is_every_other_zero(head[first : 2 * pairs : 2], pairs) for first in (0, 1)):
+        return _UTF16
+    return "holds binary data, and must be text" if head.count(0) > len(head) // 8 else ""
+
+
+def _is_every_other_zero(half: bytes, pairs: int) -> bool:
+    return half.count(0) > 0.8 * pairs
+
+
+def not_utf8(data: bytes) -> str:
+    """Return where text is not UTF-8, and what to do: `line 3: byte 14 (0xe9) is not UTF-8 …`. Empty for UTF-8."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        place = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
+        return f"line {number}: {wrong_byte(place, data[error.start])}"
+    return ""
+
+
+def wrong_byte(place: int, byte: int) -> str:
+    """Return the sentence about a byte that is not UTF-8; `place` counts from 1 in its line."""
+    return f"byte {place} (0x{byte:02x}) is not UTF-8 text; if it is Latin-1, {_TO_UTF8.format('LATIN1')}"
+
+
+def why_not_json(data: bytes, error: BaseException) -> str:
+    """Return why bytes are not JSON, where a decoder raised `error`: `is not UTF-8 text …`, else the error's words."""
+    what = other_format(data[:HEAD_BYTES])
+    if not what and (where := not_utf8(data)):
+        what = where.removeprefix("line 1: ") if b"\n" not in data.strip() else where
+    return what or str(error)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file, without a byte order mark.
+
+    Raises ConfigError with what the file is instead, or with the line and byte that are not UTF-8; and OSError.
+    """
+    data = path.read_bytes()
+    if what := other_format(data[:HEAD_BYTES]):
+        raise ConfigError(f"{path}: {what}", file=str(path))
+    if where := not_utf8(data):
+        line = int(where.partition(":")[0].removeprefix("line "))
+        raise ConfigError(f"{path}: {where}", file=str(path), line=line)
+    return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")

@@ -1,8 +1,8 @@
 """Sizes and times as people write them: `"4 GB"`, `"90 s"`, `"1h30m"`; and back again, for people to read.
 
-Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A size needs a unit, also as a number of Python: users
-who write `memory=16` mean GB. A text with a duration needs one too; a number of Python is a duration in seconds. Zero
-needs no unit.
+Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A size needs a unit, also as a number of Python:
+users who write `memory=16` mean GB. A text with a duration needs one too; a number of Python is a duration in seconds.
+Zero needs no unit.
 """
 
 from __future__ import annotations

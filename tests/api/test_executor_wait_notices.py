@@ -34,7 +34,7 @@ def status(why: str = "", *, pilots: int = 0, hot: int = 0, **more: object) -> S
 class Desk:
     """A program whose calls wait, and its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, faults_only: bool = False) -> None:
         self.now = 1000.0
         self.here: Status | None = status(PRIORITY.format("11 min"))
         self.waits = True
@@ -50,6 +50,7 @@ class Desk:
             is_ours=self.ours.__contains__,
             why_silent=lambda: self.silence,
             say=self.said.append,
+            faults_only=faults_only,
         )
 
     def _ask(self) -> Status | None:
@@ -266,6 +267,17 @@ def test_a_full_disk_is_said_at_once_and_every_minute_and_nothing_else_until_the
     desk.journal = ""
     assert desk.look(1) == ["the session's journal can be written again: calls and results go on"]
     assert desk.look(FIRST_S) == [f"{PRIORITY.format('11 min')}; more: stoker status k3v9"]
+
+
+def test_without_progress_faults_alone_are_told() -> None:
+    desk = Desk(faults_only=True)
+    desk.journal = FULL
+    assert desk.look(1) == [FULL]
+    desk.journal = ""
+    assert desk.look(1) == ["the session's journal can be written again: calls and results go on"]
+    assert desk.look(3 * AGAIN_S) == [], "why no pilot is there is no fault"
+    desk.here, desk.silence = None, "its manager does not answer"
+    assert desk.look(AGAIN_S) == ["its manager does not answer"]
 
 
 def test_a_program_without_open_calls_is_not_told_of_a_full_disk() -> None:

@@ -82,6 +82,16 @@ def test_a_traceback_shows_the_lines_of_the_cells(notebook):
     remote = failed.error[failed.error.index("in the library") :].split("The above exception")[0]
     assert "return labels[text]  # this line is wanted" in remote
     assert "return label_of(text)  # and this" in remote
+    local = failed.error.split("The above exception")[1]
+    assert "Cell In" in local
+    assert "stoker/manager" not in local
+
+
+def test_an_error_of_an_option_shows_the_cell_alone(notebook):
+    failed = notebook.run("stoker.map(3, [1])")
+    assert "ConfigError" in failed.error or "SpecificationError" in failed.error, failed.error
+    assert "stoker.map(3, [1])" in failed.error
+    assert "manager/executor" not in failed.error
 
 
 def test_a_loader_of_a_cell_that_fails_shows_its_line(notebook):

@@ -48,7 +48,8 @@ def took_s(folder: Path, inputs: int) -> float:
 
 
 def planned(folder: Path, inputs: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "stoker.manager.cli.main", "plan", "here.toml", "program.py:nap", "--inputs", str(inputs)]
+    plan = ["plan", "here.toml", "program.py:nap", "--inputs", str(inputs)]
+    command = [sys.executable, "-m", "stoker.manager.cli.main", *plan]
     done = subprocess.run([*command, "--json"], cwd=folder, capture_output=True, text=True, timeout=100, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found

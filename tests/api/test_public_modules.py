@@ -33,7 +33,7 @@ NAMES = {
         "local_path", "model_recipe", "progress", "recipe_of", "saved_state", "scratch", "state_folder",
     },
     "datafile": {"Line", "Row", "digest_file", "read_lines", "read_rows", "text_field", "write_rows"},
-    "decoding": {"UNREADABLE"},
+    "decoding": {"UNREADABLE", "read_text", "why_not_json"},
     "planning": {"Work"},
     "run_folder": {"Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_options", "write_whole"},
     "sessions": {

@@ -85,7 +85,18 @@ def test_an_unknown_application_names_the_nearest(stoker: Stoker) -> None:
     )
 
 
-def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def known_session(folder: Path) -> str:
+    """Register a session that is not over, and return its id."""
+    session = SessionFolder(folder / "known")
+    session.make()
+    session.write(SessionFile("k3v9", 1, "tcp://127.0.0.1:1", "key"))
+    (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
+    (state_folder() / "sessions" / "k3v9").symlink_to(session.path)
+    return "k3v9"
+
+
+def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    known_session(tmp_path)
     seen: list[tuple[str, str | None]] = []
 
     @click.command()
@@ -101,6 +112,8 @@ def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.Monk
     assert both.exit_code == 2
     assert "--session and --site say different things" in both.output
     assert "--session ID" in CliRunner().invoke(cli, ["run", "fact_verification", "--help"]).output
+    unknown = CliRunner().invoke(command, ["--session", "zz"])
+    assert str(unknown.exception).startswith("no session 'zz' on this machine")
 
 
 def test_a_site_that_is_no_path_is_a_config_error() -> None:
@@ -284,6 +297,7 @@ if __name__ == "__main__":
     print(NAME, __file__.endswith("my_app.py"), sys.argv[1:], os.environ.get("STOKER_SESSION"))
     sys.exit(3)
 """
+    known_session(tmp_path)
     ran = run_program(tmp_path, text, "--fast", "a", "--help", "--session", "k3v9", "-n", "2")
     assert ran.stdout.strip() == "helper True ['--fast', 'a', '--help', '-n', '2'] k3v9", ran.stderr
     assert ran.returncode == 3

@@ -67,14 +67,16 @@ def test_what_a_run_costs_is_its_device_hours_at_the_price_of_the_site(stoker: S
     Path(site).write_text(Path(site).read_text().replace("price = 2.0", "price = 200.0"))
     assert costs() == pytest.approx([100 * cost for cost in at_two], rel=0.1)
     Path(site).write_text(Path(site).read_text().replace("price = 200.0\n", ""))
-    assert "  cost " not in stoker("plan", site, "claims.py:verify", "--inputs", "300").output, "nothing is said without a price"
+    shown = stoker("plan", site, "claims.py:verify", "--inputs", "300").output
+    assert "  cost " not in shown, "nothing is said without a price"
 
 
 @pytest.mark.usefixtures("measured")
 def test_a_function_of_ones_own_is_planned_by_its_name(stoker: Stoker, site: str) -> None:
     told = msgspec.json.decode(stoker("plan", site, "claims.py:verify", "--inputs", "50", "--json").output)
     assert told["work"] == {
-        "app": "claims.py:verify", "function": f"{Path.cwd()}/claims.py:verify", "inputs": 50, "inputs_per_call": 1, "measured_per_call": 0
+        "app": "claims.py:verify", "function": f"{Path.cwd()}/claims.py:verify", "inputs": 50,
+        "inputs_per_call": 1, "measured_per_call": 0,
     }  # fmt: skip
     assert told["as_written"]["finish_s"]["p50"] > 9.0
     assert told["price"] == 2.0
@@ -136,7 +138,8 @@ def test_functions_of_one_name_in_two_programs_are_told_apart(stoker: Stoker) ->
     Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
     for program, run_s in (("first.py", 1.0), ("second.py", 9.0)):
         record(f"{Path.cwd().resolve()}/{program}:slow", run_s=run_s)
-        assert f"a call of slow ran {run_s} s on cpu" in stoker("plan", "here.toml", f"{program}:slow", "--inputs", "9").output
+        shown = stoker("plan", "here.toml", f"{program}:slow", "--inputs", "9").output
+        assert f"a call of slow ran {run_s} s on cpu" in shown
     choice = str(stoker("plan", "here.toml", "slow", "--inputs", "9").exception)
     assert "several programs have a function slow; name one of them" in choice
     assert {"  first.py:slow", "  second.py:slow"} <= set(choice.splitlines())

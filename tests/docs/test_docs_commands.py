@@ -44,6 +44,13 @@ NOT_RUN = {
     "make run": "two minutes with a model; tests/apps/test_apps_cli.py runs what it runs, with fewer claims",
     "make test": "this is one of its tests",
     "stoker serve models.toml": "serves until it is stopped; tests/docs/test_docs_serve.py runs it",
+    "make install": "minutes, and what made the environment of this test",
+    ". .venv/bin/activate": "changes the shell of the reader",
+    "stoker doctor": "tests/cli/test_cli_commands.py runs it, and this machine may lack something",
+    "make wheel": "pip fetches setuptools; tests/suite/test_suite_wheel.py makes the wheel without a network",
+    "python3 -m venv stoker-venv": "tests/suite/test_suite_wheel.py runs a program from the wheel in a bare environment",
+    "stoker-venv/bin/pip install stoker-0.1.0-py3-none-any.whl": "the same",
+    "stoker-venv/bin/stoker doctor": "the same",
     "stoker tune submit questions.toml claims.toml hurry.toml": "three tunings of minutes; "
     "tests/apps/test_apps_tuning_submit.py runs it on small jobs",
     "stoker tune status": "shows the jobs of the command above; tests/cli/test_cli_tune.py runs it",

@@ -51,7 +51,7 @@ def wait(number, more):
     time.sleep(0.1)
     return number
 
-session = stoker.load(run_dir=str(runs / "runinfo"))
+session = stoker.load(run_dir=str(runs / "runinfo"), progress=False)
 assert wait(1, b"").result(60) == 1
 with open(runs / "fill", "wb", 0) as file:
     try:

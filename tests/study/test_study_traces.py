@@ -186,7 +186,7 @@ def test_any_workload_is_opened_alike(tmp_path: Path, write: Write) -> None:
         ),
         (TraceFormat.AZURE_LLM, AZURE.replace("15:50", "15:40"), r"line 3: TIMESTAMP: the time goes back, by 5\.68542"),
         (TraceFormat.AZURE_LLM, AZURE.replace(",109", ",1_0"), r"line 3: GeneratedTokens: '1_0' is not a whole number"),
-        (TraceFormat.AZURE_LLM, AZURE.encode() + b"\xff,1,1\n", "line 4: is not UTF-8 text"),
+        (TraceFormat.AZURE_LLM, AZURE.encode() + b"\xff,1,1\n", r"line 4: byte 1 \(0xff\) is not UTF-8 text"),
         pytest.param(TraceFormat.AZURE_LLM, gzip.compress(AZURE.encode())[:-20], "cannot be read", id="half a gzip"),
         (TraceFormat.AZURE_LLM, AZURE + '"open', r"line 4: is not CSV: unexpected end of data"),
         (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import stat
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -16,8 +18,8 @@ OUTSIDE = ("reproduce", "benchmarks", "pervasive/", "infless", "elastic_flow", "
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The files of a wheel that is made of a copy of the sources."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel that is made of a copy of the sources."""
     there = tmp_path_factory.mktemp("sources")
     for name in SOURCES:
         shutil.copytree(
@@ -28,7 +30,13 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     command = [sys.executable, "-c", "from setuptools.build_meta import build_wheel; build_wheel('out')"]
     done = subprocess.run(command, cwd=there, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    [wheel] = (there / "out").glob("*.whl")
+    [made] = (there / "out").glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> list[str]:
+    """The files of the wheel."""
     with zipfile.ZipFile(wheel) as opened:
         return opened.namelist()
 
@@ -44,3 +52,42 @@ def test_it_has_the_product(names: list[str]) -> None:
 
 def test_it_has_no_evaluation_of_a_paper_and_no_baseline(names: list[str]) -> None:
     assert not [name for name in names if any(each in name for each in OUTSIDE)]
+
+
+def test_its_files_are_no_links(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        assert not [each.filename for each in opened.infolist() if stat.S_ISLNK(each.external_attr >> 16)]
+        assert opened.read("stoker/pilot/main.py") == (ROOT / "pilot" / "main.py").read_bytes()
+
+
+FIRST_PROGRAM = """
+import sys
+import stoker
+
+@stoker.app
+def place_of_stoker(number):
+    import stoker
+    return number, stoker.__file__
+
+if __name__ == "__main__":
+    with stoker.load("here.toml"):
+        print(*place_of_stoker(7).result())
+"""
+
+
+def test_it_runs_a_program_in_a_bare_environment(wheel: Path, tmp_path: Path) -> None:
+    """Packages that Stoker needs come from this environment: the test works without a network."""
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    packages = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(bare)}))
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(packages)
+    (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
+    (tmp_path / "program.py").write_text(FIRST_PROGRAM)
+    (tmp_path / "here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\n')
+    ran = subprocess.run(
+        [str(bare / "bin" / "python"), "program.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["7", str(packages / "stoker" / "__init__.py")]

@@ -9,12 +9,12 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
 from stoker.datafile.row import Line, Row, check_columns
-from stoker.decoding import UNREADABLE
+from stoker.decoding import HEAD_BYTES, UNREADABLE, not_utf8, other_format, wrong_byte
 from stoker.errors import ConfigError
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -55,13 +55,26 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
-    match path.suffix.lower():
-        case ".gz":
-            return cast("IO[bytes]", gzip.open(path, "rb"))
-        case ".xz":
-            return lzma.open(path, "rb")
-        case _:
-            return path.open("rb")
+    """Open a text file, packed or not. Raises ConfigError for another format than its name says."""
+    ending = path.suffix.lower()
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    file = openers.get(ending, open)(path, "rb")
+    try:
+        if what := other_format(file.peek(HEAD_BYTES)[:HEAD_BYTES], renamed=ending not in openers):
+            raise ConfigError(f"{path}: {what}", file=str(path))
+    except BaseException as error:
+        file.close()
+        if isinstance(error, gzip.BadGzipFile | lzma.LZMAError) and _is_plain_text(path):
+            problem = f"its name ends in {path.suffix}, and it is plain text; call it {path.stem}"
+            raise ConfigError(f"{path}: {problem}", file=str(path)) from None
+        raise
+    return cast("IO[bytes]", file)
+
+
+def _is_plain_text(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.readline(HEAD_BYTES)
+    return bool(head.strip()) and not other_format(head) and not not_utf8(head)
 
 
 def _open(path: Path, *, errors: str = "strict") -> IO[str]:
@@ -141,7 +154,7 @@ def _not_text(path: Path) -> ConfigError:
                 try:
                     line.encode("utf-8", "surrogateescape").decode("utf-8")
                 except UnicodeDecodeError as error:
-                    where = f"line {number}: is not UTF-8 text ({error.reason} at byte {error.start + 1} of the line)"
+                    where = f"line {number}: {wrong_byte(error.start + 1, error.object[error.start])}"
                     return ConfigError(f"{path}: {where}", file=str(path), line=number)
     except _DAMAGED as error:  # the end is missing, too
         return _damaged(path, error, last=f"line {number}" if number else "")

@@ -48,6 +48,7 @@ import msgspec
 from stoker.config import read_unit
 from stoker.config_errors import explain, parse_toml
 from stoker.config_lines import line_of
+from stoker.decoding import read_text
 from stoker.errors import ConfigError
 from stoker.site import Duration
 from stoker.units import show_seconds
@@ -188,10 +189,10 @@ def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job
     """
     path = Path(path).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", file=str(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
     return parse_job(text, file=str(path), folder=path.absolute().parent, now_s=now_s)
 

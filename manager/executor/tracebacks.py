@@ -1,0 +1,102 @@
+"""Tracebacks of a user's errors without the frames of Stoker.
+
+An error that a call raised, or that Stoker raises about an option, passes through functions of Stoker and of Parsl on
+its way to the user's line. These frames tell the user nothing. After `hide_own_frames`, Python's hook for uncaught
+errors and a notebook show the user's frames alone. An exception that Stoker did not mean to raise is a fault of Stoker:
+its traceback stays whole. So does `error.__traceback__` of an error that the program catches.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import parsl
+
+import stoker
+from stoker.errors import StokerError
+
+OF_A_CALL = "call c-"
+"""How the note begins that Stoker adds to an exception of a call."""
+_OURS = os.path.dirname(os.path.abspath(stoker.__file__)) + os.sep
+_APPS = os.path.join(_OURS, "apps") + os.sep
+_PARSLS = os.path.dirname(os.path.abspath(parsl.__file__)) + os.sep
+
+
+def hide_own_frames() -> None:
+    """Show uncaught errors of the user without the frames of Stoker from now on."""
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(sys.excepthook)
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and not shell.custom_exceptions:  # else the user has a handler of their own
+        shell.set_custom_exc((Exception,), _in_notebook)
+
+
+class _Hook:
+    """A hook for uncaught errors that trims their tracebacks, and leaves the rest to the hook before."""
+
+    def __init__(self, before: Any) -> None:
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        trim(error)
+        self._before(kind, error, error.__traceback__ if trace is not None else None)
+
+
+def _in_notebook(shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: int | None = None) -> None:
+    del trace
+    trim(error)
+    shell.showtraceback((kind, error, error.__traceback__), tb_offset=tb_offset)
+
+
+def trim(error: BaseException) -> None:
+    """Remove the frames of Stoker from the tracebacks of a user's error and of its causes."""
+    for each in _chain(error):
+        if _is_of_user(each):
+            each.__traceback__ = _without_ours(each.__traceback__)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left += [each.__cause__, None if each.__suppress_context__ else each.__context__]
+
+
+def _is_of_user(error: BaseException) -> bool:
+    """True if the error says what the user can do, or was raised by code that is not Stoker's."""
+    notes = getattr(error, "__notes__", ())
+    if isinstance(error, StokerError | KeyboardInterrupt) or any(str(note).startswith(OF_A_CALL) for note in notes):
+        return True
+    frames = [*_frames(error.__traceback__)]
+    return bool(frames) and not _is_ours(frames[-1])
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    frames = [each for each in _frames(trace) if not _is_ours(each) and not _file_of(each).startswith(_PARSLS)]
+    kept: TracebackType | None = None
+    for each in reversed(frames):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept if frames else trace  # a program of Stoker's own
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    file = _file_of(trace)
+    return file.startswith(_OURS) and not file.startswith(_APPS)
+
+
+def _file_of(trace: TracebackType) -> str:
+    return os.path.abspath(trace.tb_frame.f_code.co_filename)
