@@ -50,7 +50,7 @@ class Gateway:
         self._answering = Answering(models, watch, guard, self._metrics, most_bytes=most_bytes)
         self._batches = batches
         self._notes = notes
-        self._batch_routes = BatchRoutes(batches, most_bytes=most_bytes) if batches is not None else None
+        self._batch_routes = BatchRoutes(batches, guard, most_bytes=most_bytes) if batches is not None else None
         self._figures = GatewayFigures(models, watch, site=site)
         self.when_over: Callable[[], None] = lambda: None
         """Called when the session is over: the gateway has nothing to serve from."""

@@ -61,12 +61,13 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
             if options.as_json:
                 screen.json(_place_for_programs(options, port=port, session=loaded.id, models=models))
             notes = GatewayNotes(loaded, models, name=place.folder.name, address=_address(options, port))
+            guard = Guard(keys)
             gateway = Gateway(
-                models, SessionWatch(loaded, models), Guard(keys), site=loaded.executor.site.name,
+                models, SessionWatch(loaded, models), guard, site=loaded.executor.site.name,
                 most_bytes=options.most_bytes,
                 batches=Batches(
                     place.folder / "batches", FileStore(place.folder / "files"), models=options.models.resolve(),
-                    session=loaded.id,
+                    session=loaded.id, guard=guard,
                 ),
                 notes=notes,
             )  # fmt: skip

@@ -354,7 +354,9 @@ def test_a_batch_has_what_its_body_says():
     ("fields", "param", "code"),
     [
         ({"endpoint": {"a": 1}}, "endpoint", "invalid_value"),
-        ({"completion_window": "1h"}, "completion_window", "invalid_value"),
+        ({"completion_window": "0h"}, "completion_window", "invalid_value"),
+        ({"completion_window": "31d"}, "completion_window", "invalid_value"),
+        ({"completion_window": 24}, "completion_window", "invalid_value"),
         ({"input_file_id": None}, "input_file_id", "missing_required_parameter"),
         ({"input_file_id": ["file-1"]}, "input_file_id", "invalid_type"),
         ({"metadata": "x"}, "metadata", "invalid_type"),
