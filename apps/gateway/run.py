@@ -69,7 +69,7 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
                     place.folder / "batches", FileStore(place.folder / "files"), models=options.models.resolve(),
                     session=loaded.id, guard=guard,
                 ),
-                notes=notes,
+                notes=notes, origins=options.origins,
             )  # fmt: skip
             _run(gateway, listener, options)
             if loaded.over is not None:
@@ -151,7 +151,7 @@ def _trouble(models: ServedModels) -> Iterator[str]:
         try:
             model.prepare()
         except TryLater as error:
-            yield f"  warning: {error}; the others are served"
+            yield f"  warning: the model {model.name} cannot be used: {error.why}; the others are served"
 
 
 def _where(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedModels) -> Iterator[str]:
