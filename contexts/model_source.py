@@ -55,6 +55,22 @@ def architectures(source: str) -> tuple[str, ...]:
     return tuple(name for name in named or () if isinstance(name, str) and name.isidentifier())
 
 
+_ENCODERS = (
+    "Albert", "Bert", "Camembert", "Deberta", "DebertaV2", "DistilBert", "Electra", "Ernie", "ModernBert", "MPNet",
+    "NomicBert", "Roberta", "XLMRoberta",
+)  # fmt: skip
+_ENCODERS_END = (
+    "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "EncoderModel",
+)  # fmt: skip
+
+
+def encoder_class(source: str) -> str:
+    """The class of a model folder whose model is an encoder for certain, and writes no text; empty for others."""
+    names = architectures(source)
+    bare = {f"{name}Model" for name in _ENCODERS}
+    return names[0] if names and all(name in bare or name.endswith(_ENCODERS_END) for name in names) else ""
+
+
 def shown_name(path: str) -> str:
     """A short name for people: `SmolLM2-135M` of `models/SmolLM2-135M.Q4_K_M.gguf`."""
     name = Path(path).name or Path(path).parent.name

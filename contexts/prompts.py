@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.contexts import ambient
 from stoker.contexts.inference.written import ModelTexts
+from stoker.contexts.token_text import token_text
 
 Ids = tuple[int, ...]
 
@@ -62,8 +63,8 @@ class PromptReader:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_text(self, token: int) -> str:
-        """One token as text, special or not."""
-        return str(self.tokenizer.decode([token]))
+        """One token as text, special or not; a TokenText where it is part of a character."""
+        return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))
 
     def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
         """Each label's tokens after each prompt: as the two are written together, where the prompt's tokens stay."""

@@ -31,6 +31,7 @@ from stoker.console import Screen, WholeNumber
 @click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
 @click.option("--out", metavar="DIR", default="", help="The run folder. [runs/batch-DATE-TIME]")
 @click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same is there.")
+@click.option("--permits", metavar="FILE", default="", hidden=True)  # a gateway's, with the limits of a key
 @click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def command(
@@ -47,6 +48,7 @@ def command(
     session: str,
     out: str,
     fresh: bool,
+    permits: str,
     json_: bool,
 ) -> None:
     """Answer FILE, an OpenAI batch file, with models of your own: one JSON object a line, with custom_id, method, url
@@ -63,7 +65,7 @@ def command(
         raise click.UsageError("--session and --site say different things; give one")
     options = BatchOptions(
         file=file, models=models, models_file=models_file, max_tokens=max_tokens or 0, engine=engine, site=site,
-        session=session, out=out, fresh=fresh,
+        session=session, out=out, fresh=fresh, permits=permits,
     )  # fmt: skip
     do = check_alone if check else run
     context.exit(do(options, screen=Screen(json_only=json_), json=json_))

@@ -42,6 +42,11 @@ class BatchAnswer(msgspec.Struct, frozen=True):
     packed: bool = False
 
     @property
+    def tokens(self) -> int:
+        """All tokens that were read and written."""
+        return self.read_tokens + sum(choice.prompt_tokens + choice.completion_tokens for choice in self.choices)
+
+    @property
     def read_tokens(self) -> int:
         """Tokens of texts that have vectors."""
         return self.vectors.tokens if self.vectors is not None else 0

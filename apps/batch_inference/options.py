@@ -22,6 +22,8 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     out: str = ""
     fresh: bool = False
+    permits: str = ""
+    """A file that says how many calls may begin (pacing.py)."""
 
     @property
     def path(self) -> Path:

@@ -19,6 +19,7 @@ from stoker.apps.batch_inference import APP
 from stoker.apps.batch_inference.functions import answer, embed, language_model
 from stoker.apps.batch_inference.models import ModelPaths, read_models
 from stoker.apps.batch_inference.options import EXAMPLE, BatchOptions
+from stoker.apps.batch_inference.pacing import Permits, run_paced
 from stoker.apps.batch_inference.request_file import CheckedFile, check_file, read_requests
 from stoker.apps.batch_inference.results import (
     KEY,
@@ -197,7 +198,8 @@ def _infer(
         ask = facts_of(session, set(each))
         total = len(checked.custom_ids)
         with screen.progress(total=total, done=len(log), noun="requests", facts=ask, also="tokens") as progress:
-            for found in run_calls(jobs, keep_errors=True):
+            permits = options.permits
+            for found in run_paced(jobs, Permits(Path(permits))) if permits else run_calls(jobs, keep_errors=True):
                 if isinstance(found, FailedCall):
                     if found.item < 0:
                         raise found.error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,10 +70,11 @@ class DataRows(msgspec.Struct, frozen=True):
 
 
 def check_rows(
-    path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], limit: int = 0, empty_means: str = ""
-) -> DataRows:
+    path: Path, *, column: str, wanted: Mapping[str, Sequence[str]], limit: int = 0, empty_means: str = "",
+    texts: bool = False,
+) -> DataRows:  # fmt: skip
     """Check the first `limit` rows of a file (0: all). `wanted`: the columns that are wanted, by what wants them
-    (`the prompt one`). `empty_means`: what an empty cell comes to, for its note.
+    (`the prompt one`); with `texts` each is text or empty. `empty_means`: what an empty cell comes to, for its note.
 
     Raises ConfigError for a file without rows, a row without a name or with the name of an earlier one, and a row
     without a column that is wanted.
@@ -84,7 +86,7 @@ def check_rows(
         item = _item_of(row, path=path, column=column)
         if column:
             _refuse_twice(names, item, row, path=path, column=column)
-        _check_columns(row, wanted, empty, path=path)
+        _check_columns(row, wanted, empty, path=path, texts=texts)
         text = _text_of(item)
         digest.update(b", " + text if checksums else text)
         checksums.append(zlib.crc32(text))
@@ -145,9 +147,10 @@ def _refuse_twice(names: dict[str, int], item: DataItem, row: Row, *, path: Path
 
 
 def _check_columns(
-    row: Row, wanted: Mapping[str, Sequence[str]], empty: Mapping[str, _EmptyCells], *, path: Path
+    row: Row, wanted: Mapping[str, Sequence[str]], empty: Mapping[str, _EmptyCells], *, path: Path, texts: bool
 ) -> None:
-    """Note the empty cells of a row. Raise ConfigError if the row lacks a column that is wanted."""
+    """Note the empty cells of a row. Raise ConfigError if the row lacks a column that is wanted, and with `texts` if
+    such a column has something else than text."""
     for who, columns in wanted.items():
         for name in columns:
             if name not in row.fields:
@@ -157,5 +160,19 @@ def _check_columns(
                     file=str(path), line=row.number, key=name,
                 )  # fmt: skip
     for name, cells in empty.items():
-        if row.fields[name] in (None, ""):
+        value = row.fields[name]
+        if is_empty(value):
             cells.add(row.place)
+        elif texts and not isinstance(value, str):
+            raise ConfigError(
+                f"{path}: {row.place}: {name} must be text, and is {value!r:.40}; name another column with"
+                f" {' and '.join(who for who, columns in wanted.items() if name in columns)}",
+                file=str(path), line=row.number, key=name,
+            )  # fmt: skip
+
+
+def is_empty(value: Any) -> bool:
+    """True for a cell without a value: null, NaN (as some tables write null), and text of nothing but spaces."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and math.isnan(value))

@@ -4,7 +4,7 @@
 path = "models/small"       a folder or file as `causal_lm` and `encoder` take it; it counts from this file
 kind = "chat"               or "embedding"
 engine = "auto"             what writes: "continuous", "static", "transformers", "vllm"
-dtype = "auto"
+dtype = "auto"              "float32", "bfloat16", "float16", or "fp32", "bf16", "fp16"
 memory = "4 GB"             host memory and device memory that it may take; left out: measured
 device_memory = "8 GB"
 ttft = "1 s"                objectives: the time to the first token, and for each further one
@@ -28,11 +28,12 @@ import msgspec
 
 import stoker
 from stoker.config import Duration, Size
-from stoker.contexts import Recipe
+from stoker.contexts import Recipe, dtype_named, encoder_class
 from stoker.decoding import read_text
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, RecipeError
 from stoker.toml_files import read_struct
 
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 _ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 
 
@@ -76,6 +77,10 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("path is empty; name a folder or a file")
         if self.engine not in _ENGINES:
             raise ValueError(f"engine = {self.engine!r} is not available; there are {', '.join(_ENGINES)}")
+        try:
+            dtype_named(self.dtype, what="dtype")
+        except RecipeError:
+            raise ValueError(f"dtype = {self.dtype!r} is not available; there are {', '.join(_DTYPES)}") from None
         if self.kind is ModelKind.EMBEDDING and self.engine != "auto":
             raise ValueError("engine is for models that write; an embedding model has none")
         if self.max is not None and self.min > self.max:
@@ -102,7 +107,15 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
     found = read_struct(text, _ModelsFile, file=file).models
     if not found:
         raise ConfigError(f"{file}: names no model; write [models.NAME] and its path", file=file)
-    return {name: _placed(settings, folder) for name, settings in found.items()}
+    models = {name: _placed(settings, folder) for name, settings in found.items()}
+    for name, settings in models.items():
+        if settings.kind is ModelKind.CHAT and (encoder := encoder_class(settings.path)):
+            raise ConfigError(
+                f'{file}: [models.{name}] {settings.path} is an encoder ({encoder}), which writes no text; write kind ='
+                ' "embedding"',
+                file=file, key="kind",
+            )  # fmt: skip
+    return models
 
 
 def recipe_of(settings: ModelSettings) -> Recipe:

@@ -50,23 +50,35 @@ class EmbeddedTexts(msgspec.Struct, frozen=True):
 def embed_texts(model: TextEmbedder, request: EmbedRequest) -> EmbeddedTexts:
     """The vectors of some texts. A text that the model cannot take costs no other its vector."""
     begun = time.perf_counter()
+    # Some tokenizers put tokens around nothing, and their models would make a vector of them.
+    there = [text for text in request.texts if text]
     try:
-        vectors, tokens = _vectors(model, request, request.texts)
+        vectors, tokens = _vectors(model, request, there) if there else ([], 0)
         errors = [""] * len(vectors)
     except ValueError:
-        # The model refuses all texts of a call for one of them: which one, each alone tells.
-        vectors, errors, tokens = [], [], 0
-        for text in request.texts:
-            try:
-                [vector], count = _vectors(model, request, (text,))
-            except ValueError as error:
-                vector, count = b"", 0
-                errors.append(_for_the_command(str(error)) or type(error).__name__)
-            else:
-                errors.append("")
-            vectors.append(vector)
-            tokens += count
-    return EmbeddedTexts(request.number, vectors, errors, tokens, time.perf_counter() - begun)
+        vectors, errors, tokens = _one_by_one(model, request, there)
+    found = iter(zip(vectors, errors, strict=True))
+    pairs = [next(found) if text else (b"", "the row has no text") for text in request.texts]
+    return EmbeddedTexts(
+        request.number, [vector for vector, _ in pairs], [error for _, error in pairs], tokens,
+        time.perf_counter() - begun,
+    )  # fmt: skip
+
+
+def _one_by_one(model: TextEmbedder, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], list[str], int]:
+    """The vectors, the errors and the tokens of texts, one of which the model has refused: each alone tells which."""
+    vectors, errors, tokens = [], [], 0
+    for text in texts:
+        try:
+            [vector], count = _vectors(model, request, (text,))
+        except ValueError as error:
+            vector, count = b"", 0
+            errors.append(_for_the_command(str(error)) or type(error).__name__)
+        else:
+            errors.append("")
+        vectors.append(vector)
+        tokens += count
+    return vectors, errors, tokens
 
 
 def _for_the_command(error: str) -> str:

@@ -18,7 +18,7 @@ import msgspec
 import stoker
 from stoker import encoder
 from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
-from stoker.apps.common.data_rows import DataItem, DataRows, check_rows
+from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empty
 from stoker.apps.common.hints import command, count, say_kept
 from stoker.apps.embed import APP
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
@@ -27,7 +27,6 @@ from stoker.apps.embed.results import KEY, first_error, make_records, write_npy,
 from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import Recipe
-from stoker.errors import ConfigError
 from stoker.run_folder import RecordLog, open_run, read_options
 from stoker.sessions import ContextFacts, facts_of
 from stoker.units import show_seconds
@@ -69,7 +68,10 @@ def run(
     """
     options = resolve(read_options(resume, app=APP) if resume else {}, given)
     recipe = encoder(options.model, dtype=options.dtype)
-    rows = check_rows(Path(options.data), column=options.id, wanted={"--text": (options.text,)}, limit=options.limit)
+    rows = check_rows(
+        Path(options.data), column=options.id, wanted={"--text": (options.text,)}, limit=options.limit,
+        empty_means="these rows get an error, and no vector", texts=True,
+    )  # fmt: skip
     load_site(options.site or None)  # a wrong site file is said before there is a run folder
     folder = open_run(
         Path("runs"),
@@ -157,10 +159,10 @@ def _infer(
 def _requests(
     options: EmbedOptions, rows: DataRows, log: RecordLog, *, sent: dict[int, tuple[str, ...]]
 ) -> Iterator[EmbedRequest]:
-    """The calls that are still to be made; `sent` keeps the ids of each. Raises ConfigError for what is no text."""
+    """The calls that are still to be made; `sent` keeps the ids of each."""
     missing = (item for item in rows if (item.id,) not in log)
     for number, batch in enumerate(in_batches(missing, options.batch_size)):
-        texts = tuple(_text(item, options.text, file=rows.path) for item in batch)
+        texts = tuple(_text(item, options.text) for item in batch)
         sent[number] = tuple(item.id for item in batch)
         yield EmbedRequest(
             number=number, texts=texts, pooling=options.pooling, normalize=options.normalize,
@@ -168,15 +170,10 @@ def _requests(
         )  # fmt: skip
 
 
-def _text(item: DataItem, column: str, *, file: Path) -> str:
-    """The text of a row; empty for a row without one, which the model may refuse."""
+def _text(item: DataItem, column: str) -> str:
+    """The text of a row; empty for a row without one, which gets an error in place of a vector."""
     value = item.fields[column]
-    if value is None or isinstance(value, str):
-        return value or ""
-    raise ConfigError(
-        f"{file}: {item.place}: {column} must be text, and is {value!r:.40}; name another column with --text",
-        file=str(file), key=column,
-    )  # fmt: skip
+    return "" if is_empty(value) else str(value)
 
 
 def _write(path: Path, kind: str, rows: DataRows, *, log: RecordLog, failed: RecordLog) -> None:

@@ -6,6 +6,7 @@ import itertools
 import random
 from pathlib import Path
 
+from stoker.apps.common.data_rows import is_empty
 from stoker.contexts import token_counter
 from stoker.datafile import Row, read_rows
 from stoker.errors import ConfigError
@@ -36,7 +37,7 @@ def sample_texts(path: Path, column: str, *, seed: int = 1) -> list[str]:
 
 def _text(row: Row, column: str, *, path: Path) -> str:
     value = row.fields.get(column)
-    if value is None and column in row.fields:
+    if column in row.fields and is_empty(value):
         return ""
     if not isinstance(value, str):
         what = f"is {value!r:.40}" if column in row.fields else f"is missing (the row has {', '.join(row.fields)})"

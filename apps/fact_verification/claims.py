@@ -11,10 +11,10 @@ import hashlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from stoker.apps.common.data_rows import is_empty
 from stoker.datafile import Row, read_rows, text_field
 from stoker.errors import ConfigError
 
@@ -103,19 +103,26 @@ def _claim(row: Row, *, file: Path) -> Claim:
             file=str(file), line=row.number, key="label",
         )  # fmt: skip
     name = row.fields.get("id")
-    if name is None or name == "":
+    if is_empty(name):
         name = row.number
     if not isinstance(name, str | int):
         raise ConfigError(
             f"{file}: {row.place}: id must be a number or text, and is {name!r:.40}",
             file=str(file), line=row.number, key="id",
         )  # fmt: skip
-    return Claim(id=str(name), claim=text, label=label, evidence=_evidence(row.fields.get("evidence")), place=row.place)
+    return Claim(id=str(name), claim=text, label=label, evidence=_evidence(row, file=file), place=row.place)
 
 
-def _evidence(value: Any) -> str:
+def _evidence(row: Row, *, file: Path) -> str:
+    """The evidence of a row; empty without one. Raises ConfigError for what is neither text nor a list."""
+    value = row.fields.get("evidence")
+    if is_empty(value):
+        return ""
     if isinstance(value, str):
         return value.strip()
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return " ".join(value).strip()
-    return ""
+    if isinstance(value, list):
+        return " ".join(value).strip() if all(isinstance(part, str) for part in value) else ""
+    raise ConfigError(
+        f"{file}: {row.place}: evidence must be text or a list of texts, and is {value!r:.40}",
+        file=str(file), line=row.number, key="evidence",
+    )  # fmt: skip

@@ -31,8 +31,8 @@ class Admission:
         await self._watch.recent(model)
         if trouble := self._watch.journal_trouble:
             raise TryLater(
-                f"the session takes no requests just now: {trouble}",
-                type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S,
+                "the session takes no requests just now: its journal cannot be written; the gateway's log says why",
+                type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S, why=trouble,
             )  # fmt: skip
         prefers = _WAITS.search(request.headers.get("prefer", ""))
         waits_s = float(prefers[1]) if prefers else 0.0

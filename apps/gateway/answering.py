@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import secrets
 import time
 
@@ -16,17 +16,16 @@ from stoker.apps.common.openai.writing import Choice
 from stoker.apps.gateway.admission import Admission
 from stoker.apps.gateway.calls import all_pieces, joined_pieces
 from stoker.apps.gateway.chunks import Chunks
+from stoker.apps.gateway.failure_log import log, log_failure
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.guard import Caller, Guard
 from stoker.apps.gateway.metrics import GatewayMetrics
 from stoker.apps.gateway.served import ServedModel, ServedModels
 from stoker.apps.gateway.streaming import RunningRequest, StreamedAnswer
 from stoker.apps.gateway.watch import SessionWatch
-from stoker.apps.gateway.wire import EventStream, JSONAnswer, JSONParts, read_body, unless_gone
-from stoker.apps.gateway.wishes import Asked, read_asked
+from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, JSONParts, read_body, unless_gone
+from stoker.apps.gateway.wishes import Asked, read_asked, tokens_asked
 from stoker.units import show_seconds
-
-log = logging.getLogger("stoker.gateway")
 
 
 class Answering:
@@ -65,6 +64,10 @@ class Answering:
             if asked.stream:
                 return await self._stream(request, asked, model, name=name, running=running)
             response = await unless_gone(request, self._whole(asked, model, name=name, running=running))
+        except (ClientLeft, asyncio.CancelledError) as error:
+            running.count_tokens(tokens_asked(asked))
+            running.leave(error)
+            raise
         except BaseException as error:
             running.end(error)
             raise
@@ -100,8 +103,9 @@ class Answering:
         running.figures.await_first_token(is_hot=self._watch.last(model).hot > 0)
         pieces = joined_pieces(model.app(in_pieces=True), asked.choices)
         answer = StreamedAnswer(
-            pieces, chunks, running, waits_for=lambda: self._waits_for(model), is_hot=lambda: self._is_hot(model)
-        )
+            pieces, chunks, running, waits_for=lambda: self._waits_for(model), is_hot=lambda: self._is_hot(model),
+            failed=lambda error: log_failure(error, request),
+        )  # fmt: skip
         try:
             await unless_gone(request, answer.begin())
         except BaseException:
@@ -119,13 +123,13 @@ class Answering:
         return (await self._watch.facts(model)).hot > 0
 
     async def _waits_for(self, model: ServedModel) -> str:
-        """Why a stream has not begun, in words."""
+        """Why a stream has not begun, in words. Hosts, jobs and folders stay here."""
         facts = await self._watch.facts(model)
-        if trouble := self._watch.journal_trouble:
-            return trouble.replace("\n", " ")
+        if self._watch.journal_trouble:
+            return "the session's journal cannot be written just now"
         if facts.loading:
             about = f" of about {show_seconds(facts.load_s)}" if facts.load_s else ""
             return f"loading {model.name}: {show_seconds(facts.loading_s)}{about}"
         if not facts.hot:
-            return f"loading {model.name}{': ' + facts.waits_for if facts.waits_for else ''}"
+            return f"loading {model.name}"
         return f"{model.name}: {facts.queued} requests wait, {facts.running} run"

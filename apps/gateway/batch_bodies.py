@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -11,15 +12,20 @@ from stoker.decoding import why_not_json
 
 _FIELDS = ("endpoint", "input_file_id", "completion_window", "metadata")
 _UNSUPPORTED = {"output_expires_after": "files are removed after 30 days"}
+_WINDOW = re.compile(r"([0-9]{1,3})([hd])")
+_LONGEST_WINDOW_S = 30 * 86_400
 _MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
 class AskedBatch(msgspec.Struct, frozen=True):
-    """A batch that is asked for. `metadata` comes back with it and means nothing here."""
+    """A batch that is asked for. `metadata` comes back with it and means nothing here. It expires after `window_s`
+    seconds."""
 
     endpoint: str
     input_file_id: str
     metadata: dict[str, str] | None = None
+    completion_window: str = "24h"
+    window_s: int = 86_400
 
 
 def read_batch(data: bytes) -> AskedBatch:
@@ -39,13 +45,22 @@ def read_batch(data: bytes) -> AskedBatch:
     known = [each.value for each in Endpoint]
     if endpoint not in known:
         raise _refused("endpoint", f"must be one of {', '.join(known)}", "invalid_value")
-    if body.get("completion_window") != "24h":
-        raise _refused("completion_window", "must be 24h", "invalid_value")
+    window = body.get("completion_window")
+    window_s = _window_s(window)
     if file is None:
         raise _refused("input_file_id", "is missing", "missing_required_parameter")
     if not isinstance(file, str):
         raise _refused("input_file_id", "must be a text", "invalid_type")
-    return AskedBatch(endpoint, file, _metadata(body.get("metadata")))
+    return AskedBatch(endpoint, file, _metadata(body.get("metadata")), window, window_s)
+
+
+def _window_s(value: Any) -> int:
+    """The seconds of a window such as `24h` or `7d`."""
+    found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
+    seconds = int(found[1]) * (3600 if found[2] == "h" else 86_400) if found else 0
+    if not 0 < seconds <= _LONGEST_WINDOW_S:
+        raise _refused("completion_window", "must be 24h, or other hours or days up to 30d", "invalid_value")
+    return seconds
 
 
 def _metadata(value: Any) -> dict[str, str] | None:

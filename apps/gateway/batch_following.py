@@ -37,6 +37,8 @@ class FollowedBatch:
         """The same, if an earlier gateway started it."""
         self.given: dict[str, str] = {}
         """The files of answers that are stored already: their ids by name."""
+        self.pacing: asyncio.Task[None] | None = None
+        """Lets its requests begin, where its key has limits."""
         self._hurried = asyncio.Event()
 
     @property

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from stoker.apps.common.openai.request import RequestRefused
 from stoker.apps.gateway.batch_bodies import read_batch
 from stoker.apps.gateway.batches import Batches, GatewayBatch
-from stoker.apps.gateway.guard import Caller
+from stoker.apps.gateway.guard import Caller, Guard
 from stoker.apps.gateway.uploads import StoredFile, read_upload
 from stoker.apps.gateway.wire import JSONAnswer, read_body
 
@@ -28,9 +28,10 @@ Handler = Callable[[Request, Caller], Awaitable[Response]]
 class BatchRoutes:
     """Answers what is asked of files and batches. Each caller sees those of its own key."""
 
-    def __init__(self, batches: Batches, *, most_bytes: int) -> None:
+    def __init__(self, batches: Batches, guard: Guard, *, most_bytes: int) -> None:
         self._files = batches.files
         self._batches = batches
+        self._guard = guard
         self._most_bytes = most_bytes
 
     def routes(self, guarded: Callable[[Handler], Callable[[Request], Awaitable[Response]]]) -> list[Route]:
@@ -73,6 +74,7 @@ class BatchRoutes:
 
     async def _begin(self, request: Request, caller: Caller) -> Response:
         asked = read_batch(await read_body(request, most=self._most_bytes))
+        self._guard.begin(caller, limits=caller.limits.rates).end()
         return JSONAnswer((await self._batches.add(asked, owner=caller.name)).body)
 
     async def _list_batches(self, request: Request, caller: Caller) -> Response:

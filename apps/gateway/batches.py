@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import re
 import secrets
 import shutil
@@ -21,13 +22,29 @@ from typing import Any
 import msgspec
 
 from stoker.apps.common.openai.request import RequestRefused
+from stoker.apps.gateway.batch_answers import count_answers, for_client, keep_answers
 from stoker.apps.gateway.batch_bodies import AskedBatch
 from stoker.apps.gateway.batch_following import FollowedBatch, find_process
+from stoker.apps.gateway.batch_pace import BatchPace
+from stoker.apps.gateway.guard import Guard
+from stoker.apps.gateway.limits import KeyLimits
 from stoker.apps.gateway.uploads import KEPT_S, FileStore
+
+log = logging.getLogger("stoker.gateway")
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
 _DAY_S = 86400
-_OPEN, _ENDS = ("in_progress", "cancelling"), ("completed", "failed", "cancelled")
+_OPEN, _ENDS = ("in_progress", "finalizing", "cancelling"), ("completed", "failed", "expired", "cancelled")
+_CUT_SHORT = {
+    "cancelling": ("cancelled", "batch_cancelled", "the batch was cancelled before this request was answered"),
+    "finalizing": ("expired", "batch_expired", "the batch's time was over before this request was answered"),
+    "in_progress": ("failed", "batch_failed", "the batch failed before this request was answered"),
+}
+"""What a batch comes to that ends before all its requests have answers, and what it says of the others."""
+_WINDOW_LOOK_S = 30.0
+_LOG = "results.jsonl.part"
+"""In the run folder: the answers of a batch that has not ended."""
+_KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
 _ENDED_WELL = (0, 1)
 """What `stoker batch` returns once its files are written: 1 if some requests have no answer."""
 
@@ -53,6 +70,8 @@ class GatewayBatch(msgspec.Struct):
     problem: str = ""
     pid: int = 0
     waits: str = ""
+    completion_window: str = "24h"
+    window_s: int = _DAY_S
 
     @property
     def body(self) -> dict[str, Any]:
@@ -61,12 +80,12 @@ class GatewayBatch(msgspec.Struct):
         problem = {"code": code, "message": message, "line": None, "param": None}
         ends = {f"{end}_at": self.ended_at if self.status == end else None for end in _ENDS}
         return {
-            "id": self.id, "object": "batch", "endpoint": self.endpoint, "completion_window": "24h",
+            "id": self.id, "object": "batch", "endpoint": self.endpoint, "completion_window": self.completion_window,
             "errors": {"object": "list", "data": [problem]} if message else None, "status": self.status,
             "input_file_id": self.input_file_id, "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id, "created_at": self.created_at, "in_progress_at": self.created_at,
-            "expires_at": self.created_at + _DAY_S, "cancelling_at": self.cancelling_at, **ends,
-            "finalizing_at": None, "expired_at": None, "metadata": self.metadata,
+            "expires_at": self.created_at + self.window_s, "cancelling_at": self.cancelling_at, **ends,
+            "finalizing_at": None, "metadata": self.metadata,
             "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
         }  # fmt: skip
 
@@ -74,12 +93,16 @@ class GatewayBatch(msgspec.Struct):
 class Batches:
     """The batches in a folder."""
 
-    def __init__(self, folder: Path, files: FileStore, *, models: Path, session: str) -> None:
-        """`models`: the models file, by which a batch finds the contexts that the gateway has."""
+    def __init__(
+        self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard | None = None
+    ) -> None:
+        """`models`: the models file, by which a batch finds the contexts that the gateway has. `guard`: knows
+        the limits of keys; None: there are none."""
         self._folder = folder
         self.files = files
         self._models = models
         self._session = session
+        self._guard = guard
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[str, FollowedBatch] = {}
 
@@ -104,7 +127,10 @@ class Batches:
         """Begin a batch. Raises RequestRefused (404) for a file that is not there."""
         endpoint, file = asked.endpoint, asked.input_file_id
         self.files.get(file, owner=owner)
-        batch = GatewayBatch(f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), asked.metadata)
+        batch = GatewayBatch(
+            f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), asked.metadata,
+            completion_window=asked.completion_window, window_s=asked.window_s,
+        )  # fmt: skip
         batch.total, batch.problem = await asyncio.to_thread(_checked, self.files.data(file), endpoint)
         if batch.problem:
             batch.status, batch.ended_at = "failed", int(time.time())
@@ -120,7 +146,8 @@ class Batches:
             raise RequestRefused(f"there is no batch {id!r:.80}", param="id", code="batch_not_found", status=404)
         if found.status in _OPEN:
             with contextlib.suppress(OSError):
-                found.completed = (self._run(found) / "results.jsonl.part").read_bytes().count(b"\n")
+                kept = count_answers(self._run(found) / _LOG)
+                found.completed, found.failed = kept.completed, kept.failed
             if followed := self._followed.get(id):
                 found.waits = followed.waits
         return found
@@ -150,7 +177,7 @@ class Batches:
                 needed.add(batch.input_file_id)
             elif (batch.ended_at or batch.created_at) + KEPT_S < now:
                 shutil.rmtree(self._run(batch), ignore_errors=True)
-                for ending in ("log", "json"):
+                for ending in ("log", "permits", "use", "json"):
                     (self._folder / f"{batch.id}.{ending}").unlink(missing_ok=True)
         self.files.remove_old(now, needed=needed)
 
@@ -170,7 +197,7 @@ class Batches:
         try:
             while not is_over:
                 await followed.until_done(lambda: self._start(followed))
-                code = await followed.process_end()
+                code = await self._process_end(followed)
                 is_over = await followed.until_done(functools.partial(self._end, followed, code))
         except asyncio.CancelledError:
             followed.stop()
@@ -182,18 +209,55 @@ class Batches:
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
             return
+        self._expire(followed)
         if not followed.has_process:
             followed.process = await asyncio.to_thread(find_process, batch.pid, self._run(batch))
+            if followed.process is not None and (pace := self._pace(batch)) is not None:
+                pace.find()
+                followed.pacing = asyncio.create_task(pace.keep())
         if not followed.has_process and self._is_wanted(followed.id):
+            if (pace := self._pace(batch)) is not None:
+                pace.begin()
             followed.child = await self._spawn(batch)
+            followed.pacing = asyncio.create_task(pace.keep()) if pace is not None else None
         if not followed.has_process:
             return
         batch = self._read(followed.id) or batch  # it may have been cancelled meanwhile
-        if batch.status == "cancelling":
+        if batch.status != "in_progress":
             followed.stop()
         if followed.child is not None:
             batch.pid = followed.child.pid
             self._keep(batch)
+
+    async def _process_end(self, followed: FollowedBatch) -> int | None:
+        """Wait until the process of a batch ends, which is stopped when the batch's time is over."""
+        ending = asyncio.create_task(followed.process_end())
+        try:
+            while not ending.done():
+                with contextlib.suppress(OSError):  # it is looked at again
+                    self._expire(followed)
+                await asyncio.wait({ending}, timeout=_WINDOW_LOOK_S)
+            return ending.result()
+        finally:
+            ending.cancel()
+            if followed.pacing is not None:
+                followed.pacing.cancel()
+                followed.pacing = None
+
+    def _expire(self, followed: FollowedBatch) -> None:
+        """Stop a batch whose time is over; its answers so far are kept. Raises OSError."""
+        batch = self._read(followed.id)
+        if batch is not None and batch.status == "in_progress" and time.time() >= batch.created_at + batch.window_s:
+            batch.status = "finalizing"
+            self._keep(batch)
+            followed.stop()
+
+    def _pace(self, batch: GatewayBatch) -> BatchPace | None:
+        """What lets the requests of a batch begin; None if its key has no limits."""
+        caller = self._guard.caller_named(batch.owner) if self._guard is not None and batch.owner else None
+        if self._guard is None or caller is None or caller.limits == KeyLimits():
+            return None
+        return BatchPace(self._folder / f"{batch.id}.permits", self._guard, owner=batch.owner)
 
     def _is_wanted(self, id: str) -> bool:
         batch = self._read(id)
@@ -203,9 +267,11 @@ class Batches:
         """Its `stoker batch`, which a gateway that is killed does not take along."""
         words = [sys.executable, "-m", "stoker.manager.cli.main", "batch", str(self.files.data(batch.input_file_id))]
         words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
-        with (self._folder / f"{batch.id}.log").open("wb") as log:
+        if self._pace(batch) is not None:
+            words += ["--permits", str(self._folder / f"{batch.id}.permits")]
+        with (self._folder / f"{batch.id}.log").open("wb") as said:
             return await asyncio.create_subprocess_exec(
-                *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=log,
+                *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=said,
                 start_new_session=True,
             )  # fmt: skip
 
@@ -219,25 +285,37 @@ class Batches:
         summary: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             summary = msgspec.json.decode((run / "summary.json").read_bytes())
+        responses, errors = run / "responses.jsonl", run / "errors.jsonl"
         if summary and (code is None or code in _ENDED_WELL):
             batch.status = "completed"
             batch.completed, batch.failed = summary["answered"], summary["errors"]
-            batch.output_file_id = self._given(followed, batch, run / "responses.jsonl")
-            batch.error_file_id = self._given(followed, batch, run / "errors.jsonl")
-        elif batch.status == "cancelling":
-            batch.status = "cancelled"
-        elif code is None:  # it was stopped while no gateway was here
+            if errors.exists():
+                await asyncio.to_thread(for_client, errors, run / _CLEANED)
+        elif batch.status == "in_progress" and code is None:  # it was stopped while no gateway was here
             return False
         else:
-            batch.status, batch.problem = "failed", self._last_words(batch.id) or f"stoker batch ended with {code}"
+            batch.status, why, message = _CUT_SHORT[batch.status]
+            if batch.status == "failed":
+                said = self._last_words(batch.id) or f"stoker batch ended with {code}"
+                log.warning("batch %s failed: %s", batch.id, said)
+                batch.problem = "the batch failed before all requests were answered; the gateway's log says why"
+            run.mkdir(exist_ok=True)
+            responses = run / _KEPT
+            kept = await asyncio.to_thread(
+                keep_answers, run / _LOG, self.files.data(batch.input_file_id), responses=responses,
+                errors=run / _CLEANED, code=why, message=message,
+            )  # fmt: skip
+            batch.completed, batch.failed = kept.completed, kept.failed
+        batch.output_file_id = self._given(followed, batch, responses, name="responses.jsonl")
+        batch.error_file_id = self._given(followed, batch, run / _CLEANED, name="errors.jsonl")
         batch.ended_at = int(time.time())
         self._keep(batch)
         return True
 
-    def _given(self, followed: FollowedBatch, batch: GatewayBatch, path: Path) -> str | None:
+    def _given(self, followed: FollowedBatch, batch: GatewayBatch, path: Path, *, name: str) -> str | None:
         if not path.exists() or not path.stat().st_size:
             return None
-        name = f"{batch.id}_{path.name}"
+        name = f"{batch.id}_{name}"
         if name not in followed.given:
             stored = self.files.add(path, filename=name, purpose="batch_output", owner=batch.owner)
             followed.given[name] = stored.id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,10 @@ def command() -> None:
 @click.option("--tls-cert", metavar="FILE", default="", help="Serve HTTPS with this certificate (PEM).")
 @click.option("--tls-key", metavar="FILE", default="", help="The certificate's key (PEM).")
 @click.option("--session", metavar="ID", default="", help="The session to join (stoker up).")
+@click.option(
+    "--origin", "origins", metavar="URL", multiple=True,
+    help="A site whose pages may ask with a key; may be given several times. [all sites]",
+)  # fmt: skip
 @click.option("--max-body", metavar="BYTES", type=WholeNumber(), help="No request may be larger. [32000000]")
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as one JSON document, for programs.")
 @click.pass_context
@@ -87,6 +92,7 @@ def run(
     tls_cert: str,
     tls_key: str,
     session: str,
+    origins: tuple[str, ...],
     max_body: int | None,
     as_json: bool,
 ) -> None:
@@ -98,9 +104,12 @@ def run(
     site = files[0] if len(files) == 2 else ""
     if site and session:
         raise click.UsageError("--session has its own sites: leave out SITE")
+    for origin in origins:
+        if not re.fullmatch(r"https?://[^/?#\s]+", origin):
+            raise click.UsageError(f"--origin {origin}: write a scheme and a host, as in https://lab.example")
     options = GatewayOptions(
         site=site, models=Path(files[-1]), host=host, port=port or 0, uds=uds, tls_cert=tls_cert, tls_key=tls_key,
-        session=session, most_bytes=max_body or GatewayOptions(models=Path()).most_bytes,
+        session=session, origins=origins, most_bytes=max_body or GatewayOptions(models=Path()).most_bytes,
         as_json=as_json,
     )  # fmt: skip
     try:

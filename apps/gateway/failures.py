@@ -15,7 +15,6 @@ from stoker.errors import (
     NoDeviceError,
     SerializationError,
     SessionError,
-    StokerError,
     StreamDiffersError,
 )
 
@@ -30,43 +29,48 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class TryLater(RequestRefused):
-    """A request is refused for now. `retry_after_s`: when it may come again."""
+    """A request is refused for now. `retry_after_s`: when it may come again; 0: nobody knows. `why`: what the client
+    does not hear."""
 
-    def __init__(self, message: str, *, type: str, code: str, status: int, retry_after_s: float) -> None:
+    def __init__(
+        self, message: str, *, type: str, code: str, status: int, retry_after_s: float = 0.0, why: str = ""
+    ) -> None:
         super().__init__(message, type=type, code=code, status=status)
         self.retry_after_s = retry_after_s
+        self.why = why
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """What a client hears of an error."""
+    """What a client hears of an error: what failed and whether to try again. Calls, hosts and folders that an error
+    names are for the gateway's log."""
     match error:
         case TryLater():
             return Refusal(error.error, error.retry_after_s)
         case RequestRefused():
             return Refusal(error.error)
         case NoDeviceError():
-            return Refusal(_error(error, "model_fits_nowhere", 503))
-        case ContextError():
-            return Refusal(_error(error, "model_unavailable", 503), _BUSY_S)
+            return _said("no device of this site can ever hold the model", "model_fits_nowhere", 503)
+        case ContextError():  # it was tried on several devices already
+            return _said("the model could not be loaded", "model_unavailable", 503)
         case CallTimeoutError():
-            return Refusal(_error(error, "timeout", 504))
+            return _said("the request ran for longer than it may", "timeout", 504)
         case CallDroppedError():
-            return Refusal(_error(error, "overloaded", 503), _BUSY_S)
+            return _said("the session has more requests than it can answer", "overloaded", 503, _BUSY_S)
         case CallCancelledError():
-            return Refusal(_error(error, "cancelled", 503), _BUSY_S)
+            return _said("the request was cancelled before it had its answer", "cancelled", 503, _BUSY_S)
         case StreamDiffersError():
-            return Refusal(_error(error, "stream_differs", 500))
+            said = "the request had to run again, and its new text differs from what was sent of the first"
+            return _said(said, "stream_differs", 500)
         case SerializationError():
-            return Refusal(_error(error, "result_unreadable", 500))
+            return _said("the answer could not be read", "result_unreadable", 500)
         case SessionError():
-            return Refusal(_error(error, "session_unavailable", 503), _BUSY_S)
+            return _said("the session does not answer just now", "session_unavailable", 503, _BUSY_S)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return Refusal(_error(error, "disk_full", 507), _BUSY_S)
+            return _said(f"the gateway has no room for this: {error.strerror}", "disk_full", 507, _BUSY_S)
         case _:
-            return Refusal(_error(error, "call_failed", 500))
+            return _said("the request failed", "call_failed", 500)
 
 
-def _error(error: BaseException, code: str, status: int) -> ApiError:
-    said = (str(error) or type(error).__name__).partition("\n")[0]
-    text = said if isinstance(error, StokerError) else f"{type(error).__name__}: {said}"
-    return ApiError(text, type="server_error", code=code, status=status)
+def _said(message: str, code: str, status: int, retry_after_s: float = 0.0) -> Refusal:
+    text = f"{message}; the gateway's log says why, by the request id of this answer"
+    return Refusal(ApiError(text, type="server_error", code=code, status=status), retry_after_s)

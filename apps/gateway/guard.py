@@ -12,8 +12,9 @@ import msgspec
 
 from stoker.apps.common.openai.request import RequestRefused
 from stoker.apps.gateway.failures import TryLater
-from stoker.apps.gateway.key_file import KeyFile
+from stoker.apps.gateway.key_file import KeyFile, KeyRecord
 from stoker.apps.gateway.limits import KeyLimits, KeyUse
+from stoker.errors import ConfigError
 
 
 class Caller(msgspec.Struct):
@@ -25,7 +26,7 @@ class Caller(msgspec.Struct):
 
 
 class HeldRequest:
-    """A request of a key that runs. `tokens`: what it has read and written, counted when it ends."""
+    """A request of a key that runs. `tokens`: what it has read and written, which is counted when it ends."""
 
     def __init__(self, use: KeyUse) -> None:
         self.tokens = 0
@@ -61,16 +62,42 @@ class Guard:
         record = self._keys.find(key.strip())
         if record is None:
             raise _refused("this key is not valid here")
-        return Caller(record.name, record.limits, self._uses.setdefault(record.digest, KeyUse()))
+        return self._caller_of(record)
 
-    def begin(self, caller: Caller) -> HeldRequest:
-        """A request of a caller begins. Raises TryLater (429) where its limits do not allow it."""
-        if reached := caller.use.begin(caller.limits, now=time.monotonic()):
+    def caller_named(self, name: str) -> Caller | None:
+        """Whose key has this name; None if there is none, or the file of keys cannot be read."""
+        try:
+            record = self._keys.named(name)
+        except (OSError, ConfigError):
+            return None
+        return self._caller_of(record) if record is not None else None
+
+    def begin(self, caller: Caller, *, limits: KeyLimits | None = None) -> HeldRequest:
+        """A request of a caller begins. Raises TryLater (429) where its limits do not allow it; `limits`: others than
+        the caller's."""
+        if reached := caller.use.begin(limits or caller.limits, now=time.monotonic()):
             raise TryLater(
                 reached.message, type="rate_limit_error", code=reached.code, status=429,
                 retry_after_s=reached.retry_after_s,
             )  # fmt: skip
         return HeldRequest(caller.use)
+
+    def begin_if(self, caller: Caller, *, limits: KeyLimits) -> HeldRequest | None:
+        """`begin`, or None where the limits do not allow it."""
+        return None if caller.use.begin(limits, now=time.monotonic()) else HeldRequest(caller.use)
+
+    def resume(self, caller: Caller) -> HeldRequest:
+        """A request of a caller that runs since before this gateway."""
+        caller.use.resume()
+        return HeldRequest(caller.use)
+
+    def tokens_of(self, caller: Caller) -> int:
+        """The tokens that a caller's requests have read and written in the last minute."""
+        caller.use.forget(time.monotonic())
+        return sum(tokens for _, tokens in caller.use.tokens)
+
+    def _caller_of(self, record: KeyRecord) -> Caller:
+        return Caller(record.name, record.limits, self._uses.setdefault(record.digest, KeyUse()))
 
 
 def _refuse_foreign_pages(host: str, origin: str | None) -> None:

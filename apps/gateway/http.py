@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
@@ -20,6 +20,7 @@ from stoker.apps.common.openai.request import Endpoint, RequestRefused
 from stoker.apps.gateway.answering import Answering
 from stoker.apps.gateway.batch_routes import BatchRoutes
 from stoker.apps.gateway.batches import Batches
+from stoker.apps.gateway.failure_log import log, log_failure
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.guard import Caller, Guard
 from stoker.apps.gateway.metrics import GatewayMetrics
@@ -27,9 +28,9 @@ from stoker.apps.gateway.noting import GatewayNotes
 from stoker.apps.gateway.pages import PAGE, GatewayFigures
 from stoker.apps.gateway.served import ServedModel, ServedModels
 from stoker.apps.gateway.watch import SessionWatch
-from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, error_answer
+from stoker.apps.gateway.wire import ClientLeft, CrossOrigin, EventStream, JSONAnswer, RequestIds, error_answer
 
-log = logging.getLogger("stoker.gateway")
+_NOT_ALLOWED = 405
 _TIDY_EVERY_S = 3600.0
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 Handler = Callable[[Request, Caller], Awaitable[Response]]
@@ -37,11 +38,12 @@ Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 class Gateway:
     """All that answers. `most_bytes`: no body may be larger, but for files. `batches`: None has no batches. `notes`:
-    what `stoker status` shows of it; None leaves nothing there."""
+    what `stoker status` shows of it; None leaves nothing there. `origins`: sites whose pages may ask with a key; none:
+    all."""
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
-        batches: Batches | None = None, notes: GatewayNotes | None = None,
+        batches: Batches | None = None, notes: GatewayNotes | None = None, origins: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._models = models
         self._watch = watch
@@ -50,7 +52,8 @@ class Gateway:
         self._answering = Answering(models, watch, guard, self._metrics, most_bytes=most_bytes)
         self._batches = batches
         self._notes = notes
-        self._batch_routes = BatchRoutes(batches, most_bytes=most_bytes) if batches is not None else None
+        self._origins = origins
+        self._batch_routes = BatchRoutes(batches, guard, most_bytes=most_bytes) if batches is not None else None
         self._figures = GatewayFigures(models, watch, site=site)
         self.when_over: Callable[[], None] = lambda: None
         """Called when the session is over: the gateway has nothing to serve from."""
@@ -68,7 +71,13 @@ class Gateway:
             *(Route(endpoint.value, self._answers(endpoint), methods=["POST"]) for endpoint in Endpoint),
         ]
         handlers = {RequestRefused: _error, HTTPException: _no_such_address, Exception: _error}
-        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+        middleware = [
+            Middleware(RequestIds),
+            Middleware(CrossOrigin, is_open=lambda: self._guard.is_open, origins=self._origins),
+        ]
+        return Starlette(
+            routes=routes, exception_handlers=handlers, lifespan=self._lifespan, middleware=middleware
+        )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -110,10 +119,8 @@ class Gateway:
             except ClientLeft:
                 return Response(status_code=499)  # the client has closed its connection
             except Exception as error:
-                refusal = refusal_of(error).error
-                if refusal.status == 500:
-                    log.warning("%s: %s", request.url.path, refusal.message, exc_info=error)
-                self._metrics.errors.labels(str(refusal.status)).inc()
+                log_failure(error, request)
+                self._metrics.errors.labels(str(refusal_of(error).error.status)).inc()
                 return error_answer(error)
 
         return answer
@@ -128,7 +135,8 @@ class Gateway:
         """200 while the session answers: load balancers and scripts ask this, without a key."""
         status = await self._watch.now()
         trouble = self._watch.trouble or self._watch.journal_trouble
-        body = {"status": "ok" if not trouble else "waits" if status else "no session", "why": trouble or None}
+        why = trouble if self._guard.is_open else "the gateway's log says why"
+        body = {"status": "ok" if not trouble else "waits" if status else "no session", "why": why if trouble else None}
         return JSONAnswer({**body, "session": self._watch.session.id}, 503 if trouble else 200)
 
     async def _status(self, request: Request, _caller: Caller) -> Response:
@@ -155,19 +163,27 @@ def _keep_garbage_cheap() -> None:
 
 
 def _shown(model: ServedModel) -> dict[str, Any]:
-    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "stoker"}
+    """A model as OpenAI has it, and the tokens that it reads, as vLLM says it."""
+    shown = {"id": model.name, "object": "model", "created": model.created, "owned_by": "stoker"}
+    return {**shown, "max_model_len": longest} if (longest := model.longest) else shown
 
 
 async def _page(_request: Request) -> Response:
     return FileResponse(PAGE, media_type="text/html")
 
 
-async def _error(_request: Request, error: Exception) -> Response:
-    return error_answer(error)
+async def _error(request: Request, error: Exception) -> Response:
+    log_failure(error, request)
+    answer = error_answer(error)
+    if id := request.scope.get("state", {}).get("request_id"):  # this answer is made outside of all that sets it
+        answer.headers["x-request-id"] = id
+    return answer
 
 
 async def _no_such_address(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if request.method == "OPTIONS" and error.status_code == _NOT_ALLOWED:
+        return Response(status_code=204, headers=error.headers)
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
     said = f"{request.method} {request.url.path}: {error.detail}"
     answer = error_answer(RequestRefused(said, code=code, status=error.status_code))

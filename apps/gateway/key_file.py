@@ -91,12 +91,20 @@ class KeyFile:
 
     def find(self, key: str) -> KeyRecord | None:
         """Whose key it is; the file is read again if it has changed. Raises ConfigError as `read`."""
+        self._look()
+        return self._by_digest.get(digest_of(key))
+
+    def named(self, name: str) -> KeyRecord | None:
+        """The key of this name; the file is read again if it has changed. Raises ConfigError as `read`."""
+        self._look()
+        return next((each for each in self._by_digest.values() if each.name == name), None)
+
+    def _look(self) -> None:
         stat = self.path.stat() if self.path.exists() else None
         stamp = (stat.st_mtime_ns, stat.st_ino) if stat else None
         if stamp != self._stamp:
             self._by_digest = {each.digest: each for each in self.read()}
             self._stamp = stamp
-        return self._by_digest.get(digest_of(key))
 
     def _write(self, keys: tuple[KeyRecord, ...]) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

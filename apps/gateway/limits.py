@@ -18,6 +18,16 @@ class KeyLimits(msgspec.Struct, frozen=True):
     tokens_per_minute: int = 0
     concurrent: int = 0
 
+    @property
+    def rates(self) -> KeyLimits:
+        """Those of a minute alone."""
+        return KeyLimits(self.requests_per_minute, self.tokens_per_minute)
+
+    @property
+    def for_batches(self) -> KeyLimits:
+        """What batches may use of them: a tenth, 1 at the least, is left to other requests, if there is more than 1."""
+        return KeyLimits(*(most and max(1, most - max(1, most // 10)) for most in msgspec.structs.astuple(self)))
+
 
 class LimitReached(msgspec.Struct, frozen=True):
     """Why a request is refused, and when the next one may come."""
@@ -38,12 +48,16 @@ class KeyUse(msgspec.Struct):
 
     def begin(self, limits: KeyLimits, *, now: float) -> LimitReached | None:
         """Count a request that may begin; else why it may not."""
-        self._forget(now)
+        self.forget(now)
         if reached := self._reached(limits, now):
             return reached
-        self.running += 1
+        self.resume()
         self.requests.append(now)
         return None
+
+    def resume(self) -> None:
+        """Count a request that runs already."""
+        self.running += 1
 
     def end(self, tokens: int, *, now: float) -> None:
         """A request has ended; `tokens` is what it has read and written."""
@@ -73,7 +87,8 @@ class KeyUse(msgspec.Struct):
                 return at + WINDOW_S - now
         return WINDOW_S
 
-    def _forget(self, now: float) -> None:
+    def forget(self, now: float) -> None:
+        """Forget what is over a minute old."""
         while self.requests and self.requests[0] <= now - WINDOW_S:
             self.requests.popleft()
         while self.tokens and self.tokens[0][0] <= now - WINDOW_S:

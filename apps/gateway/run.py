@@ -64,14 +64,15 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
             if options.as_json:
                 screen.json(_place_for_programs(options, port=port, session=loaded.id, models=models))
             notes = GatewayNotes(loaded, models, name=place.folder.name, address=_address(options, port))
+            guard = Guard(keys)
             gateway = Gateway(
-                models, SessionWatch(loaded, models), Guard(keys), site=loaded.executor.site.name,
+                models, SessionWatch(loaded, models), guard, site=loaded.executor.site.name,
                 most_bytes=options.most_bytes,
                 batches=Batches(
                     place.folder / "batches", FileStore(place.folder / "files"), models=options.models.resolve(),
-                    session=loaded.id,
+                    session=loaded.id, guard=guard,
                 ),
-                notes=notes,
+                notes=notes, origins=options.origins,
             )  # fmt: skip
             _run(gateway, listener, options)
             if loaded.over is not None:
@@ -154,7 +155,7 @@ def _trouble(models: ServedModels) -> Iterator[str]:
         try:
             model.prepare()
         except TryLater as error:
-            yield f"  warning: {error}; the others are served"
+            yield f"  warning: the model {model.name} cannot be used: {error.why}; the others are served"
 
 
 def _where(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedModels) -> Iterator[str]:

@@ -14,11 +14,9 @@ from stoker.apps.common.openai.request import Endpoint, RequestRefused
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.functions import embed, write, write_pieces
 from stoker.apps.gateway.meters import ModelMeter
-from stoker.contexts import Recipe, engine_options
+from stoker.contexts import Recipe, engine_options, longest_input
 from stoker.errors import StokerError
 from stoker.sessions import StokerApp
-
-_AGAIN_S = 30.0
 
 
 class ServedModel:
@@ -34,6 +32,7 @@ class ServedModel:
         """Why there is no recipe."""
         self.engine_options = engine_options(settings.engine)
         """The names of what requests may ask of its engine beyond what every engine can."""
+        self._longest: int | None = None
         self._apps: dict[bool, StokerApp] = {}
 
     def prepare(self) -> None:
@@ -45,8 +44,8 @@ class ServedModel:
         except StokerError as error:
             self.trouble = str(error).partition("\n")[0]
             raise TryLater(
-                f"the model {self.name} cannot be used: {self.trouble}",
-                type="server_error", code="model_unavailable", status=503, retry_after_s=_AGAIN_S,
+                f"the model {self.name} cannot be used here; the gateway's log says why",
+                type="server_error", code="model_unavailable", status=503, why=self.trouble,
             ) from error  # fmt: skip
         self.trouble = ""
         if self.settings.kind is ModelKind.EMBEDDING:
@@ -54,6 +53,13 @@ class ServedModel:
         else:
             whole, pieces = write.with_options(context=self.recipe), write_pieces.with_options(context=self.recipe)
             self._apps = {False: whole, True: pieces}
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a prompt and what follows it, as the model's files say; 0 where they do not."""
+        if self._longest is None:
+            self._longest = longest_input(self.settings.path, writes=self.settings.kind is ModelKind.CHAT)
+        return self._longest
 
     def app(self, *, in_pieces: bool = False) -> StokerApp:
         """The function that answers for it. Raises TryLater where the model cannot be used."""

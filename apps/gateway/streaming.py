@@ -10,12 +10,15 @@ from stoker.apps.gateway.chunks import Chunks, comment, error_event
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.guard import HeldRequest
 from stoker.apps.gateway.metrics import RequestFigures
+from stoker.apps.gateway.wire import ClientLeft
 
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
 """A stream whose call is silent for so long begins with comments (the second: that of a model that is loaded, which is
 short of a turn and not of a model). Until then an error has a status, by which clients try again."""
 _COMMENT_S = 2.0
+_ENDS_S = 1.0
+"""A call that is cancelled ends within this long."""
 
 
 class RunningRequest:
@@ -31,20 +34,30 @@ class RunningRequest:
         self.figures.read(read)
         if written:
             self.figures.written(written)
-        self._held.tokens = read + written
+        self.count_tokens(read + written)
 
-    def end(self, error: BaseException | None, *, tokens: int = 0) -> None:
-        """It is over; twice is no error. `tokens`: those of a stream, read and written."""
+    def count_tokens(self, tokens: int) -> None:
+        """The tokens that count for its key's limits, read and written."""
+        self._held.tokens = tokens
+
+    def end(self, error: BaseException | None) -> None:
+        """It is over; twice is no error."""
         if not self._over:
             self._over = True
-            self._held.tokens = self._held.tokens or tokens
             self._held.end()
+            self.figures.end(error)
+
+    def leave(self, error: BaseException) -> None:
+        """Its client has left. Its calls are cancelled, and count among those of its key until they have ended."""
+        if not self._over:
+            self._over = True
+            asyncio.get_running_loop().call_later(_ENDS_S, self._held.end)
             self.figures.end(error)
 
 
 class StreamedAnswer:
     """The events of one answer. `pieces` are (place of the choice, its pieces that have come); `waits_for` says why
-    there is none yet, and `is_hot` whether the model is loaded."""
+    there is none yet, and `is_hot` whether the model is loaded. `failed` is told of an error that ends the stream."""
 
     def __init__(
         self,
@@ -54,14 +67,17 @@ class StreamedAnswer:
         *,
         waits_for: Callable[[], Awaitable[str]],
         is_hot: Callable[[], Awaitable[bool]],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._pieces = pieces
         self._chunks = chunks
         self._running = running
         self._waits_for = waits_for
         self._is_hot = is_hot
+        self._failed = failed
         self._first: asyncio.Future[tuple[int, list[Any]]] = asyncio.ensure_future(anext(pieces))
         self._failure: BaseException | None = None
+        self._is_whole = False
 
     async def begin(self) -> None:
         """Wait a moment for the first piece. Raises what the calls raise until then."""
@@ -85,9 +101,11 @@ class StreamedAnswer:
                     self._running.figures.written(tokens, streamed=True)
                 yield events
                 found = await anext(self._pieces, None)
+            self._is_whole = True
             yield self._chunks.end()
         except Exception as error:
             self._failure = error
+            self._failed(error)
             yield error_event(refusal_of(error).error)
         except BaseException as error:
             self._failure = error
@@ -96,7 +114,11 @@ class StreamedAnswer:
     async def close(self) -> None:
         """The response is over, or its client has gone: calls that still run end, and the request is counted."""
         self._running.figures.read(self._chunks.read)
-        self._running.end(self._failure, tokens=self._chunks.tokens)
+        self._running.count_tokens(self._chunks.tokens)
+        if self._is_whole or self._failure is not None:
+            self._running.end(self._failure)
+        else:
+            self._running.leave(ClientLeft())
         await self.leave()
 
     async def leave(self) -> None:

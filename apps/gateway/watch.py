@@ -17,6 +17,7 @@ log = logging.getLogger("stoker.gateway")
 
 _FRESH_S = 1.0
 _WARM_EVERY_S = 2.0
+_WARM_TRIES = 3
 _RECENT_S = 5.0
 _OVER_EVERY_S = 1.0
 
@@ -37,6 +38,8 @@ class SessionWatch:
         self._warmed: set[str] = set()
         self._failures: dict[str, str] = {}
         """Why models could not be loaded the last time, by name."""
+        self._failed_loads: dict[str, int] = {}
+        """How many loads have failed in a row, by the model's name."""
 
     async def now(self, *, within_s: float = _FRESH_S) -> Status | None:
         """The status, not older than `within_s`."""
@@ -89,10 +92,16 @@ class SessionWatch:
         while any(model.settings.min for model in self.models.values()):
             for model in self.models.values():
                 facts = await self.facts(model)
-                if facts.hot + facts.loading < model.settings.min:
+                if facts.hot:
+                    self._failed_loads.pop(model.name, None)
+                if facts.hot + facts.loading < model.settings.min and self._may_warm(model):
                     with contextlib.suppress(Exception):  # it has said so, and is asked again
                         self.wake(model, count=model.settings.min)
             await asyncio.sleep(_WARM_EVERY_S)
+
+    def _may_warm(self, model: ServedModel) -> bool:
+        """False for a model whose loads have failed again and again: a request has it loaded, and nothing else does."""
+        return self._failed_loads.get(model.name, 0) < _WARM_TRIES
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
         """A task that nothing refers to may be collected before it ends."""
@@ -104,11 +113,15 @@ class SessionWatch:
         try:
             await asyncio.wrap_future(self.session.warm(model.recipe, count))
             self._failures.pop(model.name, None)
+            self._failed_loads.pop(model.name, None)
         except Exception as error:
+            failed = self._failed_loads[model.name] = self._failed_loads.get(model.name, 0) + 1
             said = str(error).partition("\n")[0]
             if self._failures.get(model.name) != said:  # it is tried again and again, and told once
                 self._failures[model.name] = said
                 log.warning("%s could not be loaded: %s", model.name, said)
+            if failed == _WARM_TRIES:
+                log.warning("%s is not loaded again until a request asks for it", model.name)
             await asyncio.sleep(_WARM_EVERY_S)
         finally:
             self._warmed.discard(model.name)

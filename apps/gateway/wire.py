@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.apps.common.openai.request import RequestRefused
 from stoker.apps.gateway.failures import refusal_of
@@ -21,6 +24,53 @@ T = TypeVar("T")
 _DRAINED = 16
 """The gateway reads and drops a body that is too large, up to this many times the limit: a client reads the answer only
 after it has sent its body."""
+
+
+_SERVER_ERROR = 500
+_REQUEST_ID = "x-request-id"
+
+
+class RequestIds:
+    """Gives each request an id, which all its responses have as a header, and by which the log tells of it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        id = f"req_{secrets.token_hex(16)}"
+        scope.setdefault("state", {})["request_id"] = id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[_REQUEST_ID] = id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class CrossOrigin:
+    """Lets pages of other sites ask where keys are wanted (CORS). Without keys nothing changes: a page of another site
+    is refused. `origins`: the sites; none: all of them, since a page has to know a key."""
+
+    def __init__(self, app: ASGIApp, *, is_open: Callable[[], bool], origins: Sequence[str]) -> None:
+        self._app = app
+        self._is_open = is_open
+        self._cors = CORSMiddleware(
+            app, allow_origins=list(origins) or ["*"], allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"],
+            expose_headers=[_REQUEST_ID, "retry-after"], max_age=_PREFLIGHT_S,
+        )  # fmt: skip
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        app = self._app if self._is_open() else self._cors
+        await app(scope, receive, send)
+
+
+_PREFLIGHT_S = 600
 
 
 class ClientLeft(Exception):
@@ -63,11 +113,13 @@ class JSONParts(Response):  # type: ignore[misc]
 
 
 def error_answer(error: BaseException) -> Response:
-    """An error in OpenAI's form."""
+    """An error in OpenAI's form. OpenAI's clients do not repeat a request whose answer says so."""
     refusal = refusal_of(error)
     headers = {}
     if refusal.retry_after_s:
         headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after_s)))
+    elif refusal.error.status >= _SERVER_ERROR:
+        headers["x-should-retry"] = "false"
     if refusal.error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONAnswer(refusal.error.body, refusal.error.status, headers)

@@ -16,6 +16,8 @@ from stoker.decoding import why_not_json
 
 _OWN = ("n", "stream", "stream_options")
 _MOST_CHOICES = 128
+_TOKEN_CHARACTERS = 4
+_UNSAID_TOKENS = 1000
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
@@ -60,6 +62,16 @@ def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = la
         include_usage=usage,
         continuous_usage=continuous,
     )
+
+
+def tokens_asked(asked: Asked) -> int:
+    """The tokens that a request asks to be read and written, as OpenAI counts before it knows better: for one whose
+    client left before they were counted. A text has about a token for every four characters."""
+    texts = [*asked.request.texts, *(message.content for message in asked.request.messages)]
+    read = sum(max(1, len(text) // _TOKEN_CHARACTERS) for text in texts)
+    if asked.request.endpoint is Endpoint.EMBEDDINGS:
+        return read
+    return read + sum(choice.sampling.max_new_tokens or _UNSAID_TOKENS for choice in asked.choices)
 
 
 def _decoded(data: bytes) -> dict[str, Any]:

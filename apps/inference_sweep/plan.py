@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.data_rows import DataRows, check_rows
+from stoker.apps.common.data_rows import DataRows, check_rows, is_empty
 from stoker.decoding import read_text
 from stoker.errors import ConfigError
 from stoker.toml_files import parse_toml, refuse_unknown
@@ -72,7 +72,7 @@ class Template(msgspec.Struct, frozen=True):
     def fill(self, fields: Mapping[str, Any]) -> str:
         """The text for one row. A column's value is put in as it is (an empty cell is no text); braces
         in it are left alone."""
-        return _PLACES.sub(lambda place: "" if (value := fields[place[1]]) is None else str(value), self.text)
+        return _PLACES.sub(lambda place: "" if is_empty(value := fields[place[1]]) else str(value), self.text)
 
 
 class Sweep(msgspec.Struct, frozen=True):

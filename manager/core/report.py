@@ -9,6 +9,7 @@ from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
 from stoker.manager.protocol import recent, to_client
 from stoker.manager.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, StoryLine
+from stoker.units import show_line
 
 
 def status(state: State) -> to_client.Status:
@@ -129,8 +130,8 @@ def _context(state: State, context: Context) -> ContextStatus:
         run_s=context.run_s,
         run_total_s=context.run_total_s,
         memory_bytes=context.resident_bytes,
-        waits_for=waits_for(state, context) if context.queue.count else "",
-        last_failure=context.last_failure.message if context.last_failure is not None else "",
+        waits_for=show_line(waits_for(state, context)) if context.queue.count else "",
+        last_failure=show_line(context.last_failure.message) if context.last_failure is not None else "",
         arguments=context.recipe.arguments,
         rate=recent.per_second(context.rate, now=state.now),
         left_s=outlook.of_context(state, context),

@@ -20,7 +20,7 @@ from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_block, show_call, show_library
 from stoker.manager.protocol.status import StoryLine
-from stoker.units import show_about, show_bytes, show_seconds
+from stoker.units import show_about, show_bytes, show_line, show_seconds
 
 IN_JOURNAL = "ended; its story is in the journal"
 """What is said of a call that ended well: the manager forgets it, its journal does not."""
@@ -249,7 +249,7 @@ def waits_for(state: State, context: Context) -> str:
     if lacking:
         return f"{len(lacking)} of {len(here)} pilots that are here cannot hold {name}: {lacking[0]}"
     if context.last_failure is not None:
-        return f"{name} failed to load ({context.last_failure.message}) and will be tried again"
+        return f"{name} failed to load ({show_line(context.last_failure.message)}) and will be tried again"
     faults = [device.fault for pilot in here for device in pilot.devices.values() if device.fault]
     if faults and not any(True for _ in state.devices()):
         return f"no pilot that is here has a device that can be used: {faults[0]}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from stoker.manager.protocol.gateway_notes import GatewayNote, ServedModelFigures
 from stoker.manager.protocol.status import ContextStatus, LibraryStatus, SessionFacts
-from stoker.units import show_seconds
+from stoker.units import show_line, show_seconds
 
 
 def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: float) -> list[str]:
@@ -45,7 +45,7 @@ def _facts(
     status: SessionFacts,
 ) -> Iterator[str]:  # fmt: skip
     if model.trouble:
-        yield f"cannot be used: {model.trouble}"
+        yield f"cannot be used: {show_line(model.trouble)}"
         return
     yield f"{context.hot if context else 0} hot" + (
         f", {context.loading} loading" if context and context.loading else ""

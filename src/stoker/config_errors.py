@@ -127,7 +127,7 @@ def _words(
     invalid = re.match(r"Invalid (?:enum )?value (.*)$", problem)
     if invalid:
         above = setting_at(root, parts[:-1], data=data, read=read).kind
-        known = [str(each.value) for each in kind] if _is_enum(kind) else tags(above)
+        known = _values(kind) or tags(above)
         return _Said(last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
     if "matching regex" in problem and key in shapes:
         return _Said(last, key, f"{key}: {shapes[key]}")
@@ -146,8 +146,12 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _is_enum(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, enum.Enum)
+def _values(kind: Any) -> list[str]:
+    """The values of an enum, also of one that may be left out; none for any other type."""
+    kinds = (kind, *typing.get_args(kind))
+    return [
+        str(value.value) for each in kinds if isinstance(each, type) and issubclass(each, enum.Enum) for value in each
+    ]
 
 
 def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:

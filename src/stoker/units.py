@@ -150,3 +150,8 @@ def show_margin(margin_s: float, *, left_s: float) -> str:
     if margin_s >= 1.0:
         return f"in time by {show_seconds(margin_s)}"
     return f"late by {show_seconds(-margin_s)}" if -margin_s >= forecast_tolerance_s(left_s) else "about in time"
+
+
+def show_line(text: str) -> str:
+    """A text of several lines on one, for a row of a table."""
+    return " ".join(text.split())

@@ -83,7 +83,38 @@ def test_a_text_that_the_model_cannot_take_costs_no_other_its_vector() -> None:
     found = embed_texts.function(Letters(), EmbedRequest(number=7, texts=("banana", "", "kiwi")))
     assert (found.number, found.tokens) == (7, 10)
     assert [np.frombuffer(vector, "<f4").tolist() for vector in found.vectors] == [[6.0, 3.0], [], [4.0, 0.0]]
-    assert found.errors == ["", "the text is empty; the model needs a token to read", ""]
+    assert found.errors == ["", "the row has no text", ""]
+
+
+def test_a_row_without_a_text_is_not_embedded() -> None:
+    class AnyText:
+        def embed_array(self, texts: list[str], **_: Any) -> tuple[Any, int]:
+            return np.float32([[1.0, 0.0]] * len(texts)), len(texts)
+
+    found = embed_texts.function(AnyText(), EmbedRequest(number=1, texts=("", "a", "")))
+    assert (found.errors, [bool(vector) for vector in found.vectors]) == (
+        ["the row has no text", "", "the row has no text"], [False, True, False],
+    )  # fmt: skip
+    assert embed_texts.function(AnyText(), EmbedRequest(number=1, texts=("",))).errors == ["the row has no text"]
+
+
+@pytest.mark.parametrize("cells", [[None, "a"], ["", "a"], ["  \n", "a"], [float("nan"), "a"]])
+def test_a_cell_without_a_value_is_no_text(tmp_path: Path, cells: list[Any]) -> None:
+    from stoker.apps.common.data_rows import check_rows
+    from stoker.apps.embed.options import EmbedOptions
+    from stoker.apps.embed.run import _requests
+
+    if isinstance(cells[0], float):
+        pyarrow.parquet.write_table(pyarrow.table({"text": [cells[0]]}), tmp_path / "t.parquet")
+        path, expected = tmp_path / "t.parquet", ("",)
+    else:
+        path, expected = tmp_path / "t.jsonl", ("", "a")
+        path.write_text("".join(json.dumps({"text": cell}) + "\n" for cell in cells))
+    rows = check_rows(path, column="", wanted={"--text": ("text",)}, texts=True)
+    [request] = _requests(EmbedOptions(text="text"), rows, {}, sent={})  # type: ignore[arg-type]
+    assert request.texts == expected
+    [note] = rows.notes
+    assert "text is empty in 1 of" in note
 
 
 # ---- real runs
@@ -117,7 +148,7 @@ def test_a_run_that_is_killed_goes_on_and_has_each_vector_once(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: str
 ) -> None:
     texts = [" ".join(WORDS[: 1 + number % 7] * (1 + number % 4)) for number in range(1500)]
-    texts[5], texts[9] = "", "water " * 60  # no token but those around it; and too long for the model
+    texts[9] = "water " * 60  # too long for the model
     rows = ({"name": f"r{number}", "said": text} for number, text in enumerate(texts))
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["embed", "texts.jsonl", "--model", model, "--text", "said", "--id", "name", "--batch-size", "20"]

@@ -55,7 +55,9 @@ def test_combinations_are_the_whole_grid(files, tmp_path):
 def test_an_empty_cell_is_no_text_and_is_told_of(files):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nHow?,\nWho?,\n"))
     assert sweep.prompts[0].fill(list(sweep.rows)[1].fields) == "Q: How? ()\nA:"
-    assert sweep.prompts[0].fill({"question": "Who?", "topic": None}) == "Q: Who? ()\nA:"
+    for empty in (None, float("nan"), "  "):
+        assert sweep.prompts[0].fill({"question": "Who?", "topic": empty}) == "Q: Who? ()\nA:"
+    assert sweep.prompts[0].fill({"question": "Who?", "topic": 0}) == "Q: Who? (0)\nA:"
     (note,) = sweep.rows.notes
     assert note.endswith("rows.csv: topic is empty in 2 of 3 rows (line 3, line 4): the prompt has no text there")
     assert read_sweep(files()).rows.notes == ()

@@ -136,6 +136,15 @@ def test_contexts_and_libraries_tell_what_happened_to_them(cluster: Make) -> Non
     assert "lib-2 on p1 ended" in c.story("c-1")
 
 
+def test_a_failure_of_several_lines_is_one_line_of_status(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("llm")).call("c1", context="llm")
+    failure = msgspec.structs.replace(BROKEN, message="the loader raised ValueError: a\n  b\n\tc")
+    c.die(c.library(context="llm"), failure=failure, loading=True)
+    context = next(each for each in c.status().contexts if each.last_failure)
+    assert context.last_failure == "the loader raised ValueError: a b c"
+    assert "\n" not in context.waits_for
+
+
 def test_no_room_is_said_with_what_is_free(cluster: Make) -> None:
     c = cluster(pilots=1, memory="8 GB").define(recipe("a", memory="5 GB"), recipe("b", memory="5 GB"))
     c.call("c1", context="a").ready().call("c2", context="b")

@@ -215,7 +215,7 @@ def test_a_batch_that_cannot_be_read_when_the_gateway_starts_is_followed_later(t
     async def test() -> None:
         batches = SmallBatches(tmp_path, room, ANSWERS)
         id = f"batch_{'1' * 24}"
-        batches._keep(GatewayBatch(id, "", CHAT, "file-x", 1, total=1))
+        batches._keep(GatewayBatch(id, "", CHAT, "file-x", int(time.time()), total=1))
         room.lacking["read"] = errno.EMFILE
         batches.resume()
         await until(lambda: room.tried.count("read") >= 3)

@@ -61,7 +61,7 @@ def test_a_gateway_that_has_just_come_up_has_no_model_loaded() -> None:
 
 
 def test_trouble_is_told() -> None:
-    unread = ServedModelFigures("gone", trouble="there is no folder /models/gone")
+    unread = ServedModelFigures("gone", trouble="there is no folder\n  /models/gone")
     failed = ServedModelFigures("broken", "broken", "broken-1")
     status = msgspec.structs.replace(STATUS, contexts=(context("broken", failure="OSError: no such file"),))
     rows = gateway_rows([msgspec.structs.replace(NOTE, models=(unread, failed))], status, now=101.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.apps.common.models_file import Cold, ModelKind, parse_models
+from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe_of
 from stoker.apps.common.openai.request import Endpoint, RequestRefused
 from stoker.apps.common.openai.writing import TextBegun, TextEnded, TokenPiece
 from stoker.apps.gateway.batch_bodies import read_batch
@@ -24,8 +24,18 @@ from stoker.apps.gateway.limits import KeyLimits, KeyUse
 from stoker.apps.gateway.meters import ModelMeter
 from stoker.apps.gateway.place import GatewayPlace, GatewayState, listen, listen_on_path
 from stoker.apps.gateway.uploads import FileStore
-from stoker.apps.gateway.wishes import read_asked
-from stoker.errors import ConfigError, ContextError, NoDeviceError, SessionError, StreamDiffersError
+from stoker.apps.gateway.wire import error_answer
+from stoker.apps.gateway.wishes import read_asked, tokens_asked
+from stoker.contexts import causal_lm
+from stoker.errors import (
+    CallTimeoutError,
+    ConfigError,
+    ContextError,
+    NoDeviceError,
+    RecipeError,
+    SessionError,
+    StreamDiffersError,
+)
 
 # ---- models.toml
 
@@ -55,6 +65,9 @@ def test_a_model_has_its_settings_and_the_usual_ones(tmp_path):
         ('[models.a]\npath = "x"\nkind = "chta"\n', "[models.a] kind = 'chta' is not available; did you mean 'chat'"),
         ('[models.a]\npath = "x"\n[models.b]\npath = "y"\nmin = -1\n', "line 5: [models.b] min must be"),
         ('[models.a]\npath = "x"\nengine = "vlm"\n', "[models.a] engine = 'vlm' is not available"),
+        ('[models.a]\npath = "x"\ncold = "no"\n', "cold = 'no' is not available; there are 'wait', 'refuse'"),
+        ('[models.a]\npath = "x"\ncold = "refused"\n', "cold = 'refused' is not available; did you mean 'refuse'?"),
+        ('[models.a]\npath = "x"\ndtype = "int8"\n', "dtype = 'int8' is not available; there are auto, float32, b"),
         ('[models.a]\npath = "x"\nkind = "embedding"\nengine = "vllm"\n', "[models.a] engine is for models that write"),
         ('[models.a]\npath = "x"\nmin = 3\nmax = 2\n', "[models.a] min = 3 is more than max = 2"),
         ('[models.a]\npath = "x"\nmax = 0\n', "models.toml: line 3: [models.a] max must be"),
@@ -68,6 +81,27 @@ def test_an_error_of_a_models_file_names_its_line_and_its_setting(text, said):
     with pytest.raises(ConfigError) as error:
         models(text)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("named", "meant"), [("fp16", "float16"), ("bf16", "bfloat16"), ("float32", "float32")])
+def test_a_dtype_may_have_its_usual_short_name(tmp_path, named, meant):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    short, long = (
+        recipe_of(models(f'[models.a]\npath = "m"\ndtype = "{dtype}"\n', tmp_path)["a"]) for dtype in (named, meant)
+    )
+    assert short.key == long.key
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "XLMRobertaForMaskedLM", "T5EncoderModel"])
+def test_an_encoder_that_is_to_write_is_refused_by_its_setting(tmp_path, architecture):
+    (tmp_path / "enc").mkdir()
+    (tmp_path / "enc" / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    with pytest.raises(ConfigError, match=rf"\[models.a\] .*enc is an encoder \({architecture}\)"):
+        models('[models.a]\npath = "enc"\n', tmp_path)
+    assert models('[models.a]\npath = "enc"\nkind = "embedding"\n', tmp_path)
+    with pytest.raises(RecipeError, match=r"take stoker\.encoder"):
+        causal_lm(tmp_path / "enc")
 
 
 # ---- limits and keys
@@ -187,6 +221,13 @@ def test_each_choice_of_each_prompt_is_a_request_with_a_seed_of_its_own():
     assert not asked(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
 
 
+def test_a_request_that_is_left_counts_the_tokens_that_it_asked_for():
+    assert tokens_asked(asked(messages=[{"role": "user", "content": "x" * 40}], max_tokens=50, n=2)) == 110
+    assert tokens_asked(asked(Endpoint.COMPLETIONS, prompt=["a", "b"], max_tokens=5)) == 12
+    assert tokens_asked(asked(Endpoint.EMBEDDINGS, input=["x" * 8, "y"])) == 3
+    assert tokens_asked(asked()) == 1001
+
+
 @pytest.mark.parametrize(("prompts", "number", "param"), [(129, None, "prompt"), (65, 2, "n")])
 def test_too_many_choices_are_refused_by_the_field_that_asks(prompts, number, param):
     with pytest.raises(RequestRefused) as refused:
@@ -272,6 +313,22 @@ def test_an_error_of_a_call_has_a_status_that_says_whether_to_come_again():
         assert (found.status, found.code, found.type) == (status, code, "server_error")
 
 
+def test_an_error_keeps_calls_hosts_and_folders_inside():
+    told = "call c-12 on node014: /scratch/ana/cache/x: no such file\n  its last lines"
+    for kind in (ContextError, NoDeviceError, SessionError, StreamDiffersError, CallTimeoutError, ValueError, OSError):
+        found = refusal_of(kind(told)).error.message
+        assert not any(inside in found for inside in ("c-12", "node014", "/scratch", "\n"))
+
+
+def test_a_load_that_failed_is_not_to_be_tried_again():
+    for error in (ContextError("x"), NoDeviceError("x")):
+        answer = error_answer(error)
+        assert "retry-after" not in answer.headers
+        assert answer.headers["x-should-retry"] == "false"
+    assert "retry-after" in error_answer(SessionError("x")).headers
+    assert "x-should-retry" not in error_answer(RequestRefused("x")).headers
+
+
 def test_a_meter_knows_which_streams_met_the_objectives():
     meter = ModelMeter(ttft_objective_s=1.0, tpot_objective_s=0.1)
     assert meter.met is None
@@ -354,7 +411,9 @@ def test_a_batch_has_what_its_body_says():
     ("fields", "param", "code"),
     [
         ({"endpoint": {"a": 1}}, "endpoint", "invalid_value"),
-        ({"completion_window": "1h"}, "completion_window", "invalid_value"),
+        ({"completion_window": "0h"}, "completion_window", "invalid_value"),
+        ({"completion_window": "31d"}, "completion_window", "invalid_value"),
+        ({"completion_window": 24}, "completion_window", "invalid_value"),
         ({"input_file_id": None}, "input_file_id", "missing_required_parameter"),
         ({"input_file_id": ["file-1"]}, "input_file_id", "invalid_type"),
         ({"metadata": "x"}, "metadata", "invalid_type"),

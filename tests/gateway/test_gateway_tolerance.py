@@ -132,6 +132,24 @@ def test_tokens_that_end_a_text_are_those_that_are_asked_for(client):
         assert ask(stream, ignore_eos=True, stop_token_ids=[]) == (text, 40)
 
 
+def test_bytes_of_tokens_are_those_of_the_text(client):
+    """The tokens of this model are bytes, and most are parts of characters."""
+    options = {"messages": [QUESTION], "max_tokens": 60, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    whole = client.chat.completions.create(model="small", **options)
+    stream = client.chat.completions.create(model="small", **options, stream=True)
+    found = whole.choices[0].logprobs.content
+    pieces = [one for chunk in stream if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
+    ends = whole.choices[0].finish_reason == "stop"  # the token that ends a text is none of it
+    text = b"".join(bytes(one.bytes) for one in (found[:-1] if ends else found))
+    assert text.decode(errors="replace") == whole.choices[0].message.content
+    assert any(one.token == "\N{REPLACEMENT CHARACTER}" for one in found)
+    assert all(len(one.bytes) == 1 for one in found[:-1])
+    assert [(one.bytes, one.token) for one in pieces] == [(one.bytes, one.token) for one in found]
+    assert any(likely.bytes != [0xEF, 0xBF, 0xBD] for one in found for likely in one.top_logprobs)
+    plain = client.completions.create(model="small", prompt="One", max_tokens=60, temperature=0, logprobs=3)
+    assert all(len(likeliest) == 3 for likeliest in plain.choices[0].logprobs.top_logprobs)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("body", "param"),

@@ -117,10 +117,11 @@ def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> 
         return None
     ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
     return {
-        "tokens": [token for token, _, _ in likelihoods],
+        "tokens": [_named(token) for token, _, _ in likelihoods],
         "token_logprobs": [max(_LEAST_LOGPROB, chance) for _, chance, _ in likelihoods],
         "top_logprobs": [
-            {token: max(_LEAST_LOGPROB, chance) for token, chance in likeliest} for _, _, likeliest in likelihoods
+            {_named(token): max(_LEAST_LOGPROB, chance) for token, chance in likeliest}
+            for _, _, likeliest in likelihoods
         ],
         "text_offset": list(ends)[: len(likelihoods)],
     }
@@ -138,7 +139,19 @@ def token_usage(read: int, written: int) -> Body:
 
 
 def _chance(token: str, chance: float) -> Body:
-    return {"token": token, "logprob": max(_LEAST_LOGPROB, chance), "bytes": list(token.encode())}
+    return {"token": str(token), "logprob": max(_LEAST_LOGPROB, chance), "bytes": list(_bytes_of(token))}
+
+
+def _bytes_of(token: str) -> bytes:
+    """The bytes of a token, which may be part of a character."""
+    raw: bytes = getattr(token, "raw", None) or token.encode()
+    return raw
+
+
+def _named(token: str) -> str:
+    """A token in a list of texts; one that is part of a character as its bytes, as OpenAI writes them."""
+    raw = getattr(token, "raw", None)
+    return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _embedding(index: int, vector: bytes, packed: bool) -> Body:

@@ -1,0 +1,106 @@
+"""The limits of a key, for the requests of its batches: each is counted as if its client had sent it.
+
+The requests of a batch run in a `stoker batch` (batch_inference/pacing.py says how it is allowed to begin them). A
+batch leaves a part of each limit to the other requests of its key (`KeyLimits.for_batches`). If tokens are limited, no
+more requests run at once than the tokens that are left allow, by the mean of those that have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from stoker.apps.gateway.guard import Caller, Guard, HeldRequest
+
+_LOOK_S = 0.2
+_MOST_AHEAD = 256
+"""Requests of one batch that may run or wait at once."""
+
+
+class BatchUse(msgspec.Struct, frozen=True):
+    """What a `stoker batch` has used of its permits."""
+
+    ended: int = 0
+    tokens: int = 0
+
+
+class BatchPace:
+    """Lets the requests of one batch begin. `file`: of its permits; `owner`: the name of its key."""
+
+    def __init__(self, file: Path, guard: Guard, *, owner: str) -> None:
+        self._file = file
+        self._guard = guard
+        self._owner = owner
+        self._allowed = 0
+        self._use = BatchUse()
+        self._held: deque[HeldRequest] = deque()
+
+    def begin(self) -> None:
+        """A new process of the batch is about to start."""
+        self._file.with_suffix(".use").unlink(missing_ok=True)
+        self._write(0)
+
+    def find(self) -> None:
+        """The process of the batch runs since before this gateway: what it may do already is counted."""
+        with suppress(OSError, ValueError):
+            self._allowed = int(self._file.read_text())
+        self._use = self._used()
+        if caller := self._guard.caller_named(self._owner):
+            self._held.extend(self._guard.resume(caller) for _ in range(self._allowed - self._use.ended))
+
+    async def keep(self) -> None:
+        """Let requests begin until this is cancelled; requests that still run then count no longer."""
+        try:
+            while True:
+                with suppress(OSError):  # a disk without room: it is tried again
+                    self.step()
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            while self._held:
+                self._held.popleft().end()
+
+    def step(self) -> None:
+        """Count the requests that have ended, and let others begin. Raises OSError."""
+        use = self._used()
+        tokens = max(0, use.tokens - self._use.tokens)
+        for _ in range(min(use.ended - self._use.ended, len(self._held))):
+            held = self._held.popleft()
+            held.tokens, tokens = tokens, 0
+            held.end()
+        self._use = use
+        before = self._allowed
+        caller = self._guard.caller_named(self._owner)
+        while caller is not None and len(self._held) < self._ahead(caller) and (held := self._next(caller)):
+            self._held.append(held)
+            self._allowed += 1
+        if self._allowed != before:
+            self._write(self._allowed)
+
+    def _next(self, caller: Caller) -> HeldRequest | None:
+        """The next request of the batch, if the limits of its key allow it."""
+        return self._guard.begin_if(caller, limits=caller.limits.for_batches)
+
+    def _ahead(self, caller: Caller) -> int:
+        """How many requests may run at once."""
+        most = caller.limits.for_batches.tokens_per_minute
+        if not most:
+            return _MOST_AHEAD
+        if not self._use.ended:
+            return 1
+        mean = max(1, self._use.tokens // self._use.ended)
+        left = most - self._guard.tokens_of(caller)
+        return max(1, min(_MOST_AHEAD, left // mean))
+
+    def _used(self) -> BatchUse:
+        with suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(self._file.with_suffix(".use").read_bytes(), type=BatchUse)
+        return self._use
+
+    def _write(self, allowed: int) -> None:
+        draft = self._file.with_suffix(".draft")
+        draft.write_text(str(allowed))
+        draft.replace(self._file)

@@ -1,0 +1,196 @@
+"""The limits of a key hold for its batches, and a batch that is cut short keeps its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from gateway.test_gateway_batch_room import until
+from polling import PATIENCE_S
+
+from stoker.apps.batch_inference.pacing import Permits
+from stoker.apps.gateway.batch_bodies import AskedBatch
+from stoker.apps.gateway.batch_pace import BatchPace
+from stoker.apps.gateway.batches import Batches, GatewayBatch
+from stoker.apps.gateway.guard import Guard
+from stoker.apps.gateway.key_file import KeyFile
+from stoker.apps.gateway.limits import KeyLimits
+from stoker.apps.gateway.uploads import FileStore
+
+CHAT = "/v1/chat/completions"
+ANSWERS_THEN_WAITS = """
+import json, pathlib, sys, time
+run = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+run.mkdir()
+def record(name, status):
+    return {"custom_id": name, "infer_s": 1, "line": {"custom_id": name, "response": {"status_code": status}}}
+lines = [record("r0", 200), record("r1", 400), record("r2", 200)]
+text = "".join(json.dumps(line, separators=(",", ":")) + "\\n" for line in lines)
+(run / "results.jsonl.part").write_text(text + '{"torn')
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return KeyFile(tmp_path / "keys.json")
+
+
+class HeldBatches(Batches):
+    """Batches whose process answers three requests and then waits."""
+
+    async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
+        words = [sys.executable, "-c", ANSWERS_THEN_WAITS, "--out", str(self._run(batch))]
+        return await asyncio.create_subprocess_exec(*words)
+
+
+def batches_in(folder: Path) -> HeldBatches:
+    return HeldBatches(folder / "batches", FileStore(folder / "files"), models=Path("m.toml"), session="s")
+
+
+async def begun(batches: Batches) -> GatewayBatch:
+    lines = [{"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": {}} for n in range(5)]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = batches.files.add(data, filename="f", purpose="batch", owner="")
+    return await batches.add(AskedBatch(CHAT, file.id), owner="")
+
+
+def contents(batches: Batches, id: str | None) -> list[dict]:
+    assert id is not None
+    return [json.loads(line) for line in batches.files.data(id).read_text().splitlines()]
+
+
+async def ended(batches: Batches, id: str) -> GatewayBatch:
+    if id in batches._tasks:
+        await asyncio.wait_for(batches._tasks[id], PATIENCE_S)
+    return batches.get(id, owner="")
+
+
+def check_kept(batches: Batches, batch: GatewayBatch, *, status: str, code: str) -> None:
+    assert (batch.status, batch.completed, batch.failed, batch.total) == (status, 2, 1, 5)
+    assert [line["custom_id"] for line in contents(batches, batch.output_file_id)] == ["r0", "r2"]
+    refused, *others = contents(batches, batch.error_file_id)
+    assert refused["response"]["status_code"] == 400
+    assert [(line["custom_id"], line["error"]["code"]) for line in others] == [("r3", code), ("r4", code)]
+    assert batch.body[f"{status}_at"]
+
+
+def test_a_cancelled_batch_keeps_its_answers(tmp_path):
+    async def test() -> None:
+        batches = batches_in(tmp_path)
+        batch = await begun(batches)
+        await until(lambda: batches.get(batch.id, owner="").completed == 2)
+        assert batches.cancel(batch.id, owner="").status == "cancelling"
+        check_kept(batches, await ended(batches, batch.id), status="cancelled", code="batch_cancelled")
+
+    asyncio.run(test())
+
+
+def test_a_batch_whose_time_is_over_keeps_its_answers(tmp_path):
+    async def test() -> None:
+        batches = batches_in(tmp_path)
+        batch = await begun(batches)
+        await until(lambda: batches.get(batch.id, owner="").completed == 2)
+        await batches.leave()
+        file = tmp_path / "batches" / f"{batch.id}.json"
+        kept = json.loads(file.read_bytes())
+        file.write_text(json.dumps({**kept, "created_at": int(time.time()) - 86_400}))
+        later = batches_in(tmp_path)
+        later.resume()
+        check_kept(later, await ended(later, batch.id), status="expired", code="batch_expired")
+
+    asyncio.run(test())
+
+
+def test_a_batch_whose_process_dies_keeps_its_answers(tmp_path):
+    async def test() -> None:
+        batches = batches_in(tmp_path)
+        batch = await begun(batches)
+        await until(lambda: batches.get(batch.id, owner="").completed == 2)
+        child = batches._followed[batch.id].child
+        assert child is not None
+        child.kill()
+        found = await ended(batches, batch.id)
+        check_kept(batches, found, status="failed", code="batch_failed")
+        assert str(tmp_path) not in json.dumps(found.body)
+
+    asyncio.run(test())
+
+
+# ---- limits
+
+
+def paced(keys: KeyFile, tmp_path: Path, limits: KeyLimits) -> tuple[Guard, BatchPace, Permits]:
+    keys.add("ana", limits)
+    guard, file = Guard(keys), tmp_path / "b.permits"
+    pace = BatchPace(file, guard, owner="ana")
+    pace.begin()
+    return guard, pace, Permits(file)
+
+
+def take_all(pace: BatchPace, permits: Permits) -> int:
+    """How many calls may begin now."""
+    pace.step()
+    permits._looked_at = float("-inf")
+    taken = 0
+    while permits.take():
+        taken += 1
+    return taken
+
+
+def test_requests_of_a_batch_count_among_those_at_a_time(keys, tmp_path):
+    guard, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=4))
+    assert take_all(pace, permits) == 3  # one is left to other requests
+    assert take_all(pace, permits) == 0
+    live = guard.begin(guard.caller_named("ana"))
+    with pytest.raises(Exception, match="4 requests of this key are running"):
+        guard.begin(guard.caller_named("ana"))
+    permits.end(10)
+    permits.end(10)
+    assert take_all(pace, permits) == 1  # the other place is the live request's
+    live.end()
+    assert take_all(pace, permits) == 1
+
+
+def test_requests_of_a_batch_count_among_those_of_a_minute(keys, tmp_path):
+    guard, pace, permits = paced(keys, tmp_path, KeyLimits(requests_per_minute=3))
+    assert take_all(pace, permits) == 2
+    permits.end(5)
+    permits.end(5)
+    assert take_all(pace, permits) == 0
+    guard.begin(guard.caller_named("ana")).end()
+    with pytest.raises(Exception, match="may send 3 requests a minute"):
+        guard.begin(guard.caller_named("ana"))
+
+
+def test_tokens_of_a_batch_count_and_bound_how_many_run(keys, tmp_path):
+    guard, pace, permits = paced(keys, tmp_path, KeyLimits(tokens_per_minute=1000))
+    assert take_all(pace, permits) == 1  # nothing is known of their tokens yet
+    permits.end(100)
+    assert take_all(pace, permits) == 8  # of 900 tokens 100 are used
+    for _ in range(8):
+        permits.end(125)
+    assert take_all(pace, permits) == 0
+    with pytest.raises(Exception, match="has used 1,100"):
+        guard.begin(guard.caller_named("ana"))
+
+
+def test_a_batch_whose_key_is_removed_begins_no_more(keys, tmp_path):
+    _, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=2))
+    assert take_all(pace, permits) == 1
+    keys.remove("ana")
+    permits.end(1)
+    assert take_all(pace, permits) == 0
+
+
+def test_a_gateway_that_starts_again_counts_what_runs(keys, tmp_path):
+    _, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=4))
+    assert take_all(pace, permits) == 3
+    permits.end(1)
+    again = BatchPace(tmp_path / "b.permits", Guard(keys), owner="ana")
+    again.find()
+    assert take_all(again, permits) == 1
