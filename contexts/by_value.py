@@ -12,6 +12,7 @@ from cloudpickle import cloudpickle as _inside
 from stoker.contexts.bytecode import names_in_class_bodies
 from stoker.contexts.carried_modules import has_travelled
 from stoker.contexts.classes_by_name import class_by_name, is_found_by_name, simple_attributes
+from stoker.contexts.open_handles import SUSPECTS, reduce_handle, tell_of_finalizer
 from stoker.contexts.reducers import REDUCERS, class_reduction, is_dispatcher, reduce_dispatcher
 from stoker.contexts.source_lines import SourceLines, know, lines_of
 from stoker.contexts.user_code import is_installed
@@ -56,8 +57,15 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
                 return _inside.dynamic_subimport, (obj.__name__, {}), state, None, None, _fill
         elif isinstance(obj, SourceLines):
             return know, (lines_of(function.__code__ for function in self.functions),)
+        elif isinstance(obj, SUSPECTS):
+            reduced = reduce_handle(obj)
+            if reduced is not NotImplemented:
+                return reduced
         else:
-            reduce = REDUCERS.get(type(obj))
+            kind = type(obj)
+            if hasattr(kind, "__del__") and not is_installed(kind.__module__):
+                tell_of_finalizer(kind)
+            reduce = REDUCERS.get(kind)
             if reduce is not None and not self._is_found(obj) and (reduced := reduce(obj)) is not None:
                 return reduced
         return super().reducer_override(obj)

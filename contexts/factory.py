@@ -213,7 +213,7 @@ def make_recipe(
 
 
 def _is_ready_made(loader: Loader) -> bool:
-    """True for a loader of Stoker's, which reads no file by a relative name: its context is the same in every folder."""
+    """True for a loader of Stoker's, which reads no file by a relative name: its context is the same everywhere."""
     return str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
 
 

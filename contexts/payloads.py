@@ -21,6 +21,7 @@ from typing import Any
 
 from stoker.contexts.by_value import NONE, ByValuePickler
 from stoker.contexts.kept_classes import loads_keeping_classes
+from stoker.contexts.open_handles import OpenHandle
 from stoker.contexts.payload_layout import PLAIN, Buffer, laid_out, taken_apart
 from stoker.contexts.unpicklable import explain
 from stoker.contexts.user_code import is_installed
@@ -144,6 +145,8 @@ def _pickle(
             again.join_functions_to(pickler.modules)
             again.dump(value)
             return file.getvalue()
+        except OpenHandle:  # its module, imported again in a library, would open the file again, and may empty it
+            raise
         except Exception:
             # By value, a function drags its module's globals along, and one of them may be a lock or a connection.
             # By name it can still work: its module travels, or can be imported on the pilot too.

@@ -15,10 +15,13 @@ import msgspec
 
 _OF_ONE_MACHINE = frozenset({
     "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "bcachefs", "vfat", "exfat", "ntfs3",
-    "tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "squashfs", "erofs", "iso9660", "fuseblk",
-    "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll",
+    "proc", "sysfs", "tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "squashfs", "erofs", "iso9660",
+    "fuseblk", "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll",
 })  # fmt: skip
 """File systems that no other machine sees."""
+
+
+_MOUNTS = "/proc/self/mountinfo"
 
 
 class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -83,7 +86,7 @@ def _boot() -> str:
 def _kind_of(device: int) -> str:
     """The kind of the file system with this device number; of one that is mounted nowhere (a subvolume) `overlay`."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo") as file:
+    with open(_MOUNTS) as file:
         for line in file:
             before, _, after = line.partition(" - ")
             if before.split(" ", 3)[2] == wanted:

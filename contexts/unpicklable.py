@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import io
 import sys
 import types
@@ -9,7 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.contexts.by_value import ByValuePickler
+from stoker.contexts.open_handles import OpenHandle, is_handle
+from stoker.contexts.user_code import is_installed
 
+_FROM_LIBRARY = ("result", "checkpoint", "piece", "exception")
 _TRIES = 300
 _DEPTH = 8
 
@@ -22,6 +27,8 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
         path, culprit, why = "", value, error
     if kind := future_kind(culprit):
         return _of_future(path, kind, what=what)
+    if isinstance(why, OpenHandle):
+        return _of_handle(path, why, is_itself=is_handle(culprit), what=what)
     place = f" at {path}" if path else ""
     if what in ("result", "checkpoint"):
         goes, advice = "back to the program", "Give back what it is made from instead: numbers, texts, arrays"
@@ -58,11 +65,28 @@ def _of_future(path: str, kind: str, *, what: str) -> str:
     return f"the {what} can't be sent to a library{place}: {kind} can't leave the program. Use {value}."
 
 
+def _of_handle(path: str, handle: OpenHandle, *, is_itself: bool, what: str) -> str:
+    """The sentence for an open file, which stays where it was opened. `is_itself`: it lies at `path`, else in what lies
+    there."""
+    verb = "is" if is_itself else "holds"
+    if what in _FROM_LIBRARY:
+        place = f"holds {handle.what} at {path}" if path else f"{verb} {handle.what}"
+        return (
+            f"the {what} {place}, which can't leave the library. Read it in the function and return its content, or"
+            " return its path."
+        )
+    advice = f"{handle.advice[:1].upper()}{handle.advice[1:]}."
+    if path.startswith("argument"):
+        return f"{path} {verb} {handle.what}, which can't leave the program. {advice}"
+    place = f"{path or 'it'} {verb}"
+    return f"the {what} can't be sent to a library: {place} {handle.what}, which can't leave the program. {advice}"
+
+
 def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, BaseException]:
     path, culprit, why, tries = "", value, error, 0
     seen: set[int] = set()
     for _ in range(_DEPTH):
-        if future_kind(culprit):  # it fails for what it is made of, which is of no interest
+        if future_kind(culprit) or is_handle(culprit):  # it fails for what it is made of, which is of no interest
             break
         seen.add(id(culprit))
         for step, part in _parts(culprit):
@@ -93,7 +117,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         for key, part in value.items():
             yield f"[{_name(key)}]", part
             yield f" key {_name(key)}", key
-    elif isinstance(value, tuple | list | set | frozenset):
+    elif isinstance(value, tuple | list | set | frozenset | collections.deque):
         for index, part in enumerate(value):
             yield f"[{index}]", part
     elif isinstance(value, types.FunctionType):
@@ -111,9 +135,30 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.MethodType):
         yield " its object", value.__self__
         yield " its function", value.__func__
-    elif hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType):
-        for name, part in vars(value).items():
+    elif isinstance(value, functools.partial):
+        yield " its function", value.func
+        for index, part in enumerate(value.args):
+            yield f" argument {index} that it was given ahead", part
+        for name, part in value.keywords.items():
+            yield f" argument {name} that it was given ahead", part
+    elif isinstance(value, type):
+        if not is_installed(value.__module__):
+            for name, part in vars(value).items():
+                yield f".{name}", part
+    elif not isinstance(value, types.ModuleType):
+        for name, part in _attributes(value).items():
             yield f".{name}", part
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """An object's own attributes, those in slots too."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
 
 
 def global_names(code: types.CodeType) -> list[str]:

@@ -82,8 +82,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     - `site`: a site file, a Site, or None for this machine. `provider`: any Parsl provider; it overrides the site's.
       Blocks at a batch system that a site file names are the manager's business (its factory's), and none of Parsl's.
     - `session`: join a session that is up (`stoker up`), by its id or folder. It goes on when this program ends.
-    - `working_dir`: where calls run; a pilot makes the folder if it is missing (default: the program's folder; on a pilot
-      that does not see it a folder of the call's own, which is cleared after it).
+    - `working_dir`: where calls run; a pilot makes the folder if it is missing (default: the program's folder; on a
+      pilot that does not see it a folder of the call's own, which is cleared after it).
     - `drain_s`: how long a block that is scaled in may go on with the calls that it runs.
     - `progress`: whether it says by itself what calls wait for (see `wait_notices`). A journal that cannot be written
       and a manager that does not answer are said in any case.

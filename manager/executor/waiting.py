@@ -115,8 +115,8 @@ class WaitingCalls:
         files = ", ".join(left.names) + (f" and {left.count - len(left.names)} more" * (left.count > len(left.names)))
         seen = f"; its pilot does not see {left.home}, where the program runs" if left.home else ""
         logger.warning(
-            "%s left files in its working folder that are lost (%s)%s: return what is in them, or write them to a folder"
-            " that pilots see, by its absolute path (said once for each function)",
+            "%s left files in its working folder that are lost (%s)%s: return what is in them, or write them to a"
+            " folder that pilots see, by its absolute path (said once for each function)",
             left.function,
             files,
             seen,

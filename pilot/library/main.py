@@ -72,7 +72,7 @@ def serve(number: int) -> None:
         tail = LogTail(settings.log)
         marker = Marker(os.path.join(settings.folder, "running"), slots=max(1, order.recipe.slots))
         temporary = ClearedFolder(os.path.join(settings.folder, "tmp"))
-        use_temporary(temporary.path)
+        use_temporary(temporary.short_path)
         links = links_of(order.recipe, order.objects)
         workplace = Workplace(os.path.join(settings.folder, "load"), temporary=temporary, links=links)
         workplace.enter_home(order.recipe.home)

@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 
 _LONG_AGO_NS = 1_000_000_000
+_LONGEST = 70
+"""A socket below a folder with a longer path may have a path that is too long: `multiprocessing` adds 31 characters."""
 
 
 class ScratchGuard:
@@ -50,6 +52,7 @@ class ClearedFolder:
         self._kept: frozenset[str] = frozenset()
         self._is = (0, 0, 0, 0)
         self._open = -1
+        self._was_open = (0, 0)
         self.clear()
 
     @property
@@ -60,6 +63,14 @@ class ClearedFolder:
         except OSError:  # a call has closed it
             return True
         return (facts.st_ino, facts.st_dev, facts.st_mtime_ns, facts.st_nlink) != self._is
+
+    @property
+    def short_path(self) -> str:
+        """A path of the folder for Unix sockets, whose paths have 107 characters at most. It holds in this process and
+        its children, as long as this process lives."""
+        if len(os.fsencode(self.path)) <= _LONGEST or self._open < 0:
+            return self.path
+        return f"/proc/{os.getpid()}/fd/{self._open}"
 
     def names(self) -> list[str]:
         """The names of what `clear` removes; none if the folder cannot be read."""
@@ -96,14 +107,29 @@ class ClearedFolder:
         os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
         facts = os.stat(self.path)
         self._is = (facts.st_ino, facts.st_dev, facts.st_mtime_ns, facts.st_nlink)
-        self._reopen(facts.st_dev, facts.st_ino)
+        self._reopen()
 
-    def _reopen(self, device: int, inode: int) -> None:
-        """Have the folder open. A descriptor that a call has closed may be another file's by now: it stays open."""
-        with suppress(OSError):
-            facts = os.fstat(self._open)
-            if (facts.st_dev, facts.st_ino) == (device, inode):
+    def _reopen(self) -> None:
+        """Have the folder open, by the same number as before. A number that a call has closed may be another file's by
+        now, which stays open."""
+        inode, device = self._is[:2]
+        try:
+            before = os.fstat(self._open)
+        except OSError:
+            before = None
+        if before is not None and (before.st_ino, before.st_dev) == self._was_open:
+            if self._was_open == (inode, device):
                 return
-        self._open = -1
-        with suppress(OSError):  # without a descriptor the folder counts as touched each time
-            self._open = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        elif before is not None:
+            self._open = -1
+        try:
+            number = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # without a descriptor the folder counts as touched each time
+            self._open = -1
+            return
+        if self._open >= 0 and number != self._open:
+            os.dup2(number, self._open, inheritable=False)
+            os.close(number)
+        else:
+            self._open = number
+        self._was_open = (inode, device)

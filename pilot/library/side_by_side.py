@@ -1,9 +1,9 @@
 """Which calls may run at the same time in a library with several slots.
 
 All of them share one `sys.modules`. So two calls that want one module in two versions run one after the other: a call
-begins when no running one clashes with it. Where the threads of the process share their working folder and umask (the
-system does not allow other), calls of programs in two folders do not run at the same time either. No call overtakes the one whose turn it is, so each has its turn. Until it
-begins it waits in the queue, from where it can be given back, and its time limit does not run.
+begins when no running one clashes with it. Where the threads of a process cannot have a working folder and a umask
+each, calls of programs in two folders run one after the other too. No call overtakes the one whose turn it is, so each
+has its turn. Until it begins it waits in the queue, from where it can be given back, and its time limit does not run.
 """
 
 from __future__ import annotations

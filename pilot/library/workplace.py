@@ -31,7 +31,8 @@ _MOST_LINKS = 20
 
 def stand_apart() -> bool:
     """Give this thread a working folder and a umask of its own. False where the system does not allow it."""
-    return ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS) == 0
+    code: int = ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS)
+    return code == 0
 
 
 def links_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
@@ -137,7 +138,7 @@ class Workplace:
                 self._link(self._own)
         if self.temporary.is_touched:
             self.temporary.clear()
-            forget_temporary(self.temporary.path)
+            forget_temporary()
 
 
 def use_temporary(folder: str) -> None:
@@ -145,8 +146,8 @@ def use_temporary(folder: str) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
-def forget_temporary(folder: str) -> None:
-    """Have `multiprocessing` make its folder anew, if the one that it has made below `folder` is gone."""
+def forget_temporary() -> None:
+    """Have `multiprocessing` make its folder anew, if the one that it has made is gone."""
     made = getattr(process.current_process(), "_config", {}).get("tempdir")
-    if made is not None and str(made).startswith(folder) and not os.path.isdir(made):
+    if made is not None and not os.path.isdir(made):
         process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]

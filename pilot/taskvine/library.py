@@ -132,7 +132,7 @@ class VineLibrary:
         recipe, setup = self._setup.recipe, self._setup
         objects = {ref.name: os.path.join(self._home, ref.name) for ref in recipe.objects}
         self._temporary = ClearedFolder(os.path.join(self._home, "stoker-tmp"))
-        use_temporary(self._temporary.path)
+        use_temporary(self._temporary.short_path)
         workplace = Workplace(
             os.path.join(self._home, "stoker-call"), temporary=self._temporary, links=links_of(recipe, objects)
         )
@@ -229,7 +229,9 @@ class VineLibrary:
             end = CallEnd(spec.call, ok=False)
         finally:
             self._watch.end()
-        fault = self._soundness.restore(time.perf_counter()) or (None if self._runner.is_clean else self._runner.clean())
+        fault = self._soundness.restore(time.perf_counter()) or (
+            None if self._runner.is_clean else self._runner.clean()
+        )
         if fault is not None:
             self._retire(fault.text)
         if self._watch.reason:

@@ -284,10 +284,7 @@ def test_a_context_that_was_made_before_its_helper_changed_is_told_of(caplog):
     submission = preparer.function(look.func).submission(look.func, look.specification.wants)
     assert not caplog.records
     names["size"] = 2
-    assert (
-        preparer.function(look.func).submission(look.func, look.specification.wants).recipe
-        == submission.recipe
-    )
+    assert preparer.function(look.func).submission(look.func, look.specification.wants).recipe == submission.recipe
     preparer.function(look.func).submission(look.func, look.specification.wants)
     assert [record.getMessage().split(",")[0] for record in caplog.records] == [
         f"context {submission.recipe.name} was made before size changed"

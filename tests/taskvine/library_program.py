@@ -29,9 +29,16 @@ def main() -> None:
         (folder / messages.FUNCTION_FILE).write_bytes(function)
         os.chdir(folder)
         answer = library.serve(order)
-        pickle.dump((answer, os.getcwd() == str(folder)), out)
+        pickle.dump((answer, _stands_in(folder)), out)
         out.flush()
         os.chdir(here)
+
+
+def _stands_in(folder: Path) -> bool:
+    try:
+        return os.getcwd() == str(folder)
+    except FileNotFoundError:
+        return False
 
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.contexts import context, payloads
+from stoker.contexts.program_folder import program_folder
 from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind
 from stoker.manager.protocol.ids import CallId, FunctionKey
@@ -42,7 +44,12 @@ class Process:
         self._say((messages.encode(setup), str(self.here)))
 
     def send(
-        self, function: Callable[..., Any] | None, *arguments: Any, limit_s: float = 0.0, call: int | None = None
+        self,
+        function: Callable[..., Any] | None,
+        *arguments: Any,
+        limit_s: float = 0.0,
+        call: int | None = None,
+        options: CallOptions | None = None,
     ) -> int:
         """An order with one call of this function for each argument, numbered from `call` on; its ticket."""
         ticket = next(self._tickets)
@@ -50,19 +57,24 @@ class Process:
         calls = [CallSpec(CallId(first + n), payloads.dumps(((x,), {}))) for n, x in enumerate(arguments)]
         name = getattr(function, "__name__", "")
         order = messages.PoolOrder(
-            ticket, FunctionKey(name), name, calls if function else [], CallOptions(limit_s=limit_s)
+            ticket, FunctionKey(name), name, calls if function else [], options or CallOptions(limit_s=limit_s)
         )  # fmt: skip
         self._say((messages.encode(order), payloads.dumps((function, True), what="function")))
         return ticket
 
     def take(self) -> messages.PoolAnswer:
         """The next answer. The process stands in the order's folder when it gives it."""
-        answer, stays = pickle.load(self._process.stdout)
+        answer, stays = self.take_any()
         assert stays
-        return messages.decode_answer(answer)
+        return answer
 
-    def ask(self, function: Callable[..., Any] | None, *arguments: Any, limit_s: float = 0.0) -> messages.PoolAnswer:
-        self.send(function, *arguments, limit_s=limit_s)
+    def take_any(self) -> tuple[messages.PoolAnswer, bool]:
+        """The next answer, and whether the process stands in the order's folder."""
+        answer, stays = pickle.load(self._process.stdout)
+        return messages.decode_answer(answer), stays
+
+    def ask(self, function: Callable[..., Any] | None, *arguments: Any, **more: Any) -> messages.PoolAnswer:
+        self.send(function, *arguments, **more)
         return self.take()
 
     def printed(self, end: CallEnd) -> str:
@@ -248,3 +260,47 @@ def test_a_context_that_takes_more_memory_than_it_declares_ends_and_says_so(star
     assert library.wait() == 3
     note = messages.take_note(str(library.running), ticket)
     assert (note.call, note.reason) == (100 * ticket, messages.OVER_MEMORY)
+
+
+def test_calls_run_in_the_programs_folder_with_its_umask(start, tmp_path):
+    """As in Stoker's own libraries; the environment, temporary files and standard descriptors are put back."""
+
+    def load():
+        return Path("model.txt").read_text()
+
+    def works(model, name):
+        import tempfile
+
+        found = os.environ.pop("LEFT", ""), os.listdir(tempfile.gettempdir()), os.fstat(0).st_mode > 0
+        os.environ["LEFT"] = "1"
+        tempfile.mkdtemp()
+        Path(name).write_text(model)
+        os.close(0)
+        return os.getcwd(), oct(os.stat(name).st_mode & 0o777), found
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "model.txt").write_text("weights")
+    home = msgspec.structs.replace(program_folder(run), umask=0o002)
+    library = start(msgspec.structs.replace(context(load)(), home=home))
+    ends = library.ask(works, "a", "b", options=CallOptions(home=home)).ends
+    assert [value(end) for end in ends] == [(str(run), "0o664", ("", [], True))] * 2
+    assert (run / "a").read_text() == (run / "b").read_text() == "weights"
+
+
+def test_result_arrives_though_the_workers_folder_is_gone(library):
+    """The library says why it ends, and ends after its answer."""
+
+    def outlives(_words, here):
+        import shutil
+
+        shutil.rmtree(here)
+        return "hours of work"
+
+    library.send(outlives, str(library.here))
+    answer, stays = library.take_any()
+    assert not stays
+    assert value(answer.ends[0]) == "hours of work"
+    assert library.wait() == 1
+    (log,) = library.logs.iterdir()
+    assert "the library ends: what a call left could not be cleared away" in log.read_text()

@@ -13,7 +13,7 @@ BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_U, "code"): "mend that line; try the function without a session, with the same arguments",
     (_U, "crash"): "run the function by itself with the same arguments; what it printed: stoker logs {}",
     (_U, "context"): "try the loader without a session: LOADER.load_here(...)",
-    (_U, "data"): "give a path that the nodes see too; a path without a folder in front means the call's own folder",
+    (_U, "data"): "give a path that the nodes see too; a relative path begins in the program's folder",
     (_U, "damaged_file"): "look at what it read there, and at its size; copy or download it again",
     (_U, "service"): "ask it from a node: many have no way to the internet, and `localhost` is the node itself",
     (_U, "result"): "return plain values or arrays, of types that the program can import too",

@@ -1,0 +1,189 @@
+"""Programs whose calls and loaders read and write files by relative names, as with Parsl."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from parsl import bash_app, python_app
+
+import stoker
+from stoker import errors
+from stoker.contexts.program_folder import program_folder
+from stoker.manager.executor.wants import CallPlace
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program's folder, with a model beside the program."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps({"weight": 5}))
+    return tmp_path
+
+
+def test_relative_files_work_as_with_parsl(here: Path) -> None:
+    @stoker.context(slots=2)
+    def model():
+        with open("model.pkl", "rb") as file:
+            return pickle.load(file)
+
+    @stoker.app(context=model())
+    def score(model, i):
+        with open(f"result{i}.txt", "w") as file:
+            file.write(str(model["weight"] * i))
+        return i
+
+    @stoker.app
+    def reads(i):
+        return Path(f"result{i}.txt").read_text()
+
+    @python_app
+    def parsls():
+        Path("of parsl.txt").write_text("x")
+
+    @bash_app
+    def shell(stdout="shell.txt"):
+        return "cat model.pkl | wc -c; echo x > of-bash.txt"
+
+    @stoker.app(gang=2)
+    def together():
+        Path(f"rank{stoker.gang().rank}.txt").write_text("x")
+
+    with stoker.load(progress=False):
+        assert list(stoker.map(score, range(3))) == [0, 1, 2]
+        assert list(stoker.map(reads, range(3))) == ["0", "5", "10"]
+        parsls().result(60)
+        assert shell().result(60) == 0
+        together().result(60)
+        stoker.app(context=model())(lambda model: Path("made").mkdir())().result(60)
+    assert Path("shell.txt").read_text().strip() == str(os.path.getsize("model.pkl"))
+    wanted = {"of parsl.txt", "of-bash.txt", "rank0.txt", "rank1.txt", "made", *(f"result{i}.txt" for i in range(3))}
+    assert wanted <= set(os.listdir(here))
+
+
+def test_lost_files_are_told_once_for_each_function(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On a pilot that does not see the program's folder, as here one whose inode is another one."""
+
+    @stoker.app
+    def leaves(i):
+        Path(f"result{i}.txt").write_text("x")
+
+    @stoker.app
+    def reads():
+        return Path("model.pkl").read_bytes()
+
+    with stoker.load(progress=False) as session, caplog.at_level(logging.WARNING, logger="stoker"):
+        home = program_folder()
+        session.executor.call_place = CallPlace(home=msgspec.structs.replace(home, inode=home.inode + 1))
+        for i in range(3):
+            leaves(i).result(60)
+        with pytest.raises(FileNotFoundError) as missing:
+            reads().result(60)
+    (said,) = [record.getMessage() for record in caplog.records if "left files" in record.getMessage()]
+    assert said.startswith("test_lost_files_are_told_once_for_each_function.leaves left files")
+    assert "result0.txt" in said
+    assert f"does not see {here}" in said
+    assert any('@context(files=("model.pkl",))' in note for note in missing.value.__notes__)
+    assert not list(here.glob("result*.txt"))
+
+
+def test_file_that_travels_is_found_by_its_relative_name(here: Path, tmp_path_factory) -> None:
+    """What the advice says works, in the loader and in calls."""
+    (here / "data").mkdir()
+    (here / "data" / "words.txt").write_text("a b")
+
+    @stoker.context(files=("model.pkl", "data/words.txt"))
+    def model():
+        return pickle.loads(Path("model.pkl").read_bytes()), Path("data/words.txt").read_text()
+
+    recipe = model()
+    elsewhere = msgspec.structs.replace(recipe.home, inode=recipe.home.inode + 1)
+    recipe = msgspec.structs.replace(recipe, home=elsewhere)
+
+    @stoker.app(context=recipe)
+    def use(loaded, i):
+        Path(f"left{i}").write_text("x")
+        return loaded, Path("data/words.txt").read_text(), sorted(os.listdir("."))
+
+    with stoker.load(progress=False) as session:
+        session.executor.call_place = CallPlace(home=elsewhere)
+        for i in range(2):
+            assert use(i).result(60) == (({"weight": 5}, "a b"), "a b", ["data", f"left{i}", "model.pkl"])
+
+
+def test_open_file_is_refused_where_it_is_given(here: Path) -> None:
+    log = open("log.txt", "w+")  # noqa: SIM115
+
+    @stoker.app
+    def note(number, file=None):
+        print("note", number, file=file or log)
+
+    @stoker.app
+    def returns():
+        return open("model.pkl", "rb")
+
+    @stoker.app
+    def plain(value):
+        return str(value)
+
+    with stoker.load(progress=False), log, tempfile.NamedTemporaryFile("w+") as temporary:
+        with pytest.raises(errors.SerializationError, match=r"'log' that it closes over is an open file 'log\.txt'"):
+            note(1).result(60)
+        with pytest.raises(errors.SerializationError, match=r"variable 'log'.*open file"):
+            list(stoker.map(note, range(2)))
+        with pytest.raises(errors.SerializationError, match="argument 0 is a temporary file"):
+            plain(temporary).result(60)
+        with pytest.raises(errors.SerializationError, match=r"result is an open file 'model\.pkl'"):
+            returns().result(60)
+        assert os.path.exists(temporary.name)
+        assert plain(3).result(60) == "3"
+
+
+_PROGRAM = """
+import os, sys, stoker
+
+@stoker.context
+def model():
+    return open("model.txt").read()
+
+@stoker.app(context=model())
+def use(model, i):
+    open(f"out{i}.txt", "w").write(model)
+    return model, os.getcwd()
+
+@stoker.app
+def bare(i):
+    return os.getcwd()
+
+with stoker.load(session=sys.argv[1], progress=False):
+    print(set(stoker.map(use, range(20))) | set(stoker.map(bare, range(20))))
+"""
+
+
+def test_programs_in_two_folders_share_a_session_and_no_files(here: Path) -> None:
+    """They run side by side, with the same loader and the same functions."""
+    (here / "program.py").write_text(_PROGRAM)
+    for name in "ab":
+        (here / name).mkdir()
+        (here / name / "model.txt").write_text(f"model {name}")
+    with stoker.load(progress=False) as session:
+        programs = {
+            name: subprocess.Popen(
+                [sys.executable, str(here / "program.py"), str(session.folder)],
+                cwd=here / name,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for name in "ab"
+        }
+        said = {name: program.communicate(timeout=120)[0] for name, program in programs.items()}
+    for name in "ab":
+        assert eval(said[name]) == {(f"model {name}", str(here / name)), str(here / name)}
+        assert {Path(here, name, f"out{i}.txt").read_text() for i in range(20)} == {f"model {name}"}

@@ -1,0 +1,123 @@
+"""A pilot proves that it sees the program's folder; a recipe belongs to the folder that its own loader runs in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import stoker
+from stoker.contexts import causal_lm
+from stoker.contexts import program_folder as program_folders
+from stoker.contexts.program_folder import ProgramFolder, is_seen_here, program_folder, umask_now
+from stoker.contexts.recipe import Recipe
+
+
+def _folder(path: Path) -> ProgramFolder:
+    found = program_folder(path)
+    assert found is not None
+    return found
+
+
+def test_folder_is_seen_on_its_own_machine(tmp_path: Path) -> None:
+    home = _folder(tmp_path)
+    assert home.path == str(tmp_path)
+    assert is_seen_here(home)
+    assert is_seen_here(msgspec.msgpack.decode(msgspec.msgpack.encode(home), type=ProgramFolder))
+
+
+def test_folder_of_the_same_name_is_another_one(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    home = _folder(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert not is_seen_here(home)
+    (tmp_path / "run").mkdir()
+    assert not is_seen_here(home)
+    assert program_folder(tmp_path / "gone") is None
+
+
+def test_equal_inode_on_a_local_disk_of_another_machine_proves_nothing() -> None:
+    """Nodes that were installed from one image have the same inodes on their own disks."""
+    for path in ("/dev", "/proc"):
+        local = _folder(Path(path))
+        assert is_seen_here(local)
+        assert not is_seen_here(msgspec.structs.replace(local, boot="another boot"))
+
+
+def test_equal_inode_on_a_shared_disk_is_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's number differs from machine to machine there."""
+    home = msgspec.structs.replace(_folder(tmp_path), boot="another boot", device=7)
+    for kind, seen in (("nfs4", True), ("lustre", True), ("ext4", False), ("tmpfs", False)):
+        mount = f"1 2 {os.major(os.stat(tmp_path).st_dev)}:{os.minor(os.stat(tmp_path).st_dev)} / /x rw - {kind} y rw"
+        (tmp_path / "mounts").write_text(f"0 2 0:0 / /y rw - proc z rw\n{mount}\n")
+        monkeypatch.setattr(program_folders, "_MOUNTS", str(tmp_path / "mounts"))
+        assert is_seen_here(home) is seen, kind
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0,
+    reason="this user may not make mount namespaces, in which a node has other files under the same path",
+)
+def test_private_mount_of_a_node_is_not_the_programs_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "node").mkdir()
+    (tmp_path / "home").write_bytes(msgspec.msgpack.encode(_folder(tmp_path / "run")))
+    look = (
+        "import msgspec, sys\nfrom stoker.contexts.program_folder import *\n"
+        "print(is_seen_here(msgspec.msgpack.decode(open(sys.argv[1], 'rb').read(), type=ProgramFolder)))"
+    )
+    for mount, seen in (("true", "True"), (f"mount --bind {tmp_path}/node {tmp_path}/run", "False")):
+        script = f'{mount} && exec "$@"'
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-c", look, str(tmp_path / "home")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.strip() == seen, done.stderr
+
+
+def test_umask_is_read_without_a_change() -> None:
+    before = os.umask(0o027)
+    try:
+        assert umask_now() == 0o027
+        assert _folder(Path(".")).umask == 0o027
+    finally:
+        os.umask(before)
+
+
+def _own(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Recipe]:
+    monkeypatch.chdir(path)
+    return stoker.context(_load)(), causal_lm("somebody/a-model")
+
+
+def _load() -> str:
+    with open("model.txt") as file:
+        return file.read()
+
+
+def test_own_loader_makes_one_context_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may read files by relative names. A ready-made context is the same everywhere."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    own, ready = _own(tmp_path / "a", monkeypatch)
+    other, same = _own(tmp_path / "b", monkeypatch)
+    again, _ = _own(tmp_path / "a", monkeypatch)
+    assert own.key == again.key != other.key
+    assert ready.key == same.key
+    assert own.home is not None
+    assert own.home.path == str(tmp_path / "a")
+
+
+def test_relative_files_keep_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "model.txt").write_text("x")
+    made = stoker.context(files=("data/model.txt", str(tmp_path / "data")))(_load)()
+    assert [path for path, _ in made.named] == ["data/model.txt"]
+    assert made.named[0][1] in {ref.name for ref in made.objects}

@@ -1,0 +1,264 @@
+"""Calls run in the program's folder where the pilot sees it, else in a folder of their own; then it is put in order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_manager import FakeManager, recipe
+
+from stoker.contexts import payloads, scratch
+from stoker.contexts.program_folder import ProgramFolder, program_folder
+from stoker.manager.protocol.calls import CallOptions, CallSpec, LeftFiles
+from stoker.manager.protocol.to_library import Run
+from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.pilot.core.turns import FirstCome
+from stoker.pilot.library.functions import Function
+from stoker.pilot.library.runner import RunnableCall
+from stoker.pilot.library.side_by_side import SideBySide
+
+
+def home_of(path: Path, *, umask: int = 0o022) -> ProgramFolder:
+    path.mkdir(exist_ok=True)
+    found = program_folder(path)
+    assert found is not None
+    return msgspec.structs.replace(found, umask=umask)
+
+
+def at(path: Path, **more: Any) -> CallOptions:
+    return CallOptions(home=home_of(path, **more))
+
+
+def unseen(path: Path) -> CallOptions:
+    """As a pilot on another machine finds it, which has its own folder of this name."""
+    home = home_of(path)
+    return CallOptions(home=msgspec.structs.replace(home, inode=home.inode + 1))
+
+
+def write(name: str, text: str = "x") -> str:
+    Path(name).write_text(text)
+    return os.getcwd()
+
+
+def test_calls_of_two_programs_run_in_the_folder_of_each(served: FakeManager, tmp_path: Path) -> None:
+    served.ready(recipe())
+    one, other = at(tmp_path / "one"), at(tmp_path / "other")
+    for turn in range(3):
+        for options, place in ((one, "one"), (other, "other")):
+            assert served.results(served.run(write, [(f"{turn}",)], options=options)) == [str(tmp_path / place)]
+    assert sorted(os.listdir(tmp_path / "one")) == sorted(os.listdir(tmp_path / "other")) == ["0", "1", "2"]
+    assert all(end.left is None for end in served.ends().values())
+
+
+def test_slots_serve_programs_in_two_folders_at_once(served: FakeManager, tmp_path: Path) -> None:
+    """Each thread has a working folder and a umask of its own."""
+
+    def meet(name: str, place: str) -> tuple[str, str, str]:
+        Path(place, name).touch()
+        end = time.monotonic() + 60
+        while len(os.listdir(place)) < 4 and time.monotonic() < end:
+            time.sleep(0.01)
+        Path(f"of-{name}").write_text("x")
+        return os.getcwd(), oct(os.stat(f"of-{name}").st_mode & 0o777), str(len(os.listdir(place)))
+
+    (place := tmp_path / "place").mkdir()
+    served.ready(recipe(slots=4))
+    one, other = at(tmp_path / "one", umask=0o002), at(tmp_path / "other", umask=0o027)
+    calls = served.run(meet, [("a", str(place)), ("b", str(place))], options=one)
+    calls += served.run(meet, [("c", str(place)), ("d", str(place))], options=other)
+    first, second = (str(tmp_path / "one"), "0o664", "4"), (str(tmp_path / "other"), "0o640", "4")
+    assert served.results(calls) == [first, first, second, second]
+
+
+def test_files_and_folders_have_the_programs_modes(served: FakeManager, tmp_path: Path) -> None:
+    """Those of the loader, of a call, and of a process that a call starts."""
+
+    def modes(found: list[str]) -> list[str]:
+        import subprocess
+
+        write("file")
+        os.mkdir("folder")
+        subprocess.run(["sh", "-c", "echo x > child"], check=True)
+        return [*found, *(oct(os.stat(name).st_mode & 0o777) for name in ("file", "folder", "child"))]
+
+    def load() -> list[str]:
+        write("loaded")
+        return [oct(os.stat("loaded").st_mode & 0o777)]
+
+    made = msgspec.structs.replace(recipe(load), home=home_of(tmp_path / "run", umask=0o002))
+    served.ready(made)
+    options = at(tmp_path / "run", umask=0o007)
+    assert served.results(served.run(modes, [()], options=options, takes_context=True)) == [
+        ["0o664", "0o660", "0o770", "0o660"]
+    ]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (served.base / "scratch").rglob("lib-*"))
+
+
+def test_temporary_files_are_private_and_cleared(served: FakeManager, tmp_path: Path) -> None:
+    def leave() -> tuple[list[str], bool]:
+        found = os.listdir(tempfile.gettempdir())
+        tempfile.mkdtemp()
+        os.close(tempfile.mkstemp()[0])
+        (scratch() / "mine").write_text("x")
+        same = tempfile.gettempdir() == os.environ["TMPDIR"]
+        same = same and os.path.realpath(tempfile.gettempdir()).startswith(str(base))
+        return found, same
+
+    base = served.base / "scratch"
+    served.ready(recipe())
+    assert served.results(served.run(leave, [()] * 3, options=at(tmp_path / "run"))) == [([], True)] * 3
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_manager_of_multiprocessing_works_in_two_calls(served: FakeManager, tmp_path: Path) -> None:
+    """It keeps the name of a temporary folder, which is cleared after the first one."""
+
+    def shares() -> int:
+        import multiprocessing
+
+        with multiprocessing.get_context("fork").Manager() as manager:
+            shared = manager.list([1, 2])
+            return len(shared)
+
+    served.ready(recipe())
+    assert served.results(served.run(shares, [(), ()], options=at(tmp_path / "run"))) == [2, 2]
+
+
+def test_slots_of_a_library_clear_what_each_was_given(served: FakeManager, tmp_path: Path) -> None:
+    def leave() -> tuple[bool, list[str]]:
+        found = os.listdir(scratch())
+        (scratch() / "mine").write_text("x")
+        return str(scratch()).startswith(str(base)), found
+
+    base = served.base / "scratch"
+    served.ready(recipe(slots=2))
+    assert served.results(served.run(leave, [()] * 6, options=at(tmp_path / "run"))) == [(True, [])] * 6
+
+
+def test_lost_files_are_named_where_the_folder_is_not_seen(served: FakeManager, tmp_path: Path) -> None:
+    served.ready(recipe())
+    options = unseen(tmp_path / "run")
+    calls = served.run(write, [(name,) for name in ("result.txt", "other.txt")], options=options)
+    where = served.results(calls)
+    assert all(place.startswith(str(served.base / "scratch")) for place in where)
+    assert os.listdir(tmp_path / "run") == []
+    assert [served.ends()[call].left for call in calls] == [
+        LeftFiles("write", (name,), 1, str(tmp_path / "run")) for name in ("result.txt", "other.txt")
+    ]
+    quiet = served.run(os.getcwd, [()], options=options)
+    served.results(quiet)
+    assert served.ends()[quiet[0]].left is None
+
+
+def test_lost_files_of_a_failed_call_are_named(served: FakeManager, tmp_path: Path) -> None:
+    def fails() -> None:
+        for n in range(9):
+            write(f"part-{n}")
+        raise ValueError("not today")
+
+    served.ready(recipe())
+    (call,) = served.run(fails, [()], options=unseen(tmp_path / "run"))
+    served.until(lambda: call in served.ends())
+    left = served.ends()[call].left
+    assert left is not None
+    assert (left.names, left.count) == (tuple(f"part-{n}" for n in range(5)), 9)
+
+
+def test_failed_relative_read_says_how_the_file_travels(served: FakeManager, tmp_path: Path) -> None:
+    def read() -> str:
+        return Path("model.pkl").read_text()
+
+    served.ready(recipe())
+    here, there = (
+        served.run(read, [()], options=at(tmp_path / "run")),
+        served.run(read, [()], options=unseen(tmp_path / "run")),
+    )
+    served.until(lambda: here[0] in served.ends() and there[0] in served.ends())
+    errors = [payloads.load_exception(served.ends()[call].payload) for call in (*here, *there)]
+    assert [type(error) for error in errors] == [FileNotFoundError] * 2
+    assert not getattr(errors[0], "__notes__", [])
+    (note,) = errors[1].__notes__
+    assert '@context(files=("model.pkl",))' in note
+    assert str(tmp_path / "run") in note
+
+
+def test_loader_runs_in_the_programs_folder(served: FakeManager, tmp_path: Path) -> None:
+    def load() -> str:
+        return Path("model.txt").read_text()
+
+    made = msgspec.structs.replace(recipe(load), home=home_of(tmp_path / "run"))
+    (tmp_path / "run" / "model.txt").write_text("weights")
+    served.ready(made)
+    assert served.results(served.run(lambda context: context, [()], takes_context=True)) == ["weights"]
+
+
+def test_seen_folder_that_is_removed_is_seen_no_more(served: FakeManager, tmp_path: Path) -> None:
+    served.ready(recipe())
+    options = at(tmp_path / "run")
+    assert served.results(served.run(os.getcwd, [()], options=options)) == [str(tmp_path / "run")]
+    shutil.rmtree(tmp_path / "run")
+    (where,) = served.results(served.run(os.getcwd, [()], options=options))
+    assert where.startswith(str(served.base / "scratch"))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_result_arrives_though_the_scratch_is_gone(served: FakeManager, tmp_path: Path, slots: int) -> None:
+    """What cannot be cleared away ends the library after the result, and costs none."""
+
+    def outlives(folder: str, touches: bool) -> str:
+        if touches:
+            (scratch() / "left").write_text("x")
+        shutil.rmtree(folder)
+        return "hours of work"
+
+    served.ready(recipe(slots=slots))
+    options = at(tmp_path / "run")
+    (call,) = served.run(outlives, [(str(served.base / "scratch"), True)], options=options)
+    assert served.results([call]) == ["hours of work"]
+    served.gone()
+
+
+def test_library_that_cannot_clear_ends_after_the_result(served: FakeManager, tmp_path: Path) -> None:
+    def spoils() -> str:
+        place = scratch()
+        (place / "left").write_text("x")
+        shutil.rmtree(place.parent)
+        place.parent.write_text("a file where its folder was")
+        return "hours of work"
+
+    served.ready(recipe())
+    (call,) = served.run(spoils, [()], options=at(tmp_path / "run"))
+    assert served.results([call]) == ["hours of work"]
+    served.gone()
+    assert "could not be cleared away" in served.logs()
+
+
+def test_where_threads_share_a_folder_two_programs_take_turns(tmp_path: Path) -> None:
+    function = Function(FunctionBlob("f", "f", b"x"))  # type: ignore[arg-type]
+
+    def work(call: int, options: CallOptions) -> RunnableCall:
+        spec = CallSpec(call, b"")  # type: ignore[arg-type]
+        return RunnableCall(spec, Run("f", [spec], options), function)  # type: ignore[arg-type]
+
+    one, other = at(tmp_path / "one"), at(tmp_path / "other")
+    queue: FirstCome[RunnableCall] = FirstCome()
+    for call, options in enumerate((one, one, other, unseen(tmp_path / "own"), unseen(tmp_path / "own"))):
+        queue.add(call, work(call, options))  # type: ignore[arg-type]
+    turns = SideBySide()
+    turns.share_a_folder()
+    assert [taken.spec.call if (taken := turns.take(queue, slot)) else None for slot in range(3)] == [0, 1, None]
+    turns.end(0)
+    assert turns.take(queue, 0) is None
+    turns.end(1)
+    for call in (2, 3, 4):  # the folders of their own are one folder there
+        taken = turns.take(queue, 0)
+        assert taken is not None
+        assert taken.spec.call == call
+        assert turns.take(queue, 1) is None
+        turns.end(0)
