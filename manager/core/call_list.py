@@ -68,10 +68,10 @@ def _failed(state: State, limit: int) -> Iterator[ListedCall]:
     for call in reversed(state.failed.values()):
         at, how = next(((at, text) for at, text in reversed(call.notes) if text.startswith(FAILED)), (0.0, ""))
         if how and not how.startswith(_CANCELLED):
-            yield _listed(state, call, ListedState.FAILED, state.now - at, error=_first_words(how))
+            yield _listed(state, call, ListedState.FAILED, state.now - at, error=first_words(how))
 
 
-def _first_words(text: str) -> str:
+def first_words(text: str) -> str:
     """The first line of a text; with the second, where the first only announces it."""
     first, _, rest = text.partition("\n")
     return f"{first} {rest.partition(chr(10))[0].strip()}" if first.endswith(":") and rest else first

@@ -62,8 +62,8 @@ WRITERS: dict[type, dict[str, str]] = {
     Library: {
         "batch": "library_messages", "batch_at": "library_messages", "device_bytes": "libraries",
         "ended_at": "holding", "functions": "sending", "held": "holding",
-        "line": "pilots", "measured": "libraries", "memory_bytes": "libraries", "phase": "pilots", "printed_to": "call_ends",
-        "promised_bytes": "libraries",
+        "line": "pilots", "measured": "libraries", "memory_bytes": "libraries", "phase": "pilots",
+        "printed_to": "call_ends", "promised_bytes": "libraries",
         "ready_at": "libraries", "required_bytes": "call_updates", "resizing": "libraries", "served": "call_ends",
         "slots": "libraries",
         "state": "libraries", "stuck": "indexing", "taking": "holding", "used_at": "libraries", "zombies": "holding",
