@@ -24,7 +24,7 @@ from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Story
 from stoker.units import show_seconds
 
-_RAISED = re.compile(r"raised an exception in your code after [\d.]+ s: (?P<what>.*)", re.DOTALL)
+_RAISED = re.compile(r"raised an exception in your code after (?P<ran_s>[\d.]+) s: (?P<what>.*)", re.DOTALL)
 _NO_RESULT = re.compile(r"ended without a result \((?P<kind>\w+)\): (?P<what>.*)", re.DOTALL)
 _SENT = re.compile(r"sent to \S+ \(.* of (?P<pilot>\S+)\)", re.DOTALL)
 _BLOCK = re.compile(r"b\d+")
@@ -141,7 +141,9 @@ def _happened(story: Story, said: list[str]) -> str:
         if sent is None or place is None:
             return what
         where = "" if place["pilot"] in what else f" on {place['pilot']}"
-        return f"{what}{where}, {show_seconds(line.at - sent.at)} after it was sent there"
+        ran_s = end.groupdict().get("ran_s")
+        since = f"{ran_s} s after it began" if ran_s else f"{show_seconds(line.at - sent.at)} after it was sent there"
+        return f"{what}{where}, {since}"
     return first_words(said[0]) if said else story.headline.strip()
 
 

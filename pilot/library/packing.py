@@ -50,6 +50,11 @@ class Packer:
             log=self._settings.log,
         )
 
+    @property
+    def log(self) -> str:
+        """The library's log."""
+        return self._settings.log
+
     # ---- what a call brings
 
     def open_function(self, function: Function) -> tuple[Callable[..., Any], bool]:

@@ -165,7 +165,7 @@ def test_an_unsure_verdict_is_not_shown_as_one(folder: SessionFolder) -> None:
     assert fault is not None
     unsure = msgspec.structs.replace(fault, sure=0.46)
     assert verdicts.show(unsure) == [
-        "  happened  OddError: it went on n014, 3.0 s after it was sent there",
+        "  happened  OddError: it went on n014, 3.1 s after it began",
         '            File "/opt/odd/lib.py", line 7, in go',
         "  look      it printed nothing; run the function by itself with the same arguments",
     ]
