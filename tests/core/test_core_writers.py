@@ -36,6 +36,7 @@ WRITERS: dict[type, dict[str, str]] = {
         "calls": "holding", "cancelled": "ending", "clients": "registry", "clients_by_number": "registry",
         "contexts": "registry", "costs": "registry", "departed": "registry", "done": "ending",
         "ended_blocks": "blocks", "ending": "session_end", "factory_trouble": "blocks", "failed": "ending",
+        "failure_groups": "failure_groups",
         "failed_at": "refusing", "failures": "ending", "forecasts": "call_records", "forgotten": "repair",
         "functions": "registry", "gone_libraries": "libraries", "gone_pilots": "pilot_states", "groups": "registry",
         "hungry": "queues", "kept": "core", "kept_ends": "holes", "lease_s": "core", "libraries": "libraries",
