@@ -33,11 +33,16 @@ def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Se
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 2]}…)"
 
 
+_OF_MONITORING = "_parsl_monitoring_"
+"""How the names of arguments begin that Parsl's monitoring adds to a call."""
+
+
 def of_payload(payload: bytes) -> str:
     """The short form of a call's pickled `(args, kwargs)`; empty where it cannot be read."""
     try:
         args, kwargs = _read(payload)
-        return short_arguments(args, kwargs)
+        shown = {name: value for name, value in kwargs.items() if not str(name).startswith(_OF_MONITORING)}
+        return short_arguments(args, shown)
     except Exception:  # whatever these bytes are, they are no reason to fail
         return ""
 

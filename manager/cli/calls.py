@@ -8,7 +8,7 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.cli import choosing, console
 from stoker.manager.cli.numbers import WholeNumber
 from stoker.manager.cli.sessions import calls_of, takes_session
-from stoker.manager.protocol.listed import ListedCall, ListedState
+from stoker.manager.protocol.listed import FailureGroup, ListedCall, ListedState
 from stoker.manager.protocol.to_client import Calls
 from stoker.units import show_seconds
 
@@ -29,10 +29,14 @@ _LIMIT = 20
     type=WholeNumber(1, 10_000),
     help=f"At most N of each state. [{_LIMIT}]",
 )
+@click.option("--all", "each", is_flag=True, help="List calls that failed one by one, and not in groups.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=choosing.SHOWN_BY_DEFAULT)
-def calls(*, session: str, only: str | None, limit: int, as_json: bool) -> None:
-    """List calls of SESSION: the longest running, the next to run, and the last that failed.
+def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bool) -> None:
+    """List calls of SESSION: the longest running, the next to run, and those that failed.
+
+    Failed calls are grouped by function, exception and line. Each group shows how many there are, when the first and
+    the last failed, and the last one. With --all they are listed one by one, the last first.
 
     A program's first call is c-0; calls of a second program in the same session read c-1.0, c-1.1, …
     """
@@ -43,11 +47,11 @@ def calls(*, session: str, only: str | None, limit: int, as_json: bool) -> None:
         return
     if over:
         console.line(f"{over}; its last state:")
-    console.lines(render(found, only=wanted))
+    console.lines(render(found, only=wanted, limit=limit, each=each))
 
 
-def render(found: Calls, *, only: ListedState | None = None) -> list[str]:
-    """The lines of `stoker calls`."""
+def render(found: Calls, *, only: ListedState | None = None, limit: int = _LIMIT, each: bool = False) -> list[str]:
+    """The lines of `stoker calls`. `each`: failed calls one by one, and not in groups."""
     numbers = {
         ListedState.RUNNING: found.running,
         ListedState.WAITING: found.waiting,
@@ -58,16 +62,38 @@ def render(found: Calls, *, only: ListedState | None = None) -> list[str]:
     rows = [_row(call) for call in found.calls]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     states = [call.state for call in found.calls]
+    example = found.calls[0].call if found.calls else ""
     for state, number in numbers.items():
         if only not in (None, state) or not number:
+            continue
+        if state is ListedState.FAILED and found.groups and not each:
+            out += ["", *_failures(found.groups, limit=limit)]
+            example = example if only is None and states[0] is not state else found.groups[0].example
             continue
         shown = [row for row, of in zip(rows, states, strict=True) if of is state]
         out += ["", *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in shown)]
         if number > len(shown):
             out.append(f"  … {number - len(shown):,} more {state.value}")
-    if found.calls:
-        out += ["", f"why one is where it is: stoker explain {found.calls[0].call} {found.session}"]
+    if example:
+        out += ["", f"why one is where it is: stoker explain {example} {found.session}"]
     return out
+
+
+def _failures(groups: tuple[FailureGroup, ...], *, limit: int) -> list[str]:
+    """A line for each group of failed calls, and a line with what the last of them said."""
+    out = []
+    for group in groups[:limit]:
+        when = f"{show_seconds(group.last_s)} ago"
+        if group.count > 1:
+            when = f"{show_seconds(group.first_s)} to {when}"
+        place = f" at {group.place}" if group.place else ""
+        out.append(f"  {group.count:,} x  {group.function}  {group.error}{place}  {when}, the last is {group.example}")
+        if group.message:
+            out.append(f"      {group.message}")
+    if len(groups) > limit:
+        rest = sum(group.count for group in groups[limit:])
+        out.append(f"  … {rest:,} more of {len(groups) - limit:,} other kinds; more kinds: --limit N")
+    return [*out, "  one by one: stoker calls --all --state failed"]
 
 
 def _row(call: ListedCall) -> tuple[str, ...]:

@@ -18,11 +18,15 @@ from stoker.manager.advice.logs.own_words import OF_CALLS, OF_JOBS
 from stoker.manager.advice.logs.remedies import remedy
 from stoker.manager.cli import printed
 from stoker.manager.cli.logs import files, is_call
+from stoker.manager.core.call_list import first_words
+from stoker.manager.core.verdicts import LEAST_SURE
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Story
+from stoker.units import show_seconds
 
-_RAISED = re.compile(r"raised an exception in your code after [\d.]+ s: (?P<what>.*)", re.DOTALL)
+_RAISED = re.compile(r"raised an exception in your code after (?P<ran_s>[\d.]+) s: (?P<what>.*)", re.DOTALL)
 _NO_RESULT = re.compile(r"ended without a result \((?P<kind>\w+)\): (?P<what>.*)", re.DOTALL)
+_SENT = re.compile(r"sent to \S+ \(.* of (?P<pilot>\S+)\)", re.DOTALL)
 _BLOCK = re.compile(r"b\d+")
 _FAILED_BLOCK = re.compile(
     r"refused: |ended: .*(?:exit code (?!0\b)|[A-Z]+_[A-Z]+|PREEMPTED|preempted|out of memory|node failed"
@@ -60,7 +64,8 @@ _SETTINGS = frozenset({"site", "walltime", "time", "declared_memory"})
 
 class FailureVerdict(msgspec.Struct, frozen=True):
     """Whose fault a failure is. `kind`, `component`, `sure`, `means`: see `Fault`. `do`: what to do about it; `done`:
-    what was done about it already, in the order in which that happened."""
+    what was done about it already, in the order in which that happened. `happened`: what is known for certain, and
+    `look`: where to read more. These two are shown instead of a verdict that is not sure."""
 
     kind: FaultKind
     component: str
@@ -69,6 +74,8 @@ class FailureVerdict(msgspec.Struct, frozen=True):
     proof: tuple[ProofLine, ...]
     do: str
     done: tuple[str, ...] = ()
+    happened: str = ""
+    look: str = ""
 
 
 def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
@@ -92,21 +99,65 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
     if found is None:
         return None
     fault, proof = found
-    do = remedy(fault, story.subject)
-    return FailureVerdict(fault.kind, fault.component, fault.sure, fault.means, proof, do, tuple(_done(texts)))
+    return FailureVerdict(
+        fault.kind,
+        fault.component,
+        fault.sure,
+        fault.means,
+        proof,
+        remedy(fault, story.subject),
+        tuple(_done(texts)),
+        _happened(story, said),
+        _look(story),
+    )
 
 
 def show(verdict: FailureVerdict) -> list[str]:
-    """The lines of `stoker explain`."""
+    """The lines of `stoker explain`: the verdict, or what happened where it is too unsure to be called one."""
+    done = [f"  done      {what}" for what in verdict.done[-_SHOWN:]]
+    proof = []
+    for line in verdict.proof[:_SHOWN]:
+        where = f"{line.source}:{line.number}: " if line.number else f"{line.source}: " if line.source else ""
+        proof.append(f"            {where}{line.text}")
+    if verdict.sure < LEAST_SURE:
+        told = [line for line in proof if line.strip() not in verdict.happened]
+        return [f"  happened  {verdict.happened}", *told, *done, f"  look      {verdict.look}"]
     whose = _WHOSE.get(verdict.kind, "the infrastructure")
     if verdict.kind is FaultKind.USER and verdict.component in _SETTINGS:
         whose = "what was asked for"
-    out = [f"  verdict   {whose} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"]
-    for line in verdict.proof[:_SHOWN]:
-        where = f"{line.source}:{line.number}: " if line.number else f"{line.source}: " if line.source else ""
-        out.append(f"            {where}{line.text}")
-    out += [f"  done      {what}" for what in verdict.done[-_SHOWN:]]
-    return [*out, f"  do        {verdict.do}"]
+    head = f"  verdict   {whose} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
+    return [head, *proof, *done, f"  do        {verdict.do}"]
+
+
+def _happened(story: Story, said: list[str]) -> str:
+    """What happened to a call, where, and how long after it began; or what the session says of a pilot or a block."""
+    for index, line in reversed(list(enumerate(story.lines))):
+        end = _RAISED.fullmatch(line.text) or _NO_RESULT.fullmatch(line.text)
+        if end is None:
+            continue
+        sent = next((each for each in reversed(story.lines[:index]) if _SENT.fullmatch(each.text)), None)
+        what = first_words(end["what"])
+        place = _SENT.fullmatch(sent.text) if sent is not None else None
+        if sent is None or place is None:
+            return what
+        where = "" if place["pilot"] in what else f" on {place['pilot']}"
+        ran_s = end.groupdict().get("ran_s")
+        since = f"{ran_s} s after it began" if ran_s else f"{show_seconds(line.at - sent.at)} after it was sent there"
+        return f"{what}{where}, {since}"
+    return first_words(said[0]) if said else story.headline.strip()
+
+
+def _look(story: Story) -> str:
+    """Where to read more about a failure."""
+    if is_call(story.subject):
+        texts = [line.text for line in story.lines]
+        libraries = printed.died(texts)
+        if printed.printed(texts):
+            return f"what it printed: stoker logs {story.subject}"
+        if libraries:
+            return f"it printed nothing; the log of its library, also of other calls: stoker logs {libraries[-1]}"
+        return "it printed nothing; run the function by itself with the same arguments"
+    return f"stoker logs {story.subject}"
 
 
 # ---- what is judged

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import islice
 
+from stoker.manager.core import failure_groups
 from stoker.manager.core.nouns import Call, Context, Gang, Library
 from stoker.manager.core.state import State
 from stoker.manager.protocol.ids import show_call, show_library
@@ -35,7 +36,9 @@ def list_calls(state: State, *, limit: int, only: ListedState | None) -> Calls:
         call for kind, lister in listers.items() if only in (None, kind) for call in islice(lister(state, limit), limit)
     ]
     waiting = sum(context.queue.count for context in state.contexts.values())
-    return Calls(state.session, len(state.calls) - waiting, waiting, state.failures, tuple(calls))
+    return Calls(
+        state.session, len(state.calls) - waiting, waiting, state.failures, tuple(calls), failure_groups.listed(state)
+    )
 
 
 def _running(state: State, limit: int) -> Iterator[ListedCall]:
@@ -68,10 +71,10 @@ def _failed(state: State, limit: int) -> Iterator[ListedCall]:
     for call in reversed(state.failed.values()):
         at, how = next(((at, text) for at, text in reversed(call.notes) if text.startswith(FAILED)), (0.0, ""))
         if how and not how.startswith(_CANCELLED):
-            yield _listed(state, call, ListedState.FAILED, state.now - at, error=_first_words(how))
+            yield _listed(state, call, ListedState.FAILED, state.now - at, error=first_words(how))
 
 
-def _first_words(text: str) -> str:
+def first_words(text: str) -> str:
     """The first line of a text; with the second, where the first only announces it."""
     first, _, rest = text.partition("\n")
     return f"{first} {rest.partition(chr(10))[0].strip()}" if first.endswith(":") and rest else first

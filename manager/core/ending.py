@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core import call_records, holding, queues, registry, reservations, verdicts
+from stoker.manager.core import call_records, failure_groups, holding, queues, registry, reservations, verdicts
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Group, Library
 from stoker.manager.core.phases import CallState
@@ -24,6 +24,7 @@ def end(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -
             state.cancelled += 1
         else:
             state.failures += 1
+            failure_groups.count(state, call, outcome)
     if not outcome.ok or call.id in manager.watch:
         keep(manager, call, outcome, holder=holder)
         if not outcome.ok:
@@ -44,11 +45,12 @@ def forget(manager: Manager, call: Call) -> None:
 
 def forget_failure(state: State, outcome: CallEnd) -> None:
     """A call that had ended before ran once more and failed: it counts as done, and not as failed."""
-    state.failed.pop(outcome.call, None)
+    call = state.failed.pop(outcome.call, None)
     if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
         state.cancelled -= 1
     else:
         state.failures -= 1
+        failure_groups.forget(state, call, outcome)
 
 
 def close(manager: Manager, call: Call, *, waits: bool = True) -> None:

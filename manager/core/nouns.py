@@ -216,6 +216,20 @@ class Context:
         return None
 
 
+class CountedFailures:
+    """Failures of one kind (see `failure_groups`). `first_at`, `last_at`: on the manager's clock; `call`: the last one;
+    `message`: what that said."""
+
+    __slots__ = ("call", "count", "first_at", "last_at", "message")
+
+    def __init__(self, at: float) -> None:
+        self.count = 0
+        self.first_at = at
+        self.last_at = at
+        self.call = -1
+        self.message = ""
+
+
 class Judged(msgspec.Struct, frozen=True):
     """A verdict on something that failed on a pilot: when it came, and the call (-1: a load). `devices`: those of its
     library."""

@@ -91,8 +91,9 @@ def _pilot(state: State, pilot: Pilot) -> PilotStatus:
 def _device(device: Device) -> DeviceStatus:
     facts = device.facts
     return DeviceStatus(
-        device.id, facts.kind, facts.memory_bytes, device.promised_bytes, tuple(device.libraries), device.fault
-    )
+        device.id, facts.kind, facts.memory_bytes, device.promised_bytes, tuple(device.libraries), device.fault,
+        facts.cores,
+    )  # fmt: skip
 
 
 def _library(state: State, library: Library) -> LibraryStatus:

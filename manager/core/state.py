@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from stoker.manager.core.client import Client
 from stoker.manager.core.cost import Cost
-from stoker.manager.core.nouns import Call, Context, Device, Group, Library, Pilot
+from stoker.manager.core.nouns import Call, Context, CountedFailures, Device, Group, Library, Pilot
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.transfers import Transfers
@@ -115,6 +115,8 @@ class State:
         self.next_library = 1
         self.done = 0
         self.failures = 0
+        self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}
+        """How often what has failed, by function, exception and line (see `failure_groups`)."""
         self.cancelled = 0
         self.losses: dict[LossReason, int] = {}
         """Pilots that were lost, by reason."""

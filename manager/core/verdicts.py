@@ -27,6 +27,8 @@ FORGET_S = 600.0
 MOST_NAMES = 64
 """Failures of at most so many functions are asked about on a pilot."""
 SHOWN_LINES = 2
+LEAST_SURE = 0.5
+"""A verdict that is less sure is not shown as one. Policies and `stoker explain --json` get it too."""
 KEPT = 20
 """The last so many verdicts on a pilot are kept."""
 SAID_CHARACTERS = 4_000
@@ -64,13 +66,15 @@ def arrived(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)
-    if call is not None:
+    is_shown = verdict.sure >= LEAST_SURE
+    if call is not None and is_shown:
         call.note(state.now, "\n  ".join([f"why it failed: {sure}", *verdict.proof[:SHOWN_LINES]]))
     pilot = state.pilots.get(about.pilot)
     if pilot is None:
         return False
     what = show_call(about.call) if about.call != NO_CALL else "a load"
-    pilot.note(state.now, f"why {what} failed: {sure}")
+    if is_shown:
+        pilot.note(state.now, f"why {what} failed: {sure}")
     pilot.verdicts.append(Judged(state.now, about.call, about.devices, verdict))
     del pilot.verdicts[:-KEPT]
     return True

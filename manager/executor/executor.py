@@ -38,6 +38,7 @@ from stoker.manager.executor.block_upkeep import BlockUpkeep
 from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.leaving_sources import SourceShelf
 from stoker.manager.executor.link import Link
+from stoker.manager.executor.node_messages import NodeMessages
 from stoker.manager.executor.options import check_local_policy, check_options, check_session
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
 from stoker.manager.executor.piece_inbox import PieceInbox
@@ -146,6 +147,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
+        self._nodes = NodeMessages()
         self._manager: ManagerProcess | None = None
         self._link: Link | None = None
         self._preparer = Preparer(
@@ -246,6 +248,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         session that was joined only this program's calls end."""
         if self._stopped or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
             return
+        if self.submit_monitoring_radio is not None:
+            self._tell_last_nodes()
         self._stopped = True
         self._news.stop()
         if self._calm:
@@ -256,6 +260,13 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._link.leave(END_LIMIT_S)
             self._link.close()
         super().shutdown()
+
+    def _tell_last_nodes(self) -> None:
+        """Tell Parsl's monitoring of pilots that joined after the last look, and that all of them are gone."""
+        answer = self.ask_status()
+        if answer is not None:
+            self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
+        self._nodes.tell(self.submit_monitoring_radio, (), run_id=self.run_id)
 
     def _end_session(self) -> None:
         if self._manager is not None:
@@ -399,6 +410,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         answer = self.ask_status()
         if answer is not None:
             self.seen_blocks.update(pilot.block for pilot in answer.pilots)
+            self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
             self._upkeep.cancel_silent(status, emptied=answer.emptied_blocks)
             for block, job in status.items():
                 if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.gone_pilots:

@@ -139,6 +139,12 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
     return _KINDS[failure.kind]("\n".join(lines), **facts)
 
 
+def unpickling_advice(error: BaseException) -> str:
+    """What to do about an exception that unpickling raised in this program; empty if its classes raised it."""
+    is_missing = isinstance(error, ImportError | AttributeError)
+    return "; the modules that define it must be importable in this program too" if is_missing else ""
+
+
 def _has_output(printed: Printed | None) -> bool:
     return printed is not None and printed.end != printed.start
 
@@ -151,8 +157,7 @@ def _open(payload: Payload, end: CallEnd) -> Any:
         if payloads.is_interrupt(error):
             raise
         raise SerializationError(
-            f"call {show_call(end.call)}: its result cannot be unpickled here: {error!r}; "
-            "the modules that define it must be importable in this program too",
+            f"call {show_call(end.call)}: its result cannot be unpickled here: {error!r}{unpickling_advice(error)}",
             what="result",
             call=show_call(end.call),
         ) from error

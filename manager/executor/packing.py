@@ -16,8 +16,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from types import CellType
 from typing import Any, NamedTuple
 
+import parsl
+from parsl.app.bash import remote_side_bash_executor
 from parsl.app.errors import wrap_error
 from parsl.app.python import timeout
 
@@ -34,6 +38,8 @@ from stoker.units import show_bytes
 
 logger = logging.getLogger("stoker.captured")
 _WRAPPER_CODE = wrap_error(lambda: None).__code__
+_PARSL = os.path.dirname(parsl.__file__) + os.sep
+_MOST_WRAPPERS = 16
 _TIMEOUT_CODE = timeout(lambda: None, 1).__code__
 
 
@@ -122,6 +128,26 @@ def bare(function: Callable[..., Any]) -> Callable[..., Any]:
     return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
 
 
+def own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's own function under all wrappers that Parsl puts around it: for errors, monitoring, a walltime, files
+    that are staged, and a command line of bash."""
+    for _ in range(_MOST_WRAPPERS):
+        if isinstance(function, partial) and function.func is remote_side_bash_executor and function.args:
+            function = function.args[0]
+            continue
+        code = getattr(function, "__code__", None)
+        if code is None or not code.co_filename.startswith(_PARSL):
+            break
+        cells = dict(zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False))
+        inner = getattr(function, "__wrapped__", None) or cells.get("func") or cells.get("f")
+        if isinstance(inner, CellType):
+            inner = inner.cell_contents
+        if not callable(inner):
+            break
+        function = inner
+    return function
+
+
 def is_same(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
     """True if an executor gets the function that an app has packed: this object, or the same with a walltime, for
     which Parsl's kernel makes a wrapper of its own."""
@@ -180,7 +206,7 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def _pickle_function(function: Callable[..., Any], how: _How) -> FunctionBlob:
-    name = name_of(function)
+    name = name_of(own(function))
     try:
         value = (function, how.takes_context, SourceLines())
         data = dumps_code(value, what="function", by_name=how.by_name, also=how.also)

@@ -23,7 +23,7 @@ from stoker.contexts.user_code import is_installed
 from stoker.contexts.walk_plans import counts_by_identity
 from stoker.errors import RecipeError
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
+from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of, own
 from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.sendable import check_submission
 from stoker.manager.executor.wants import ANYWHERE, CallPlace, Wants, read_parsl_spec, read_wants
@@ -97,7 +97,7 @@ class PreparedFunction:
         self, function: Callable[..., Any], cache: FunctionCache, check: Check, *, leave_source: LeaveSource
     ) -> None:
         self._leave_source = leave_source
-        self.name = name_of(bare(function))
+        self.name = name_of(own(function))
         self._cache = cache
         self._check = check
         self._submissions: dict[tuple[int, int], tuple[Wants, CallPlace, Submission]] = {}
@@ -125,7 +125,7 @@ class PreparedFunction:
         """The digest of a function's content, the same in another program; the key of its bytes where it has none."""
         if self._content[0] != blob.key:
             try:
-                self._content = (blob.key, digest_of(bare(function)))
+                self._content = (blob.key, digest_of(own(function)))
             except RecipeError:
                 self._content = (blob.key, blob.key)
         return self._content[1]
@@ -156,7 +156,7 @@ class PreparedFunction:
             due_at=due_at if wants.deadline_s else None,
         )
         check_submission(submission, wants.features, name=self.name, known=self._sendable)
-        self._leave_source(blob.key, bare(function), wants.recipe)
+        self._leave_source(blob.key, own(function), wants.recipe)
         if not wants.deadline_s:
             if len(self._submissions) > 256:
                 self._submissions.clear()

@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.contexts import payloads
 from stoker.errors import SerializationError
+from stoker.manager.executor.failures import unpickling_advice
 from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.protocol.ids import show_call
 from stoker.manager.protocol.to_manager import PiecesTaken
@@ -21,8 +22,8 @@ def open_piece(data: bytes, *, call: int | None, number: int) -> Any:
         if payloads.is_interrupt(error):
             raise
         raise SerializationError(
-            f"call {show_call(call or 0)}: its piece {number:,} (counted from 0) cannot be unpickled here: {error!r}; "
-            "the modules that define it must be importable in this program too",
+            f"call {show_call(call or 0)}: its piece {number:,} (counted from 0) cannot be unpickled here:"
+            f" {error!r}{unpickling_advice(error)}",
             what="result",
         ) from error
 

@@ -40,3 +40,18 @@ class ListedCall(msgspec.Struct, frozen=True):
     metric: float = 0.0
     due_in_s: float | None = None
     ends_in_s: float | None = None
+
+
+class FailureGroup(msgspec.Struct, frozen=True):
+    """Calls of one function that failed alike. `error` is the exception's class, or how the call was ended; `place` the
+    innermost line of the user's code (`FILE:LINE in NAME`; empty: none is known). `example` is the last of these
+    calls, as people write it, and `message` what it said; `first_s`, `last_s`: seconds since the first and the last."""
+
+    function: str
+    error: str
+    place: str
+    count: int
+    example: str
+    message: str
+    first_s: float
+    last_s: float

@@ -31,7 +31,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """One device: memory in bytes, in all and promised."""
+    """One device: memory in bytes, in all and promised; the cores that it may use (0: not known)."""
 
     device: str
     kind: str
@@ -39,6 +39,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     promised_bytes: int
     libraries: tuple[int, ...]
     fault: str = ""
+    cores: int = 0
 
 
 class PilotStatus(msgspec.Struct, frozen=True):

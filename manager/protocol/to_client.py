@@ -8,7 +8,7 @@ from stoker.manager.protocol import show_status, show_story
 from stoker.manager.protocol.blocks import BlockOrder, KnownBlock
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.manager.protocol.ids import BlockId, CallId
-from stoker.manager.protocol.listed import ListedCall
+from stoker.manager.protocol.listed import FailureGroup, ListedCall
 from stoker.manager.protocol.status import SessionFacts, StoryFacts
 
 
@@ -114,13 +114,14 @@ class Story(StoryFacts, frozen=True, tag="story"):
 
 class Calls(_Message, frozen=True, tag="calls"):
     """Some of the session's calls: those that have run longest, those that are next, those that failed last. The
-    numbers count all that there are of each state."""
+    numbers count all that there are of each state. `groups`: all that failed, by function, exception and line."""
 
     session: str
     running: int
     waiting: int
     failed: int
     calls: tuple[ListedCall, ...]
+    groups: tuple[FailureGroup, ...] = ()
 
 
 class SessionOver(_Message, frozen=True, tag="over"):

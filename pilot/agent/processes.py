@@ -80,7 +80,12 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
         entry=_ENTRY,
         log=process.log,
         folder=str(process.folder),
-        environment={**visible(devices), "STOKER_LIBRARY": str(number), "STOKER_PILOT": agent.options.pilot},
+        environment={
+            **visible(devices),
+            "STOKER_LIBRARY": str(number),
+            "STOKER_PILOT": agent.options.pilot,
+            "PARSL_WORKER_BLOCK_ID": agent.options.block,  # Parsl's monitoring reads it
+        },
         cores=cores,
         threads=max(1, len(cores)),
         fresh=recipe.awareness is not Awareness.FULL,

@@ -1,11 +1,13 @@
 """How a call's function and arguments are unpickled in a library, and how its result or exception is pickled.
 
-A result that is too large for a message becomes a file in the session's folder of objects. What fails here is a
-`TransferError`, which has the failure that the call ends with.
+A result that is too large for a message becomes a file in the session's folder of objects. A package that is missing
+here, and what the disk refuses, is a `TransferError`, which has the failure that the call ends with. Any other
+exception that unpickling raises comes from the user's code and keeps its type.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import uuid
@@ -48,37 +50,51 @@ class Packer:
             log=self._settings.log,
         )
 
+    @property
+    def log(self) -> str:
+        """The library's log."""
+        return self._settings.log
+
     # ---- what a call brings
 
     def open_function(self, function: Function) -> tuple[Callable[..., Any], bool]:
-        """The function, and whether it takes the context. Raises TransferError if it cannot be unpickled here."""
+        """The function, and whether it takes the context. Raises TransferError if a package that it imports is missing
+        here, and what its own code raises."""
         try:
             return function.open()
         except BaseException as error:
-            raise TransferError(
-                self.failure(
-                    f"the function {function.name} could not be unpickled on {self._settings.pilot}:"
-                    f" {type(error).__name__}: {error}; what it imports must be installed there"
-                )
-            ) from error
+            self._tell(error, f"the function {function.name} was")
+            raise
 
     def open_arguments(
         self, function: Function, payload: Payload, objects: Mapping[str, str]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call. `objects`: where large arguments lie, by name. Raises TransferError."""
-        try:
-            data: Any = payload
-            if isinstance(data, ObjectRef):
+        """The arguments of a call. `objects`: where large arguments lie, by name. Raises TransferError if these cannot
+        be read, or if a package that they import is missing here, and what their own code raises."""
+        data: Any = payload
+        if isinstance(data, ObjectRef):
+            try:
                 data = _map(objects.get(data.name) or data.source)
+            except OSError as error:
+                what = f"the arguments of {function.name} could not be read on {self._settings.pilot}"
+                raise TransferError(self.failure(f"{what}: {type(error).__name__}: {error}")) from error
+        try:
             args, kwargs = function.open_arguments(data)
         except BaseException as error:
-            raise TransferError(
-                self.failure(
-                    f"the arguments of {function.name} could not be unpickled on {self._settings.pilot}:"
-                    f" {type(error).__name__}: {error}"
-                )
-            ) from error
+            self._tell(error, f"the arguments of {function.name} were")
+            raise
         return args, kwargs
+
+    def _tell(self, error: BaseException, what_was: str) -> None:
+        """Note on an exception that it was raised by unpickling. Raises TransferError instead of one that says that a
+        package is missing or that the bytes are damaged."""
+        if isinstance(error, ImportError | SerializationError):
+            more = "; what it imports must be installed there" if isinstance(error, ImportError) else ""
+            what = what_was.rpartition(" ")[0]
+            text = f"{what} could not be unpickled on {self._settings.pilot}: {type(error).__name__}: {error}{more}"
+            raise TransferError(self.failure(text)) from error
+        with contextlib.suppress(Exception):  # a class of the user's may refuse it
+            error.add_note(f"while {what_was} unpickled on {self._settings.pilot}")
 
     # ---- what it gives back
 

@@ -54,6 +54,9 @@ from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 """What a function returns that has not done its work yet."""
+_PARSLS_FAILURE = "RemoteExceptionWrapper"
+"""The class of what a function of Parsl returns instead of raising, under wrappers that the program cannot take off."""
+_BASH_FAILURE = "BashExitFailure"
 NO_CALL = -1
 """Stands for a call's id while no call runs; ids count from 0."""
 _now = time.perf_counter
@@ -158,7 +161,9 @@ class Runner:
                 result = run(function, self._context, *args, **kwargs)
             else:
                 result = run(function, *args, **kwargs)
-            if type(result) in _LAZY or work.run.options.stream:
+            if (kind := type(result)).__name__ == _PARSLS_FAILURE and kind.__module__.startswith("parsl."):
+                raise result.e_value
+            if kind in _LAZY or work.run.options.stream:
                 result = self._result_of(run, work, result)
             if os.getpid() != self._pid:
                 leave_child(None)
@@ -190,7 +195,10 @@ class Runner:
             if isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = packer.failure(str(error), kind=FailureKind.GANG)
             else:
-                lacked_descriptors, raised = out_of_descriptors(error), in_short(error)
+                raised = ""
+                if type(error).__name__ == _BASH_FAILURE:
+                    error, raised = self._explained(error)
+                lacked_descriptors, raised = out_of_descriptors(error), raised or in_short(error)
                 failure = self._infrastructure(error)
                 payload = packer.pack_error(call, error)
                 if failure is not None and isinstance(payload, ObjectRef):  # nobody would fetch it
@@ -325,6 +333,12 @@ class Runner:
         self._may_checkpoint = True
         self.call = NO_CALL
         return self._tail.take()
+
+    def _explained(self, error: BaseException) -> tuple[BaseException, str]:
+        """What Parsl raises for a command that failed, with the command and its last lines; and that in short."""
+        from stoker.pilot.library.bash_failures import explained  # imports Parsl, which this call has imported
+
+        return explained(error, log=self._packer.log, log_from=self._log_from)
 
     def _infrastructure(self, error: BaseException) -> Failure | None:
         """What the infrastructure did to a call that raised this; None if the exception is the user's own."""

@@ -26,7 +26,7 @@ from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.packing import FunctionCache, bare, name_of, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
 from stoker.manager.executor.wants import KEYS, CallPlace, SpecificationError, read_parsl_spec, read_wants
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Features
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Features, Printed
 
 
 def load_model(path, *, size=1):
@@ -409,7 +409,7 @@ def test_every_kind_of_failure_has_an_error_with_its_evidence(kind):
     error = caught.value
     assert isinstance(error, errors.CallError | errors.SerializationError)
     assert (error.call, error.pilot, error.library, error.signal) == ("c-7", "n014-0a1b", "lib-3", 9)
-    for word in ("c-7", "n014-0a1b", "it went wrong", "last words", "stoker explain c-7", "stoker logs c-7"):
+    for word in ("c-7", "n014-0a1b", "it went wrong", "last words", "stoker explain c-7", "stoker logs "):
         assert word in str(error)
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.facts) == (type(error), str(error), error.facts)
@@ -442,6 +442,34 @@ def test_an_exit_in_a_function_does_not_end_the_program_that_called_it():
     with pytest.raises(errors.RemoteCallError, match=r"c-1 raised SystemExit\(3\)") as caught:
         failures.outcome(CallEnd(1, False, data))
     assert caught.value.kind == "SystemExit"
+
+
+@pytest.mark.parametrize(
+    ("printed", "line"),
+    [
+        (Printed("/l", 3, 9), "  what it printed: stoker logs c-7"),
+        (
+            Printed("/l", 3, 3),
+            "  nothing that it printed is kept; its library's log, also of other calls: stoker logs lib-3",
+        ),
+        (None, "  nothing that it printed is kept; its library's log, also of other calls: stoker logs lib-3"),
+    ],
+)
+def test_an_error_names_the_log_that_holds_output_of_its_call(printed, line):
+    failure = Failure(FailureKind.POISON, "it died", pilot="n1", library=3, log="/l", printed=printed)
+    with pytest.raises(errors.PoisonCallError) as caught:
+        failures.outcome(CallEnd(7, False, failure=failure))
+    assert str(caught.value).splitlines()[-1] == line
+
+
+def test_what_a_results_class_raises_here_is_not_called_a_missing_module():
+    class Raises:
+        def __reduce__(self):
+            return int, ("no number",)
+
+    with pytest.raises(errors.SerializationError, match="no number") as caught:
+        failures.outcome(CallEnd(1, True, payloads.dumps(Raises())))
+    assert "importable" not in str(caught.value)
 
 
 def test_a_result_that_cannot_be_opened_here_says_so():

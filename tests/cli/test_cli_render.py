@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.manager.cli import attach, down, explain, finding, first_blocks, printed, status, up
+from stoker.manager.cli import attach, calls, down, explain, finding, first_blocks, printed, status, up
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.left import LeftBehind
 from stoker.manager.live.lease import LeaseHolder
 from stoker.manager.protocol import show_blocks
 from stoker.manager.protocol.blocks import BlockPhase, BlockStatus
+from stoker.manager.protocol.listed import FailureGroup, ListedCall, ListedState
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.status import (
     ContextStatus,
@@ -23,7 +24,7 @@ from stoker.manager.protocol.status import (
     PilotStatus,
     StoryLine,
 )
-from stoker.manager.protocol.to_client import Status, Story
+from stoker.manager.protocol.to_client import Calls, Status, Story
 from stoker.site import Provider, ProviderKind, Site
 
 NOTHING = Status(
@@ -377,3 +378,39 @@ def test_findings_stand_with_their_fixes_and_a_verdict() -> None:
     ]
     assert finding.render([good, odd])[-1].startswith("ready, with 1 warning;")
     assert finding.render([good])[-1].startswith("ready; ")
+
+
+GROUPS = (
+    FailureGroup("verify", "ValueError", "/a/claims.py:31 in verify", 3_211, "c-9000", "ValueError: no", 7_200.0, 3.0),
+    FailureGroup("crash", "poison (SIGSEGV)", "", 1, "c-7", "it ended its library 2 times", 60.0, 60.0),
+)
+FAILED = Calls(
+    "k3v9", 1, 0, 3_212,
+    (
+        ListedCall("c-9001", "verify", "llm", ListedState.RUNNING, 2.0, ("n1/lib-1",)),
+        ListedCall("c-9000", "verify", "llm", ListedState.FAILED, 3.0, error="ValueError: no"),
+    ),
+    GROUPS,
+)  # fmt: skip
+
+
+def test_failed_calls_are_shown_in_groups() -> None:
+    assert calls.render(FAILED)[3:] == [
+        "",
+        "  3,211 x  verify  ValueError at /a/claims.py:31 in verify  2 h to 3.0 s ago, the last is c-9000",
+        "      ValueError: no",
+        "  1 x  crash  poison (SIGSEGV)  1 min ago, the last is c-7",
+        "      it ended its library 2 times",
+        "  one by one: stoker calls --all --state failed",
+        "",
+        "why one is where it is: stoker explain c-9001 k3v9",
+    ]
+    shown = calls.render(FAILED, only=ListedState.FAILED, limit=1)
+    assert "  … 1 more of 1 other kinds; more kinds: --limit N" in shown
+    assert shown[-1] == "why one is where it is: stoker explain c-9000 k3v9"
+
+
+def test_failed_calls_are_shown_one_by_one_with_all() -> None:
+    shown = "\n".join(calls.render(FAILED, each=True))
+    assert "c-9000  failed   3.0 s  verify  llm  ValueError: no" in shown
+    assert "3,211 x" not in shown

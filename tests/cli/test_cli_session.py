@@ -172,7 +172,9 @@ def test_calls_of_a_session_that_is_over_come_from_its_journal(
     manager.ended()
     shown = stoker("calls").output
     assert shown.startswith("session test ended at")
-    assert "c-0  failed" in shown
+    assert "1 x  verify  an exception" in shown
+    assert "the last is c-0" in shown
+    assert "c-0  failed" in stoker("calls", "--all").output
     assert "raised an exception in your code after 0.010 s" in shown
 
 

@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.manager.advice.log_parts import LogPart, LogParts
@@ -155,6 +156,35 @@ def test_what_a_newcomer_raises_is_called_by_its_name(folder: SessionFolder, rai
     assert fault is not None
     assert (fault.kind, fault.component) == (FaultKind.USER, component)
     assert [line.text for line in fault.proof] == ['File "/home/ana/program.py", line 12, in verify', raised]
+
+
+def test_an_unsure_verdict_is_not_shown_as_one(folder: SessionFolder) -> None:
+    raised = "raised an exception in your code after 3.1 s: OddError: it went\nat /opt/odd/lib.py:7 in go"
+    told = story("c-1", "submitted", "sent to lib-1 (cpu:0 of n014)", "in between", "more", raised)
+    fault = verdicts.verdict_of(folder, told)
+    assert fault is not None
+    unsure = msgspec.structs.replace(fault, sure=0.46)
+    assert verdicts.show(unsure) == [
+        "  happened  OddError: it went on n014, 3.1 s after it began",
+        '            File "/opt/odd/lib.py", line 7, in go',
+        "  look      it printed nothing; run the function by itself with the same arguments",
+    ]
+    assert verdicts.show(msgspec.structs.replace(fault, sure=0.5))[0].startswith("  verdict   ")
+
+
+@pytest.mark.parametrize(
+    ("texts", "look"),
+    [
+        (("printed /logs/lib-2.log:4-9",), "what it printed: stoker logs c-1"),
+        (("its library died (lib-2 on n1 was killed)",), "also of other calls: stoker logs lib-2"),
+    ],
+)
+def test_what_happened_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...], look: str) -> None:
+    died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 on n1 was killed"
+    fault = verdicts.verdict_of(folder, story("c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV"))
+    assert fault is not None
+    assert fault.happened == f"{died.partition('): ')[2]} by SIGSEGV, {len(texts) + 1}.0 s after it was sent there"
+    assert fault.look.endswith(look)
 
 
 def test_what_was_done_is_told_once_each(folder: SessionFolder) -> None:

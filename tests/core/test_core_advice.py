@@ -245,6 +245,13 @@ def test_a_verdict_is_told_in_the_stories_of_its_call_and_its_pilot(cluster: Mak
     assert f"why {subject} failed: {why}" in c.story("p1")
 
 
+def test_an_unsure_verdict_stands_in_no_story(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready()
+    judge(c, failed(c, "1").about, msgspec.structs.replace(DISK, sure=0.49))
+    assert "sure" not in c.story(show_call(c.ids["1"])) + c.story("p1")  # type: ignore[arg-type]
+    assert [judged.verdict.sure for judged in c.pilot("p1").verdicts] == [0.49]
+
+
 # ---- quarantine
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from core.builders import Cluster, recipe
 
+from stoker.manager.core import failure_groups
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.listed import ListedState
 
 Make = Callable[..., Cluster]
@@ -71,3 +73,44 @@ def test_asking_changes_nothing(cluster: Make) -> None:
     ask(c)
     assert c.waiting() == before
     c.nothing_else_was_said()
+
+
+def fail(c: Cluster, name: str, raised: str = "", failure: Failure | None = None) -> None:
+    """A call fails in the library that runs it; the next one is sent there."""
+    library = c.holders(name)[0]
+    end = CallEnd(c.ids[name], False, b"", 1.0, failure, raised=raised)
+    c.report(library.pilot.id, say.CallsEnded(library.id, [end]))
+
+
+def test_failed_calls_are_grouped_by_function_exception_and_line(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(6).ready()
+    fail(c, "1", "ValueError: no 1\nat /a/x.py:3 in outer\nat /a/x.py:9 in f")
+    c.wait(10)
+    fail(c, "2", "ValueError: no 2\nat /a/x.py:3 in outer\nat /a/x.py:9 in f")
+    fail(c, "3", "ValueError: no 3\nat /a/x.py:12 in f")
+    fail(c, "4", "KeyError: 4\nat /a/x.py:9 in f")
+    fail(c, "5", failure=Failure(FailureKind.POISON, "it ended its library 2 times:\nas it did", signal=11))
+    c.tell("ana", say.Cancel([c.ids["6"]], True)).wait(5).forget()  # type: ignore[list-item]
+    found = ask(c, 1)
+    assert found.failed == 5 == sum(group.count for group in found.groups)
+    first, *rest = found.groups
+    assert (first.function, first.error, first.place, first.count) == ("f", "ValueError", "/a/x.py:9 in f", 2)
+    assert (first.example, first.message, first.first_s, first.last_s) == ("c-2", "ValueError: no 2", 15.0, 5.0)
+    assert [(group.error, group.place, group.example) for group in rest] == [
+        ("ValueError", "/a/x.py:12 in f", "c-3"),
+        ("KeyError", "/a/x.py:9 in f", "c-4"),
+        ("poison (SIGSEGV)", "", "c-5"),
+    ]
+    assert rest[-1].message == "it ended its library 2 times: as it did"
+
+
+def test_failures_of_too_many_kinds_are_counted_together(cluster: Make) -> None:
+    count = failure_groups.MOST + 3
+    c = cluster(pilots=1).calls(count).ready()
+    for n in range(1, count + 1):
+        fail(c, str(n), f"Error{n}: it failed")
+    c.forget()
+    found = ask(c)
+    assert len(found.groups) == failure_groups.MOST + 1
+    assert (found.groups[0].error, found.groups[0].count) == ("other failures", 3)
+    assert sum(group.count for group in found.groups) == found.failed == count

@@ -36,6 +36,7 @@ WRITERS: dict[type, dict[str, str]] = {
         "calls": "holding", "cancelled": "ending", "clients": "registry", "clients_by_number": "registry",
         "contexts": "registry", "costs": "registry", "departed": "registry", "done": "ending",
         "ended_blocks": "blocks", "ending": "session_end", "factory_trouble": "blocks", "failed": "ending",
+        "failure_groups": "failure_groups",
         "failed_at": "refusing", "failures": "ending", "forecasts": "call_records", "forgotten": "repair",
         "functions": "registry", "gone_libraries": "libraries", "gone_pilots": "pilot_states", "groups": "registry",
         "hungry": "queues", "kept": "core", "kept_ends": "holes", "lease_s": "core", "libraries": "libraries",
@@ -62,8 +63,8 @@ WRITERS: dict[type, dict[str, str]] = {
     Library: {
         "batch": "library_messages", "batch_at": "library_messages", "device_bytes": "libraries",
         "ended_at": "holding", "functions": "sending", "held": "holding",
-        "line": "pilots", "measured": "libraries", "memory_bytes": "libraries", "phase": "pilots", "printed_to": "call_ends",
-        "promised_bytes": "libraries",
+        "line": "pilots", "measured": "libraries", "memory_bytes": "libraries", "phase": "pilots",
+        "printed_to": "call_ends", "promised_bytes": "libraries",
         "ready_at": "libraries", "required_bytes": "call_updates", "resizing": "libraries", "served": "call_ends",
         "slots": "libraries",
         "state": "libraries", "stuck": "indexing", "taking": "holding", "used_at": "libraries", "zombies": "holding",

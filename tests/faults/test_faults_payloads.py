@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -16,6 +17,9 @@ from faults.world import kill, until
 
 import stoker
 from stoker import errors
+from stoker.manager.advice.logs import FaultKind
+from stoker.manager.cli import verdicts
+from stoker.manager.cli.sessions import story_of
 
 LARGE = 300_000_000
 
@@ -192,10 +196,55 @@ def test_arguments_that_cannot_be_pickled(shared, bad):
 
 
 def test_arguments_that_cannot_be_opened_there(shared):
-    with pytest.raises(errors.SerializationError, match="only at home") as caught:
+    with pytest.raises(RuntimeError, match="only at home") as caught:
         stoker.app()(_take)(UnopenableThere()).result(60)
-    assert "_take" in str(caught.value)
-    assert shared.status().pilots[0].pilot in str(caught.value)
+    pilot = shared.status().pilots[0].pilot
+    assert caught.value.__notes__[0] == f"while the arguments of _take were unpickled on {pilot}"
+
+
+class Raises:
+    """Raises this when it is unpickled anywhere but here."""
+
+    def __init__(self, error):
+        self.error = error
+        self.home = os.getpid()
+
+    def __getstate__(self):
+        return self.error, self.home
+
+    def __setstate__(self, state):
+        if os.getpid() != state[1]:
+            raise state[0]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), Odd(1, 2), OSError("no such table"), SystemExit(3)])
+@pytest.mark.parametrize("where", ["function", "arguments"])
+def test_what_unpickling_raises_keeps_its_type_and_is_the_programs(shared, error, where):
+    bad = Raises(error)
+
+    def holds(value):
+        return value, bad
+
+    call = stoker.app()(holds)(1) if where == "function" else stoker.app()(_take)(bad)
+    kind = errors.RemoteCallError if isinstance(error, SystemExit) else type(error)
+    with pytest.raises(kind) as caught:
+        call.result(60)
+    assert str(error) in str(caught.value)
+    name = "holds was" if where == "function" else "_take were"
+    assert f"{name} unpickled on" in str(caught.value.__cause__) + "".join(getattr(caught.value, "__notes__", ()))
+    number = re.search(r"c-\d+", f"{caught.value} {getattr(caught.value, '__notes__', '')}")
+    folder, story, _ = story_of(shared.id, number[0])
+    found = verdicts.verdict_of(folder, story)
+    assert (found.kind, found.component) == (FaultKind.USER, "code"), found
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("libblas.so.3: cannot open"), ModuleNotFoundError("No module named 'x'")]
+)
+def test_a_package_that_is_missing_there_is_no_fault_of_the_program(shared, error):
+    with pytest.raises(errors.SerializationError, match="must be installed there") as caught:
+        stoker.app()(_take)(Raises(error)).result(60)
+    assert f"{type(error).__name__}: {error}" in str(caught.value)
 
 
 def test_a_generator_that_is_returned_comes_as_the_list_of_what_it_yields(shared):

@@ -19,9 +19,11 @@ import pytest
 from stoker.contexts import context, payloads
 from stoker.contexts.program_folder import program_folder
 from stoker.contexts.recipe import Recipe
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind
-from stoker.manager.protocol.ids import CallId, FunctionKey
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind, Printed
+from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
+from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.taskvine import messages
+from stoker.pilot.taskvine.verdict import verdict
 
 PROGRAM = Path(__file__).with_name("library_program.py")
 
@@ -210,6 +212,7 @@ def test_a_call_that_was_stopped_in_one_order_runs_in_the_next(library):
 def test_a_note_says_which_call_a_dead_library_was_running(library):
     def die(words, word):
         if word == "die":
+            print("last words")
             os.kill(os.getpid(), signal.SIGKILL)
         print("survived", word)
         return words[word]
@@ -219,6 +222,10 @@ def test_a_note_says_which_call_a_dead_library_was_running(library):
     note = messages.take_note(str(library.running), ticket)
     assert note.call == 100 * ticket + 1
     assert "survived pilot" in Path(note.log).read_text()
+    ordered = StartLibrary(LibraryId(1), table(["pilot"]), ())
+    failure = verdict(ordered, note, said="it ended", loading=False, pilot="pool")
+    assert failure.tail == "last words"
+    assert failure.printed == Printed(note.log, len("survived pilot\n"), 0)
     assert messages.take_note(str(library.running), ticket) is None
 
 

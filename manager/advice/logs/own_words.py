@@ -83,6 +83,10 @@ JOB: tuple[FaultRule, ...] = (
 )  # fmt: skip
 
 MORE: tuple[FaultRule, ...] = (
+    FaultRule(_U, "command", r"bash_app .{1,200} failed with unix exit code", "its command failed", "Parsl, bash.py",
+              sure=0.8),
+    FaultRule(_U, "code", r"while the (?:function|arguments of) .{1,200} (?:was|were) unpickled on ",
+              "the program's own code raised it while the call was unpickled", "pilot/library/packing.py", sure=0.84),
     FaultRule(_U, "package", r"No module named '", "a module is not installed where the call ran", "CPython",
               sure=0.92),
     FaultRule(_U, "data", r"FileNotFoundError|\[Errno 2\] No such file or directory|(?:IsA|NotA)DirectoryError",

@@ -12,6 +12,7 @@ _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
 BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_U, "code"): "mend that line; try the function without a session, with the same arguments",
     (_U, "crash"): "run the function by itself with the same arguments; what it printed: stoker logs {}",
+    (_U, "command"): "run that command by itself on a node; what it printed: stoker logs {}",
     (_U, "context"): "try the loader without a session: LOADER.load_here(...)",
     (_U, "data"): "give a path that the nodes see too; a relative path begins in the program's folder",
     (_U, "damaged_file"): "look at what it read there, and at its size; copy or download it again",

@@ -1,0 +1,169 @@
+"""Failures of Parsl's own apps: what monitoring, an error and `stoker explain` say of them, and of Parsl's wrappers."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import parsl
+import pytest
+from parsl import bash_app, python_app
+from parsl.app.bash import remote_side_bash_executor
+from parsl.app.errors import BashExitFailure, wrap_error
+from parsl.app.python import timeout
+from parsl.data_provider.http import in_task_transfer_wrapper
+from parsl.executors import HighThroughputExecutor
+from parsl.monitoring.radios.filesystem import FilesystemRadio
+from parsl.monitoring.remote import monitor_wrapper
+
+import stoker
+from stoker.manager.advice.logs import FaultKind
+from stoker.manager.cli import verdicts
+from stoker.manager.cli.sessions import story_of
+from stoker.manager.executor.packing import name_of, own
+
+SHORT = 'echo "it said $1"; echo "and then" >&2; exit 3'
+
+
+def good(number: int) -> int:
+    return number
+
+
+def bad(number: int) -> int:
+    raise ValueError(f"no {number}")
+
+
+def walled(number: int, walltime: float = 30.0) -> int:
+    raise KeyError(number)
+
+
+def command() -> str:
+    return "exit 3"
+
+
+def _rows(database: Path, query: str) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(database) as db:
+        return db.execute(query).fetchall()
+
+
+def test_monitoring_shows_failures_as_parsls_own_executor_does(
+    load: Callable[..., Any], local: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("STOKER_TESTS_MONITORING", "1")
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)  # Parsl starts programs by name
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # and imports this module there
+    from parsl.monitoring import MonitoringHub
+
+    database = tmp_path / "monitoring.db"
+    htex = HighThroughputExecutor(label="htex", address="127.0.0.1", max_workers_per_node=1, provider=local())
+    hub = MonitoringHub(resource_monitoring_interval=1, logging_endpoint=f"sqlite:///{database}")
+    executor = load(label="stoker", others=(htex,), config={"monitoring": hub})
+    futures = [
+        (python_app if made is not command else bash_app)(made, executors=[label])(*arguments)
+        for label in ("stoker", "htex")
+        for made, arguments in ((good, (1,)), (bad, (2,)), (walled, (3,)), (command, ()))
+    ]
+    ends = [type(future.exception(60)) for future in futures]
+    status = executor.ask_status()
+    assert status is not None
+    assert status.failed == 3, "the session itself knows them as failures"
+    parsl.dfk().cleanup()
+    assert [kind.__name__ for kind in ends[:4]] == [kind.__name__ for kind in ends[4:]]
+    seen = _rows(
+        database,
+        "select task_executor, task_func_name, task_fail_history, hostname, block_id from try"
+        " join task using (task_id, run_id) order by task_id",
+    )
+    assert [row[1:] for row in seen if row[0] == "stoker"] == [row[1:] for row in seen if row[0] == "htex"]
+    states = _rows(database, "select task_id, task_status_name from status order by task_id, timestamp")
+    of_stoker, of_htex = ([name for task, name in states if task // 4 == half] for half in (0, 1))
+    assert of_stoker == of_htex
+    nodes = _rows(database, "select hostname, uid, block_id, active, python_v, cpu_count, worker_count from node")
+    ours = [row for row in nodes if row[1] == status.pilots[0].pilot]
+    theirs = [row for row in nodes if row not in ours]
+    assert [row[3] for row in ours] == [True, False], "it joined, and it is gone"
+    assert {(row[0], row[2], row[4]) for row in ours} == {(row[0], row[2], row[4]) for row in theirs}
+    assert all(row[5] > 0 and row[6] > 0 for row in ours)
+
+
+@pytest.mark.parametrize("way", ["plain", "walltime"])
+def test_an_exception_under_parsls_wrappers_is_raised(load: Callable[..., Any], way: str) -> None:
+    executor = load()
+    future = python_app(bad)(1) if way == "plain" else python_app(walled)(1)
+    with pytest.raises((ValueError, KeyError)):
+        future.result(60)
+    folder, story, _ = story_of(str(executor.folder.path), "c-0")
+    assert f"at {__file__}:" in "".join(line.text for line in story.lines)
+    fault = verdicts.verdict_of(folder, story)
+    assert fault is not None
+    assert (fault.kind, fault.component) == (FaultKind.USER, "code")
+    assert fault.sure >= 0.5
+
+
+@pytest.mark.parametrize("where", ["the log", "a file"])
+def test_a_command_that_fails_says_what_ran_and_its_last_lines(
+    load: Callable[..., Any], tmp_path: Path, where: str
+) -> None:
+    executor = load()
+
+    @bash_app
+    def talks(word: str, stderr: str | None = None) -> str:
+        return f"echo not this; echo {word}"
+
+    @bash_app
+    def fails(word: str, stderr: str | None = None) -> str:
+        return f"echo {word} >&2; exit 3"
+
+    assert talks("of another call").result(60) == 0
+    file = str(tmp_path / "said.err") if where == "a file" else None
+    with pytest.raises(BashExitFailure) as caught:
+        fails("oh no", stderr=file).result(60)
+    error = caught.value
+    assert (error.app_name, error.exitcode) == ("fails", 3)
+    assert str(error).splitlines() == [
+        "bash_app fails failed with unix exit code 3: echo oh no >&2; exit 3",
+        "its last lines:",
+        "  oh no",
+    ]
+    assert repr(error) == "BashExitFailure('fails', 3)"
+    folder, story, _ = story_of(str(executor.folder.path), "c-1")
+    assert ".fails  " in story.headline
+    fault = verdicts.verdict_of(folder, story)
+    assert fault is not None
+    assert (fault.kind, fault.component) == (FaultKind.USER, "command")
+    assert not any("bash.py" in line.text for line in fault.proof)
+
+
+def _monitored(function: Callable[..., Any]) -> Callable[..., Any]:
+    return monitor_wrapper(  # type: ignore[no-any-return]
+        f=function, args=(), kwargs={}, x_try_id=0, x_task_id=0, radio_config=FilesystemRadio(), run_id="r",
+        logging_level=0, sleep_dur=1.0, monitor_resources=False, run_dir="/",
+    )[0]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        bad,
+        wrap_error(bad),
+        timeout(wrap_error(bad), 3.0),
+        _monitored(timeout(wrap_error(bad), 3.0)),
+        in_task_transfer_wrapper(_monitored(wrap_error(bad)), None, "/"),
+        wrap_error(partial(remote_side_bash_executor, bad)),
+    ],
+)
+def test_the_users_function_is_found_under_parsls_wrappers(wrapped: Callable[..., Any]) -> None:
+    assert own(wrapped) is bad
+    assert name_of(own(wrapped)) == "bad"
+
+
+def test_a_function_of_parsl_itself_is_its_own() -> None:
+    assert own(parsl.set_stream_logger) is parsl.set_stream_logger
+    assert own(partial(good, 1)).args == (1,)  # type: ignore[attr-defined]
+    assert stoker.app(good).function is good
