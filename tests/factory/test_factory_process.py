@@ -31,7 +31,7 @@ def until(true: Callable[[], Any], *, what: str) -> Any:
 
 
 def slurm_site(name: str = "lab", *, lease_s: float = 60.0, **provider: object) -> Site:
-    quick = {"command_limit_s": Duration(4), "poll_s": Duration(0.2), **provider}
+    quick = {"command_limit_s": Duration(4), "poll_s": Duration(0.2), "listing_lag_s": Duration(1), **provider}
     return Site(
         name=name,
         provider=Provider(kind=ProviderKind.SLURM, **quick),  # type: ignore[arg-type]
@@ -102,6 +102,26 @@ def test_sbatch_that_hangs_is_told_and_submits_nothing_twice(manager: ManagerEnd
     manager.submit("b1")
     manager.hear("b1", PENDING)
     assert [job["name"] for job in slurm.jobs().values()] == ["stoker-k3v9-b0", "stoker-k3v9-b1"]
+
+
+def test_a_job_that_listings_lack_is_lost_after_the_listing_lag(
+    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
+) -> None:
+    """With a long lag it is not; it is cancelled all the same when the session ends."""
+    write_sites(folder.sites, [slurm_site(), slurm_site("slow", listing_lag_s=Duration(3600))])
+    factory = manager.start_factory()
+    manager.submit("b0")
+    manager.submit("b1", source="slow")
+    job, other = manager.hear("b0", PENDING).job, manager.hear("b1", PENDING).job
+    for each in (job, other):
+        slurm.put(each, state="RUNNING", forgotten="everywhere")
+    assert manager.hear("b0", ENDED).reason == "Slurm no longer knows this job"
+    asked = len(slurm.asked("scontrol"))
+    manager.until(lambda: len(slurm.asked("scontrol")) > asked + 5, what="five more questions")
+    assert [update for update in manager.news if update.block == "b1" and update.phase is ENDED] == []
+    manager.tell(to_client.SessionOver("the program is done"))
+    assert manager.ended(factory) == Ending.OVER
+    assert {each["state"] for each in slurm.jobs().values()} == {"CANCELLED"}
 
 
 def test_a_hanging_site_holds_up_no_other(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:

@@ -13,7 +13,9 @@ from live.peers import until
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
 from stoker.manager.factory.batches import dry_run, make_batch
+from stoker.manager.factory.pacing import Listing
 from stoker.manager.factory.slurm import SlurmBatch
+from stoker.manager.factory.slurm_output import AccountedJob
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.session import SessionFolder
@@ -171,6 +173,84 @@ def test_a_job_that_squeue_has_forgotten_is_asked_of_scontrol(batch: SlurmBatch,
     slurm.put(job, state="TIMEOUT", forgotten="squeue")
     looks = batch.query([job, other])
     assert (looks[job].reason, looks[other].phase) == ("out of walltime", BlockPhase.PENDING)
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_job_that_squeue_omits_is_as_scontrol_says(
+    batch: SlurmBatch, slurm: FakeSlurm, state: str, count: int
+) -> None:
+    jobs = [batch.submit(BlockId(f"b{number}")) for number in range(count)]
+    for job in jobs:
+        slurm.put(job, state=state, forgotten="squeue", nodes="n1", reason="Resources")
+    looks = batch.query(jobs)
+    assert {look.phase.value.upper() for look in looks.values()} == {state}
+    assert not any(look.absent for look in looks.values())
+
+
+def test_a_job_that_only_sacct_knows_is_as_sacct_says(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    job, other = batch.submit(B7), batch.submit(BlockId("b8"))
+    for each in (job, other):
+        slurm.put(each, state="RUNNING", forgotten="everywhere")
+    rows = f"{job}|RUNNING|0:0|n1\n{other}|TIMEOUT|0:0|n1"
+    slurm.fault("sacct", before=rows)
+    looks = batch.query([job, other])
+    assert (looks[job].phase, looks[job].reason) == (BlockPhase.RUNNING, "on n1")
+    assert (looks[other].phase, looks[other].reason) == (BlockPhase.ENDED, "out of walltime")
+
+
+def test_a_job_that_nobody_knows_is_absent(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    job = batch.submit(B7)
+    slurm.put(job, forgotten="everywhere")
+    assert batch.query([job])[job].absent
+    slurm.put(job, forgotten="", state="RUNNING")
+    assert not batch.query([job])[job].absent
+
+
+def test_an_old_list_does_not_hide_that_a_cancelled_job_is_gone(slurm: FakeSlurm, tmp_path: Path) -> None:
+    listing: Listing[dict[str, AccountedJob]] = Listing(fresh_s=1e9)
+    batch = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=str, listing=listing)
+    job = batch.submit(B7)
+    slurm.put(job, state="RUNNING", nodes="n1")
+    assert batch.query([job])[job].phase is BlockPhase.RUNNING
+    old = listing.read(dict)
+    batch.cancel([job])
+    listing.read(lambda: old)
+    assert batch.query([job])[job].reason == "cancelled"
+
+
+def test_an_old_list_does_not_send_a_running_job_back_to_the_queue(slurm: FakeSlurm, tmp_path: Path) -> None:
+    listing: Listing[dict[str, AccountedJob]] = Listing(fresh_s=1e9)
+    batch = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=str, listing=listing)
+    job = batch.submit(B7)
+    batch.query([job])
+    old = listing.read(dict)
+    listing.forget()
+    slurm.put(job, state="RUNNING", nodes="n1")
+    batch.query([job])
+    listing.forget()
+    listing.read(lambda: old)
+    assert batch.query([job])[job].phase is BlockPhase.RUNNING
+
+
+def test_jobs_are_cancelled_by_name(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    job, other = batch.submit(B7), batch.submit(BlockId("b8"))
+    slurm.put(job, forgotten="squeue")
+    batch.cancel_named([B7])
+    assert [slurm.jobs()[each]["state"] for each in (job, other)] == ["CANCELLED", "PENDING"]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"before": "checking your project's budget ... 2026 hours left"},
+        {"before": "2026", "after": "*** maintenance on 12 December ***"},
+        {"before": "budget ... ", "after": "Submit to partition gpu: 12 jobs ahead"},
+    ],
+)
+def test_the_id_is_found_among_lines_of_the_site(batch: SlurmBatch, slurm: FakeSlurm, around: dict[str, str]) -> None:
+    slurm.fault("sbatch", **around)
+    assert batch.submit(B7) == "101"
 
 
 def test_a_job_that_slurm_has_forgotten_has_its_output(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
