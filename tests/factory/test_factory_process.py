@@ -136,6 +136,46 @@ def test_a_hanging_site_holds_up_no_other(manager: ManagerEnd, folder: SessionFo
     assert "no qsub on its PATH" in manager.hear("b1", REFUSED).reason
 
 
+def test_killed_while_listings_lag_nothing_is_submitted_twice(
+    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
+) -> None:
+    """The answer of `sbatch` is on its way back, between a banner's lines, and `squeue` does not show the job yet."""
+    write_sites(folder.sites, [slurm_site(listing_lag_s=Duration(3600))])
+    factory = manager.start_factory()
+    slurm.fault("squeue", silent=True)
+    slurm.fault("sbatch", hang="after", before="2026", after="see the news")
+    manager.submit("b0")
+    until(slurm.jobs, what="the job")
+    os.kill(factory.pid, signal.SIGKILL)
+    factory.wait(10)
+    slurm.fault("sbatch", before="2026", after="see the news")
+    manager.known = tuple(KnownBlock(BlockId(block), "lab", BlockPhase.ASKED) for block in ("b0", "b1"))
+    second = manager.start_factory()
+    asked = len(slurm.asked("squeue"))
+    manager.until(lambda: len(slurm.asked("squeue")) > asked + 5, what="five searches")
+    assert len(slurm.jobs()) == 1, "a second one would run beside it"
+    slurm.fault("squeue")
+    assert manager.hear("b0", PENDING).job == "101"
+    assert manager.hear("b1", PENDING).job == "102"
+    manager.tell(to_client.SessionOver("the program is done"))
+    assert manager.ended(second) == Ending.OVER
+    assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"] * 2
+
+
+def test_the_end_cancels_a_job_whose_id_nobody_knows(
+    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
+) -> None:
+    write_sites(folder.sites, [slurm_site(listing_lag_s=Duration(3600))])
+    factory = manager.start_factory()
+    for command in ("squeue", "sbatch"):
+        slurm.fault(command, silent=True)
+    manager.submit("b0")
+    manager.hear_trouble("no job id is certain in what it printed: exit code 0, and not a word")
+    manager.tell(to_client.SessionOver("the program is done"))
+    assert manager.ended(factory) == Ending.OVER
+    assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
+
+
 @pytest.mark.parametrize("moment", ["idle", "before", "after"])
 def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, slurm: FakeSlurm, moment: str) -> None:
     """`before` and `after`: while a submission is on its way to Slurm, and while its answer is on its way back."""
