@@ -94,13 +94,14 @@ def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob
         case "DONE":
             return ListedJob(name, BlockPhase.ENDED, "done")
         case "EXIT":
-            how = _LSF_ENDS.get(code) or (f"exit code {code}" if code != "-" else "cancelled")
+            how = _LSF_ENDS.get(code) or (f"exit code {code}" if code != "-" else _LSF_CANCELLED)
             return ListedJob(name, BlockPhase.ENDED, how, failed=code not in _LSF_ENDS and code != "-")
         case _:
             return ListedJob(name, BlockPhase.RUNNING, f"on {host}" if host != "-" else "")
 
 
-_LSF_ENDS = {"130": "cancelled", "143": "cancelled", "137": "killed by signal 9", "140": "out of walltime"}
+_LSF_CANCELLED = "cancelled by someone (bkill)"
+_LSF_ENDS = {"130": _LSF_CANCELLED, "143": _LSF_CANCELLED, "137": "killed by signal 9", "140": "out of walltime"}
 
 
 def read_grid_engine(text: str) -> dict[str, ListedJob]:
@@ -137,7 +138,7 @@ def read_qacct(text: str) -> ListedJob | None:
         return None
     name, failed, code = found.get("jobname", "").strip(), found.get("failed", "0"), found["exit_status"].split()[0]
     if found.get("deleted_by", "NONE").strip() not in ("NONE", "undefined"):
-        return ListedJob(name, BlockPhase.ENDED, f"cancelled by {found['deleted_by'].strip()}")
+        return ListedJob(name, BlockPhase.ENDED, f"cancelled by {found['deleted_by'].strip()} (qdel)")
     if "h_rt" in failed or "s_rt" in failed:
         return ListedJob(name, BlockPhase.ENDED, "out of walltime")
     if code == "0" and failed.split()[0] == "0":
@@ -153,14 +154,14 @@ def read_bhist(text: str) -> ListedJob | None:
     if not re.search(r"^Job <\d+", text, re.MULTILINE):
         return None
     ends = (
-        (r"TERM_OWNER|TERM_ADMIN|TERM_FORCE_OWNER|TERM_FORCE_ADMIN", "cancelled"),
+        (r"TERM_OWNER|TERM_ADMIN|TERM_FORCE_OWNER|TERM_FORCE_ADMIN", _LSF_CANCELLED),
         (r"TERM_RUNLIMIT", "out of walltime"),
         (r"TERM_MEMLIMIT", "out of memory"),
         (r"TERM_PREEMPT", "preempted by LSF"),
         (r"Done successfully", "done"),
         (r"Exited with exit code (\d+)", "exit code {}"),
         (r"Exited by signal (\d+)", "killed by signal {}"),
-        (r"[:;] Exited", "cancelled"),
+        (r"[:;] Exited", _LSF_CANCELLED),
     )
     for pattern, words in ends:
         if end := re.search(pattern, text):

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from stoker.manager.factory import advice
 from stoker.manager.factory.batch import BatchJobStatus, loss_of
 from stoker.manager.protocol.blocks import BlockPhase, LossReason
 
@@ -22,9 +23,10 @@ SACCT = "JobIDRaw,State,ExitCode,NodeList"
 
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
+CANCELLED = "cancelled by someone (scancel)"
 _ENDS = {
     "COMPLETED": "done",
-    "CANCELLED": "cancelled",
+    "CANCELLED": CANCELLED,
     "PREEMPTED": "preempted by Slurm",
     "TIMEOUT": "out of walltime",
     "DEADLINE": "out of walltime (DEADLINE)",
@@ -157,7 +159,7 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
         expected_in_s = max(0.0, row.start - now) if row.start else 0.0
         if expected_in_s > _TOO_FAR_S:  # behind a job without a limit of time: Slurm takes that for a year
             expected_in_s = 0.0
-        return BatchJobStatus(BlockPhase.PENDING, reason, expected_in_s)
+        return BatchJobStatus(BlockPhase.PENDING, advice.of_pending(reason), expected_in_s)
     if row.state in _RUNNING:
         how = "" if row.state == "RUNNING" else f"{row.state.lower()} "
         return BatchJobStatus(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())
@@ -221,7 +223,7 @@ def _end_of(row: AccountedJob, output: list[str]) -> str:
     if row.state == "NODE_FAIL" and row.nodes:
         return f"node failed: {row.nodes}"
     if row.state == "CANCELLED":
-        return due_to(output) or "cancelled"
+        return due_to(output) or CANCELLED
     if row.state in _ENDS:
         return _ENDS[row.state]
     code, _, signal = row.exit_code.partition(":")

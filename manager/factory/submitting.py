@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parsl.providers.errors import ExecutionProviderException
 
-from stoker.manager.factory import job_ids
+from stoker.manager.factory import advice, job_ids
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered, UnnamedJob, job_name
 from stoker.manager.factory.commands import CommandRunner
 from stoker.manager.factory.pacing import Pacer
@@ -25,16 +25,6 @@ _NOT_NOW = re.compile(
 """Scheduler errors that say nothing about the job."""
 _NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
 """Those of them after which the scheduler may have taken the job all the same."""
-_FULL = re.compile(
-    # Slurm says which limit it is; before 20.11 it did not, and its sentence names all of them.
-    r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
-    r"|would exceed .*\blimit|maximum number of jobs already in queue"  # PBS
-    r"|pending (job|slot)s? (threshold|limit)"  # LSF
-    r"|only \d+ jobs are allowed",  # Grid Engine
-    re.IGNORECASE,
-)
-"""Errors that say that there are too many jobs just now, of this user or of all. The same job is taken when others are
-over, so that it is no refusal. All other errors would be said of it again."""
 
 
 class Submitter:
@@ -74,6 +64,10 @@ def _submit_through(provider: BoundedProvider, *, kind: ProviderKind, name: str,
     try:
         provider.submit(command, 1, name)
         why = "has not said why"
+    except Unanswered as error:
+        if advice.WAITS_FOR_ROOM.search(str(error)):
+            raise BatchTrouble(advice.of_submission(str(error))) from error
+        raise
     except ExecutionProviderException as error:
         why = str(error)
     said = provider.said
@@ -90,10 +84,10 @@ def _submit_through(provider: BoundedProvider, *, kind: ProviderKind, name: str,
     if _NO_ANSWER.search(words):
         raise Unanswered(words)
     if is_not_now(words):
-        raise BatchTrouble(words)
+        raise BatchTrouble(advice.of_submission(words))
     raise SubmissionRefused(words)
 
 
 def is_not_now(words: str) -> bool:
     """Whether an error of a batch system says that it is away or full, and nothing about what was asked."""
-    return _NOT_NOW.search(words) is not None or _FULL.search(words) is not None
+    return _NOT_NOW.search(words) is not None or advice.FULL.search(words) is not None

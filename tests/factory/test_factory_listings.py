@@ -105,7 +105,7 @@ def test_lsf() -> None:
         (ENDED, "done"),
         (ENDED, "exit code 1"),
         (ENDED, "out of walltime"),
-        (ENDED, "cancelled"),
+        (ENDED, "cancelled by someone (bkill)"),
         (PENDING, "Job was suspended by the user while pending;"),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from factory.fake_slurm import FakeSlurm
 from live.peers import until
 
-from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
+from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered
 from stoker.manager.factory.batches import dry_run, make_batch
 from stoker.manager.factory.pacing import Listing
 from stoker.manager.factory.slurm import SlurmBatch
@@ -98,7 +99,8 @@ def test_a_queue_that_is_full_refuses_nothing(batch: SlurmBatch, slurm: FakeSlur
     slurm.fault("sbatch", code=1, err=err)
     with pytest.raises(BatchTrouble) as caught:
         batch.submit(B7)
-    assert str(caught.value) in err.replace("sbatch: error: ", "").replace("\n", "; ")
+    assert str(caught.value).startswith(err.replace("sbatch: error: ", "").replace("\n", "; "))
+    assert str(caught.value).endswith(("lower [pilot] max_blocks", "until Slurm takes jobs"))
     slurm.fault("sbatch")
     assert batch.submit(B7)
 
@@ -216,7 +218,7 @@ def test_an_old_list_does_not_hide_that_a_cancelled_job_is_gone(slurm: FakeSlurm
     old = listing.read(dict)
     batch.cancel([job])
     listing.read(lambda: old)
-    assert batch.query([job])[job].reason == "cancelled"
+    assert batch.query([job])[job].reason == "cancelled by someone (scancel)"
 
 
 def test_an_old_list_does_not_send_a_running_job_back_to_the_queue(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -251,6 +253,47 @@ def test_jobs_are_cancelled_by_name(batch: SlurmBatch, slurm: FakeSlurm) -> None
 def test_the_id_is_found_among_lines_of_the_site(batch: SlurmBatch, slurm: FakeSlurm, around: dict[str, str]) -> None:
     slurm.fault("sbatch", **around)
     assert batch.submit(B7) == "101"
+
+
+@pytest.mark.parametrize(
+    ("reason", "what"),
+    [
+        ("PartitionTimeLimit", "never starts like this: walltime .* shorten \\[provider\\] walltime"),
+        ("QOSMaxWallDurationPerJobLimit", "never starts like this: walltime"),
+        ("AssocMaxWallDurationPerJobLimit", "never starts like this: walltime"),
+        ("QOSMaxGRESPerJob", "lower \\[provider\\] gpus"),
+        ("QOSMaxCpuPerJobLimit", "lower \\[provider\\] cores"),
+        ("PartitionNodeLimit", "lower \\[provider\\] nodes"),
+        ("InvalidAccount", "change \\[provider\\] account"),
+        ("PartitionDown", "waits until an administrator opens it"),
+        ("QOSMaxGRESPerUser", "$"),
+        ("Priority", "$"),
+    ],
+)
+def test_a_reason_that_stays_says_so_and_what_to_do(
+    batch: SlurmBatch, slurm: FakeSlurm, reason: str, what: str
+) -> None:
+    job = batch.submit(B7)
+    slurm.put(job, reason=reason)
+    assert re.match(f"{reason}.*{what}", batch.query([job])[job].reason)
+
+
+def test_a_limit_of_jobs_says_what_to_do(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    limit = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size)"
+    slurm.fault("sbatch", code=1, err=f"sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: {limit}")
+    with pytest.raises(BatchTrouble, match=r"lower \[pilot\] max_blocks"):
+        batch.submit(B7)
+
+
+def test_sbatch_that_waits_for_room_has_made_no_job(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Slurm's queue is full (MaxJobCount): `sbatch` says so and tries again for minutes."""
+    quick = SlurmBatch(site(command_limit_s=Duration(1)), session="k3v9", folder=tmp_path, command=str)
+    shim = slurm.bin / "sbatch"
+    said = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
+    shim.write_text(f"#!/bin/sh\necho '{said}' >&2\nexec sleep 600\n")
+    with pytest.raises(BatchTrouble, match=r"MaxJobCount\), for all users") as caught:
+        quick.submit(B7)
+    assert not isinstance(caught.value, Unanswered)
 
 
 def test_a_job_that_slurm_has_forgotten_has_its_output(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -292,7 +335,7 @@ def test_cancelling_what_is_over_is_no_error(batch: SlurmBatch, slurm: FakeSlurm
     job = batch.submit(B7)
     batch.cancel([job])
     batch.cancel([job, "4711"])
-    assert batch.query([job])[job].reason == "cancelled"
+    assert batch.query([job])[job].reason == "cancelled by someone (scancel)"
 
 
 def test_a_host_without_slurm(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,10 @@ def test_slurm_writes_why_below_what_a_job_prints() -> None:
     assert due_to(["loading", line]) == "preempted by Slurm"
     assert due_to([line.replace("PREEMPTION", "TIME LIMIT")]) == "out of walltime"
     assert job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=[line]).reason == "preempted by Slurm"
-    assert job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=["loading"]).reason == "cancelled"
+    assert (
+        job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=["loading"]).reason
+        == "cancelled by someone (scancel)"
+    )
     assert gone([line]).reason == "preempted by Slurm"
     assert gone([]).reason == "Slurm no longer knows this job"
 
