@@ -15,8 +15,9 @@ from stoker.errors import ConfigError, StokerError
 from stoker.manager.cli import down, dry_run, machine
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.finding import Finding, Level
+from stoker.manager.cli.site_check import slurm_faults
 from stoker.manager.cli.site_draft import describe
-from stoker.manager.cli.slurm_facts import Partition, Slurm
+from stoker.manager.cli.slurm_facts import Slurm
 from stoker.manager.cli.surroundings import HostFacts, inspect_host
 from stoker.manager.executor import detached
 from stoker.manager.factory import pacing
@@ -106,9 +107,9 @@ def site_fits(site: Site) -> Iterator[Finding]:
         yield from _below_tmp(topic, Path(site.environment.python or sys.executable).absolute(), state_folder())
     if around.slurm is not None and site.provider.kind is ProviderKind.SLURM and not around.slurm.trouble:
         faults = list(slurm_faults(site, around.slurm))
-        for text in faults:
+        for fault in faults:
             yield Finding(
-                topic, Level.NEED, f"{topic}: {text}", "mend the site file; `stoker init --output -` shows one"
+                topic, Level.NEED, f"{topic}: {fault.text}", "mend the site file; `stoker init --output -` shows one"
             )
         if not faults:
             yield Finding(topic, Level.OK, f"{topic}: partition, account, walltime and GPUs are there")
@@ -160,29 +161,6 @@ def _taskvine(topic: str) -> Finding:
     except ConfigError as error:
         return Finding(topic, Level.NEED, f"{topic}: {error}", finding.INSTALL)
     return Finding(topic, Level.OK, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
-
-
-def slurm_faults(site: Site, slurm: Slurm) -> Iterator[str]:
-    """What a site file asks of a Slurm cluster that is not there."""
-    ask = site.provider
-    known = {each.name: each for each in slurm.partitions}
-    names = ask.partition.split(",") if ask.partition else [each.name for each in slurm.partitions if each.default]
-    chosen = [known[name] for name in names if name in known]
-    yield from (f"partition {name} is not up; there are {', '.join(known)}" for name in names if name not in known)
-    if ask.account and slurm.accounts and ask.account not in slurm.accounts:
-        yield f"account {ask.account} is not yours; you have {', '.join(slurm.accounts)}"
-    for each in chosen:
-        if each.limit_s and ask.walltime_s > each.limit_s:
-            most = show_seconds(each.limit_s)
-            yield f"walltime {show_seconds(ask.walltime_s)} is more than {each.name} allows: {most}"
-    if ask.gpu_count and chosen and not any(_has_gpus(each, site) for each in chosen):
-        there = ", ".join(dict.fromkeys(str(gpus) for each in chosen for gpus in each.gpus)) or "none"
-        yield f'no node has gpus = "{ask.gpus}" in {", ".join(each.name for each in chosen)}; they have {there}'
-
-
-def _has_gpus(partition: Partition, site: Site) -> bool:
-    ask = site.provider
-    return any(gpus.count >= ask.gpu_count and ask.gpu_type in ("", gpus.type) for gpus in partition.gpus)
 
 
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.executor import detached, engines
+from stoker.manager.factory import parsl_parts
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandRunner
 from stoker.manager.protocol.session import SessionFolder
@@ -38,7 +39,8 @@ class DryRunLines(msgspec.Struct, frozen=True):
 
 def show(site: Site, *, place: str = "") -> DryRunLines:
     """What would be submitted for one site. Raises ConfigError for settings that its batch system cannot have."""
-    from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports Parsl, which takes a while
+    parsl_parts.import_in_parts()
+    from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
 
     folder, text = _script(site, place)
     blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
@@ -62,7 +64,8 @@ def ask_slurm(site: Site) -> SlurmVerdict:
 
 
 def _script(site: Site, place: str) -> tuple[SessionFolder, str]:
-    from stoker.manager.factory.batches import dry_run  # imports Parsl, which takes a while
+    parsl_parts.import_in_parts()
+    from stoker.manager.factory.batches import dry_run  # imports parts of Parsl
 
     folder = SessionFolder(place or detached.default_place(_EXAMPLE))
     return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=detached.python_path())

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from stoker.errors import ConfigError, SessionError, UnitError
-from stoker.manager.cli import console, down, dry_run, first_blocks
+from stoker.manager.cli import console, down, dry_run, first_blocks, site_check
 from stoker.manager.executor import detached
 from stoker.manager.live.lease import LeaseHolder
 from stoker.manager.protocol import show_blocks
@@ -35,11 +35,14 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
 
     Programs join it with stoker.load(session=...) or `stoker run APP --session ID`, one after another or at the same
     time, and find hot what an earlier one has loaded. It goes on when they leave, and when you log out; `stoker down`
-    ends it. If the batch system refuses the first block the session is ended again, and its words are told.
+    ends it. A walltime over the limit of Slurm's partition is refused before anything is submitted. If the batch system
+    refuses the first block the session is ended again, and its words are told.
     """
     wanted = detached.collect(sites)
     idle_s = _idle(idle)
     _check_place(folder)
+    for note in site_check.refuse(wanted):
+        console.note(note)
     if dry_run:
         _dry_run(wanted)
         return

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -34,6 +34,10 @@ class Unanswered(BatchTrouble):
     """A command got no answer that says what has come of it: a submission may have made a job all the same."""
 
 
+class UnnamedJob(Unanswered):
+    """The batch system has taken a job, and what it printed does not tell the job's id for certain."""
+
+
 class SubmissionRefused(StokerError):
     """The batch system does not take this job, and would not take it a second time. The message is in its words."""
 
@@ -42,10 +46,11 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
     """A job as its batch system sees it: PENDING (held, too), RUNNING or ENDED.
 
     `reason`, in the batch system's words: why it waits, on which node it runs, how it ended. `expected_in_s`: the time
-    until the batch system expects to start it, 0 = it does not say. `loss`: why a job that ran does so no longer, None
-    = it runs, or the batch system does not say. `again`: of a job that has run and waits, why it was queued again,
-    where `reason` does not tell. `cause` names what a job that is held, or was, is held for: two in a row for the same
-    cause are no accident; `advice` says what to do about it. `leaving`: it was cancelled, and is not gone yet.
+    until the batch system expects to start it, 0 = it does not say. `loss`: why a job that ran no longer runs, None =
+    it runs, or the batch system does not say. `again`: why a job that has run was queued again, where `reason` does not
+    tell. `cause` names what a job is or was held for: two in a row for the same cause are no accident; `advice` says
+    what to do about it. `leaving`: it was cancelled, and has not ended yet. `absent`: the listing lacks the job, and
+    nothing says that it ended; it counts as ENDED only if that stays so (`absences`).
     """
 
     phase: BlockPhase
@@ -56,6 +61,7 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
     cause: str = ""
     advice: str = ""
     leaving: bool = False
+    absent: bool = False
 
 
 class Batch(Protocol):
@@ -68,8 +74,9 @@ class Batch(Protocol):
         """
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """The present state of these jobs, with as few commands as can be. A job of which nothing can be said at the
-        moment is left out; one that the batch system has forgotten is ENDED."""
+        """Return the present state of these jobs, with as few commands as possible. A job of which nothing can be said
+        at the moment is left out; one that the batch system does not list, and whose end it does not tell, is
+        `absent`."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel these jobs. Those that are over, or unknown, are no error."""
@@ -77,6 +84,14 @@ class Batch(Protocol):
     def find(self) -> Mapping[str, BlockId]:
         """Every job of the session that is not over, by its id, also those that nobody here has submitted. Two jobs of
         one block show that it was submitted twice: the caller cancels one."""
+
+
+@runtime_checkable
+class CancelsByName(Protocol):
+    """A batch system that can cancel jobs by their names, also jobs that its listings lack."""
+
+    def cancel_named(self, blocks: Sequence[BlockId]) -> None:
+        """Cancel every job of these blocks. Raises BatchTrouble."""
 
 
 _LOSSES = {

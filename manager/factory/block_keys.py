@@ -26,6 +26,14 @@ def issue(folder: SessionFolder, block: str) -> None:
         ) from error
 
 
+def issued(folder: SessionFolder, block: str) -> bool:
+    """Whether a block has a key pair: its submission has begun, and it is not over."""
+    try:
+        return folder.block_key_file(block).exists()
+    except (OSError, SessionError):
+        return False
+
+
 def revoke(folder: SessionFolder, block: str) -> None:
     """Remove a block's key pair: who still has it is let in no more. No-op if there is none."""
     try:

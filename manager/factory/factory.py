@@ -39,7 +39,7 @@ from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
-from stoker.site import Site
+from stoker.site import ProviderKind, Site
 
 log = logging.getLogger("stoker.factory")
 
@@ -50,6 +50,8 @@ _ANSWER_S = 5.0
 REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
 """A batch system that takes longer to open is trouble: its commands have limits, what is imported and read has none."""
+_LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
+"""What lists all jobs at each moment: the process table, and an API without a cache."""
 HELLO_LIMIT_S = 20.0
 """A manager that has not answered a hello for so long is told again; one that is away for so long is spoken of."""
 
@@ -122,6 +124,8 @@ class Factory:
                     ),
                     owners=self._owners,
                     poll_s=site.provider.poll_s,
+                    was_tried=partial(block_keys.issued, folder),
+                    lag_s=0.0 if site.is_local or site.provider.kind in _LIST_ALL else site.provider.listing_lag_s,
                     pacer=None if site.is_local else shared[site.provider.kind].pacer,
                 ),
                 say=self._hear,

@@ -3,31 +3,40 @@
 A keeper is a small control loop, stepped by one thread (`worker`). It holds what should be (blocks that were ordered,
 blocks that are to be cancelled) against what is (what the batch system says), and each step closes some of the gap:
 
-1. *Search*, when it is not sure what is there: at its start, after a submission whose fate is not known (a command that
-   hung may still have reached the batch system), and now and then. Jobs are known by their names: that of a block
-   without a job is adopted, and a block's second job is cancelled. So a block is submitted again only when no job of
-   it is there, whoever was killed in between. Of a job whose block the manager did not name, the manager is told: it
-   has lost a part of its journal, and takes the block for its own, or has it cancelled.
-2. *Cancel* what is to be cancelled; again after a while if that had no effect.
-3. *Look*, every `poll_s`, at all jobs at once, and sooner after a change.
-4. *Submit* one block: a cancellation need not wait for a hundred submissions.
+1. *Search* for jobs by their names: at the start, after a submission whose outcome is unknown (a command that hung may
+   have reached the batch system), and every minute. The keeper adopts the job of a block that has none, and cancels a
+   block's second job. It submits a block again only after several listings lacked its job (`absences`), whatever was
+   killed in between. It reports the job of a block that the manager did not name: the manager lost a part of its
+   journal, and adopts the block or cancels it.
+2. *Cancel* blocks, and again after a while if a cancellation had no effect.
+3. *Query* all jobs at once, every `poll_s`, and sooner after a change. A job that the batch system does not account for
+   is over when several listings lack it, or one listing after its cancellation.
+4. *Submit* one block, so that a cancellation does not wait for a hundred submissions. While the outcome of a submission
+   is unknown, nothing else is submitted.
 
-When the batch system does not answer, a step ends there; the trouble is told once, in the batch system's words, and
-the next step comes a little later each time.
-
-After a submission without an answer whose job a search does not find, the next one waits (`submission_tries`).
+When the batch system does not answer, a step ends there. The keeper reports the trouble once, in the batch system's
+words, and waits a little longer before each next step.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.manager.factory.batch import Batch, BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered
+from stoker.manager.factory.absences import Absences
+from stoker.manager.factory.batch import (
+    Batch,
+    BatchJobStatus,
+    BatchTrouble,
+    CancelsByName,
+    SubmissionRefused,
+    Unanswered,
+    UnnamedJob,
+)
 from stoker.manager.factory.kept_block import CANCEL_AGAIN_S, KeptBlock
 from stoker.manager.factory.pacing import FOR_QUERIES, FOR_SUBMISSIONS, Pacer, poll_period_s
 from stoker.manager.factory.submission_tries import SubmissionTries
@@ -51,8 +60,12 @@ EXPECTED_SLACK_S = 60.0
 
 
 class BlockKeeper:
-    """The blocks of one site. `make` gives its batch system; `owners` tells whose a block of the session is, as far as
-    anybody knows. Not for several threads."""
+    """The blocks of one site. Not for several threads.
+
+    `make` gives its batch system; `owners` tells which site a block of the session belongs to, where that is known.
+    `was_tried`: whether an earlier factory may have submitted a block. `lag_s`: how long a listing may lack a job that
+    exists; 0 where one listing is proof.
+    """
 
     def __init__(
         self,
@@ -61,6 +74,8 @@ class BlockKeeper:
         make: Callable[[], Batch],
         owners: Mapping[BlockId, str],
         poll_s: float,
+        lag_s: float,
+        was_tried: Callable[[BlockId], bool] = lambda _: False,
         pacer: Pacer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -86,7 +101,13 @@ class BlockKeeper:
         self._query_at = 0.0
         self._not_before = 0.0
         self._pause_s = SOON_S
-        self._tries = SubmissionTries(pause_s=max(SOON_S, poll_s))
+        self._tries = SubmissionTries()
+        self._was_tried = was_tried
+        self._absences = Absences(lag_s=lag_s, clock=clock)
+        self._unresolved: set[BlockId] = set()
+        """Blocks that were submitted, with no answer and no job found: a job of theirs may still appear."""
+        self._given_up: set[str] = set()
+        """Jobs that count as over because listings lack them: cancelled again at the end, to be sure."""
 
     # ---- what should be
 
@@ -99,6 +120,8 @@ class BlockKeeper:
                 self._updates.append(self._over[id])
             elif id not in self.blocks:
                 self.blocks[id] = KeptBlock(id, block.job, block.phase)
+                if not block.job and self._was_tried(id):
+                    self._unresolved.add(id)
         for kept in self.blocks.values():
             kept.told, kept.is_unknown = None, kept.block not in theirs
         last = max(self._over, key=_number, default=None)
@@ -138,8 +161,10 @@ class BlockKeeper:
         at = max(self._query_at, now + self._query_waits_s())
         if not self._sure or any(kept.is_to_cancel(now) for kept in self.blocks.values()):
             at = now
+        elif self._unresolved:
+            at = min(at, max(self._search_at, now + self._query_waits_s()))
         elif self._has_to_submit():
-            at = min(at, max(self._tries.submit_at, now + self._submission_waits_s()))
+            at = min(at, now + self._submission_waits_s())
         return max(0.0, max(at, self._not_before) - now)
 
     def step(self) -> list[FactoryUpdate]:
@@ -160,19 +185,25 @@ class BlockKeeper:
     def end(self, *, until: float) -> list[str]:
         """Cancel every job of the session on this site and wait until they are gone; the ids of those that are left at
         `until` (on this keeper's clock)."""
-        left = {kept.job for kept in self.blocks.values() if kept.job}
+        left = {kept.job for kept in self.blocks.values() if kept.job} | self._given_up
+        cancelled: set[str] = set()
         told_at, pause_s = float("-inf"), min(SOON_S, self._poll_s)
         while True:
             try:
                 batch = self._batch_system()
+                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:  # before any listing, which may lack jobs
+                    self._cancel_named(batch, self._unresolved)
+                    cancelled, told_at = set(), self._clock()
+                if left - cancelled:
+                    batch.cancel(sorted(left - cancelled))
+                    cancelled |= left
                 jobs = sorted(left | {job for job, block in batch.find().items() if self._is_mine(block)})
                 statuses = batch.query(jobs) if jobs else {}
-                left = {job for job in jobs if job not in statuses or statuses[job].phase is not BlockPhase.ENDED}
+                left = {job for job in jobs if not _is_over(statuses.get(job), cancelled=job in cancelled)}
                 if not left:
                     return []
-                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:
-                    batch.cancel(sorted(left))
-                    told_at = self._clock()
+                if left - cancelled:
+                    continue
             except StokerError as error:
                 log.warning("source %s: %s", self.name, error)
                 if self._batch is None:  # it was never there, so that nothing was ever submitted
@@ -196,12 +227,13 @@ class BlockKeeper:
             self._refuse_all(str(error))
             return
         may_query = not self._query_waits_s()
-        if not self._sure or (now >= self._search_at and now >= self._query_at and may_query):
+        search_due = now >= self._search_at and (now >= self._query_at or self._unresolved) and may_query
+        if not self._sure or search_due:
             self._search(batch)
         self._carry_out_cancels(batch)
         if self._clock() >= self._query_at and may_query:
             self._query_all(batch)
-        if not self._submission_waits_s() and self._clock() >= self._tries.submit_at:
+        if not self._unresolved and not self._submission_waits_s():
             self._submit_one(batch)
 
     def _has_to_submit(self) -> bool:
@@ -236,7 +268,7 @@ class BlockKeeper:
         gone = {job for job, status in statuses.items() if status.leaving}
         strange = [job for job in strange if job not in gone]
         phases = {job: statuses[job].phase for job in strange if job in statuses}
-        over = {job for job, phase in phases.items() if phase is BlockPhase.ENDED}
+        over = {job for job in strange if _is_over(statuses.get(job))}
         strays = []
         # Of two jobs of a block the one that runs is kept, sooner than one that waits or is over.
         for job in sorted(strange, key=lambda job: (job in over, phases.get(job) is not BlockPhase.RUNNING)):
@@ -253,15 +285,28 @@ class BlockKeeper:
         if strays:
             log.warning("source %s: jobs %s are of no block that is wanted: cancelled", self.name, ", ".join(strays))
             batch.cancel(strays)
+        self._resolve(set(found.values()))
         self._sure = True
-        self._search_at = self._clock() + SEARCH_EVERY_S
+        self._search_at = self._clock() + (self._poll_s if self._unresolved else SEARCH_EVERY_S)
+
+    def _resolve(self, found: set[BlockId]) -> None:
+        """Note which submissions have made a job after all, and which certainly have not."""
+        for block in sorted(self._unresolved):
+            if block in found:
+                self._absences.listed(block)
+                self._unresolved.discard(block)
+            elif self._absences.missed(block):
+                log.info("block %s: its submission has made no job", block)
+                self._unresolved.discard(block)
 
     def _is_mine(self, block: BlockId) -> bool:
         return self._owners.get(block, self.name) == self.name
 
     def _carry_out_cancels(self, batch: Batch) -> None:
         now = self._clock()
-        for kept in [kept for kept in self.blocks.values() if kept.cancel and not kept.job]:
+        unsubmitted = [kept for kept in self.blocks.values() if kept.cancel and not kept.job]
+        self._cancel_named(batch, self._unresolved.intersection(kept.block for kept in unsubmitted))
+        for kept in unsubmitted:
             self._end(kept, BlockPhase.ENDED, f"cancelled before it was submitted: {kept.cancel}")
         due = [kept for kept in self.blocks.values() if kept.is_to_cancel(now)]
         if due:
@@ -271,18 +316,34 @@ class BlockKeeper:
             self._hurry_s = SOON_S
             self._query_at = min(self._query_at, now + min(SOON_S, self._poll_s))
 
+    def _cancel_named(self, batch: Batch, blocks: Collection[BlockId]) -> None:
+        """Cancel jobs that these blocks may have, and that no listing has shown."""
+        if blocks and isinstance(batch, CancelsByName):
+            log.info("source %s: jobs of %s are cancelled by their names", self.name, ", ".join(sorted(blocks)))
+            batch.cancel_named(sorted(blocks))
+
     def _query_all(self, batch: Batch) -> None:
         jobs = {kept.job: kept for kept in self.blocks.values() if kept.job}
         began = self._clock()
         if jobs:
             for job, status in batch.query(list(jobs)).items():
-                if job in jobs:
+                if job in jobs and self._is_certain(jobs[job], status):
                     self._saw(jobs[job], status)
         now = self._clock()
         every_s = poll_period_s(self._poll_s, self._pacer, took_s=now - began)
         if any(kept.cancel for kept in self.blocks.values()):  # soon, and then less and less soon
             every_s, self._hurry_s = min(self._hurry_s, every_s), 2 * self._hurry_s
         self._query_at = now + every_s
+
+    def _is_certain(self, kept: KeptBlock, status: BatchJobStatus) -> bool:
+        """Whether a status tells how the job is: not if one listing lacks the job, which others may have."""
+        if not status.absent:
+            self._absences.listed(kept.job)
+            return True
+        is_over = self._absences.missed(kept.job) or bool(kept.cancelled_at)
+        if is_over:
+            self._given_up.add(kept.job)
+        return is_over
 
     def _saw(self, kept: KeptBlock, status: BatchJobStatus) -> None:
         kept.cause, kept.advice = status.cause, status.advice
@@ -315,14 +376,22 @@ class BlockKeeper:
             self._end(kept, BlockPhase.REFUSED, reason)
             return
         self._sure = False  # until it is known what has come of it
+        self._unresolved.add(kept.block)
         kept.tried = True
         try:
             job = batch.submit(kept.block)
         except SubmissionRefused as error:
+            self._unresolved.discard(kept.block)
             self._tries.answered()
             self._end(kept, BlockPhase.REFUSED, str(error))
         except Unanswered as error:
-            self._tries.unanswered(str(error), now=self._clock())
+            self._tries.unanswered(str(error))
+            if isinstance(error, UnnamedJob):
+                self._search(batch)
+            if not kept.job:
+                raise
+        except BatchTrouble:
+            self._unresolved.discard(kept.block)
             raise
         else:
             log.info("block %s: submitted as job %s", kept.block, job)
@@ -331,6 +400,7 @@ class BlockKeeper:
 
     def _submitted(self, kept: KeptBlock, job: str) -> None:
         self._tries.answered()
+        self._unresolved.discard(kept.block)
         kept.job, kept.phase = job, BlockPhase.PENDING
         if not any(other.phase is BlockPhase.ASKED for other in self.blocks.values()):
             self._query_at = min(self._query_at, self._clock() + min(SOON_S, self._poll_s))
@@ -369,6 +439,11 @@ class BlockKeeper:
             self.trouble = text
             log.warning("source %s: %s", self.name, text or "works again")
             self._updates.append(SourceTrouble(self.name, text))
+
+
+def _is_over(status: BatchJobStatus | None, *, cancelled: bool = False) -> bool:
+    """Whether a job is over. One that the batch system does not account for is, if it was cancelled before."""
+    return status is not None and status.phase is BlockPhase.ENDED and (cancelled or not status.absent)
 
 
 def _number(block: BlockId) -> int:

@@ -8,6 +8,7 @@ cancelled (LSF) or failed (Grid Engine), and keep silent when the command fails.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
@@ -40,8 +41,12 @@ Read = Callable[[str], dict[str, ListedJob]]
 
 
 def read_pbs(text: str) -> dict[str, ListedJob]:
-    """`qstat -x -f -F json`. Raises ValueError for text that is not JSON."""
-    jobs: dict[str, Any] = json.loads(text).get("Jobs", {}) if text.strip() else {}
+    """`qstat -x -f -F json`, with lines of the site before and after it. Raises ValueError for text without JSON."""
+    start = re.search(r"^\s*\{", text, re.MULTILINE)
+    answer: dict[str, Any] = {}
+    if text.strip():
+        answer, _ = json.JSONDecoder().raw_decode(text, start.end() - 1 if start else 0)
+    jobs: dict[str, Any] = answer.get("Jobs", {})
     return {id: _pbs_job(job) for id, job in jobs.items()}
 
 
@@ -72,7 +77,7 @@ def read_lsf(text: str) -> dict[str, ListedJob]:
     rows = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|", 5)]
-        if len(fields) == 6 and fields[0]:
+        if len(fields) == 6 and fields[0].isdecimal():
             rows[fields[0]] = _lsf_job(*fields[1:])
     return rows
 
@@ -89,19 +94,21 @@ def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob
         case "DONE":
             return ListedJob(name, BlockPhase.ENDED, "done")
         case "EXIT":
-            how = _LSF_ENDS.get(code) or (f"exit code {code}" if code != "-" else "cancelled")
+            how = _LSF_ENDS.get(code) or (f"exit code {code}" if code != "-" else _LSF_CANCELLED)
             return ListedJob(name, BlockPhase.ENDED, how, failed=code not in _LSF_ENDS and code != "-")
         case _:
             return ListedJob(name, BlockPhase.RUNNING, f"on {host}" if host != "-" else "")
 
 
-_LSF_ENDS = {"130": "cancelled", "143": "cancelled", "137": "killed by signal 9", "140": "out of walltime"}
+_LSF_CANCELLED = "cancelled by someone (bkill)"
+_LSF_ENDS = {"130": _LSF_CANCELLED, "143": _LSF_CANCELLED, "137": "killed by signal 9", "140": "out of walltime"}
 
 
 def read_grid_engine(text: str) -> dict[str, ListedJob]:
-    """`qstat -xml`. Raises ValueError for text that is not XML."""
+    """`qstat -xml`, with lines of the site before and after it. Raises ValueError for text that is not XML."""
+    found = re.search(r"<job_info\b.*</job_info>", text, re.DOTALL)  # the inner one is of the same name
     try:
-        tree = ElementTree.fromstring(text) if text.strip() else ElementTree.Element("none")
+        tree = ElementTree.fromstring(found[0] if found else text) if text.strip() else ElementTree.Element("none")
     except ElementTree.ParseError as error:
         raise ValueError(str(error)) from error
     jobs = {}
@@ -119,3 +126,46 @@ def _grid_engine_job(name: str, state: str, queue: str) -> ListedJob:
     if any(letter in state for letter in "sST"):
         return ListedJob(name, BlockPhase.RUNNING, f"suspended ({state})")
     return ListedJob(name, BlockPhase.RUNNING, f"on {queue}" if queue else "")
+
+
+# ---- how a job ended that is not listed any more
+
+
+def read_qacct(text: str) -> ListedJob | None:
+    """How a job of Grid Engine ended, from what `qacct -j ID` prints; None if it prints nothing of a job."""
+    found = dict(line.split(None, 1) for line in text.splitlines() if len(line.split(None, 1)) == 2)
+    if "jobnumber" not in found or "exit_status" not in found:
+        return None
+    name, failed, code = found.get("jobname", "").strip(), found.get("failed", "0"), found["exit_status"].split()[0]
+    if found.get("deleted_by", "NONE").strip() not in ("NONE", "undefined"):
+        return ListedJob(name, BlockPhase.ENDED, f"cancelled by {found['deleted_by'].strip()} (qdel)")
+    if "h_rt" in failed or "s_rt" in failed:
+        return ListedJob(name, BlockPhase.ENDED, "out of walltime")
+    if code == "0" and failed.split()[0] == "0":
+        return ListedJob(name, BlockPhase.ENDED, "done")
+    said = failed.partition(":")[2].strip()
+    return ListedJob(name, BlockPhase.ENDED, f"exit code {code}" + (f" ({said})" if said else ""), failed=True)
+
+
+def read_bhist(text: str) -> ListedJob | None:
+    """What LSF's `bhist -l ID` says of a job; None if it says nothing of it."""
+    text = re.sub(r"\n {10,}", "", text)  # it breaks lines anywhere
+    name = re.search(r"Job Name <([^>]*)>", text)
+    if not re.search(r"^Job <\d+", text, re.MULTILINE):
+        return None
+    ends = (
+        (r"TERM_OWNER|TERM_ADMIN|TERM_FORCE_OWNER|TERM_FORCE_ADMIN", _LSF_CANCELLED),
+        (r"TERM_RUNLIMIT", "out of walltime"),
+        (r"TERM_MEMLIMIT", "out of memory"),
+        (r"TERM_PREEMPT", "preempted by LSF"),
+        (r"Done successfully", "done"),
+        (r"Exited with exit code (\d+)", "exit code {}"),
+        (r"Exited by signal (\d+)", "killed by signal {}"),
+        (r"[:;] Exited", _LSF_CANCELLED),
+    )
+    for pattern, words in ends:
+        if end := re.search(pattern, text):
+            how = words.format(*end.groups())
+            return ListedJob(name[1] if name else "", BlockPhase.ENDED, how, failed=how.startswith("exit code"))
+    runs = "Starting" in text or "Started" in text
+    return ListedJob(name[1] if name else "", BlockPhase.RUNNING if runs else BlockPhase.PENDING)

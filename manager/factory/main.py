@@ -15,7 +15,7 @@ import sys
 
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
-from stoker.manager.factory import commands
+from stoker.manager.factory import commands, parsl_parts
 from stoker.manager.factory.factory import END_LIMIT_S, Ending, Factory
 from stoker.manager.factory.turn import TURN_LIMIT_S, take_turn, wait_for_commands
 from stoker.manager.protocol.session import SessionFolder
@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     folder = SessionFolder(options.session)
+    parsl_parts.import_in_parts()
     keep_log(folder.path / "factory.log")
     # Ctrl-C in the user's terminal is the client's business. A factory that is told to end leaves all as it is.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

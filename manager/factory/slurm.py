@@ -6,8 +6,10 @@ failed one is rewritten to completed at the next query; preemption is a timeout,
 Slurm has forgotten makes `squeue --job` fail for all of them. So, instead:
 
 One `squeue` shows all jobs of this user, those that ended within the last minutes (MinJobAge) among them, and is
-filtered here. How an older one ended is asked of `sacct` where there is accounting, else of `scontrol`, else its own
-output tells, where Slurm writes "CANCELLED AT ... DUE TO PREEMPTION".
+filtered here. A site's `squeue` may answer from a cache. So `scontrol`, which asks slurmctld, is asked about each job
+that the list lacks, or that the list still shows after it was cancelled; where there is accounting `sacct` is asked
+too. A job that neither knows is absent; its output may say how it ended, where Slurm writes "CANCELLED AT ... DUE TO
+PREEMPTION".
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.factory import slurm_output
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name
 from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.slurm_output import AccountedJob
@@ -34,7 +36,7 @@ _TRIES = 3
 """So many queries of a job that was queued again may pass before its accounting has the reason."""
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
-"""How many ends are asked of `scontrol` in one query, one job at a time; the others have their turn later."""
+"""Up to this many jobs are asked of `scontrol` one at a time; for more, one command shows all jobs of the cluster."""
 _AT_ONCE = 100
 """Job ids on one command line."""
 
@@ -74,23 +76,27 @@ class SlurmBatch:
         """The present state of these jobs. Cancels those that Slurm holds for good. Raises BatchTrouble."""
         rows = self._squeue()
         now = time.time()
+        rows = rows | self._ask_each([job for job in jobs if self._is_doubtful(job, rows.get(job))])
         held = [job for job in jobs if job in rows and rows[job].is_held_for_good]
         if held:
             self.cancel(held)
         statuses = {}
-        ended = [job for job in jobs if job not in rows or rows[job].state == "FAILED"]
-        ends, asked = self._ends(ended)
         preempted = self._preempted([job for job in jobs if job in rows and rows[job].state == "COMPLETED"])
         for job in jobs:
-            row = ends.get(job) or rows.get(job)
-            if row is None and job not in asked:
-                continue
+            row = rows.get(job)
             if row is not None and job in preempted:
                 row = msgspec.structs.replace(row, state="PREEMPTED")
             output = self._output(job, row) if row is None or row.over else []
             status = slurm_output.job_status(row, now=now, output=output) if row else slurm_output.gone(output)
             statuses[job] = self._with_story(job, status, row)
         return statuses
+
+    def _is_doubtful(self, job: str, row: AccountedJob | None) -> bool:
+        """Whether the list alone does not tell how a job is: it lacks the job or its exit code, or may be older than
+        our own cancellation, or than what was seen before."""
+        if row is None or row.state == "FAILED":
+            return True
+        return not row.over and (job in self._cancelled or (job in self._ran and row.is_waiting))
 
     def _with_story(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
         """A status with why a job that has run waits again: its earlier runs are in the accounting alone."""
@@ -157,6 +163,15 @@ class SlurmBatch:
             if said.code and "Invalid job id" not in said.err:
                 raise BatchTrouble(f"scancel: {said.words}")
 
+    def cancel_named(self, blocks: Sequence[BlockId]) -> None:
+        """Cancel every job of these blocks, also jobs that no listing shows. Raises BatchTrouble."""
+        self._listing.forget()
+        for block in blocks:
+            name = job_name(self._jobs.session, block)
+            said = self._jobs.commands.run(["scancel", f"--user={os.getuid()}", f"--name={name}"])
+            if said.code:
+                raise BatchTrouble(f"scancel: {said.words}")
+
     def find(self) -> Mapping[str, BlockId]:
         """Jobs of the session that Slurm lists, by their id. Raises BatchTrouble.
 
@@ -183,26 +198,27 @@ class SlurmBatch:
             raise BatchTrouble(f"squeue: {said.words}")
         return slurm_output.read_squeue(said.out)
 
-    def _ends(self, jobs: list[str]) -> tuple[dict[str, AccountedJob], list[str]]:
-        """How these jobs ended, as far as Slurm still knows, and the jobs that Slurm was asked about."""
-        found: dict[str, AccountedJob] = {}
-        if jobs and self._accounting:
-            said = self._jobs.commands.run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(jobs)])
-            self._accounting = said.code == 0
-            rows = slurm_output.read_sacct(said.out) if said.code == 0 else {}
-            found = {job: row for job, row in rows.items() if row.over}  # rows lag behind by up to a second
-        later = [job for job in jobs if job not in found][_ONE_BY_ONE:]
-        asked = [job for job in jobs if job not in later]
-        for job in asked:
-            if job not in found:
-                said = self._jobs.commands.run(["scontrol", "show", "job", "-o", job])
-                row = slurm_output.read_scontrol(said.out) if said.code == 0 else None
-                if row is not None and row.over:
-                    found[job] = row
-                elif said.code and "Invalid job id" not in said.err:
-                    raise BatchTrouble(f"scontrol: {said.words}")
-        return found, asked
+    def _ask_each(self, jobs: list[str]) -> dict[str, AccountedJob]:
+        """What Slurm says of these jobs when it is asked about each; a job that it does not know is left out."""
+        wanted = [[job] for job in jobs] if len(jobs) <= _ONE_BY_ONE else [[]]
+        shown: dict[str, AccountedJob] = {}
+        for words in wanted:
+            said = self._jobs.commands.run(["scontrol", "show", "job", "-o", *words])
+            if said.code and "Invalid job id" not in said.err:
+                raise BatchTrouble(f"scontrol: {said.words}")
+            shown |= slurm_output.read_scontrol(said.out)
+        found = {job: shown[job] for job in jobs if job in shown}
+        forgotten = [job for job in jobs if job not in found]
+        if forgotten and self._accounting:
+            rows = self._ask_sacct(forgotten)
+            found |= {job: row for job, row in rows.items() if row.over or job not in self._cancelled}
+        return found
+
+    def _ask_sacct(self, jobs: list[str]) -> dict[str, AccountedJob]:
+        said = self._jobs.commands.run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(jobs)])
+        self._accounting = said.code == 0 or "disabled" not in said.err
+        return slurm_output.read_sacct(said.out) if said.code == 0 else {}
 
     def _output(self, job: str, row: AccountedJob | None) -> list[str]:
-        name = self._jobs.names.pop(job, "") or (row.name if row else "")
+        name = self._jobs.names.get(job) or (row.name if row else "")
         return last_lines(self._jobs.folder, name) if name else []

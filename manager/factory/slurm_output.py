@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from stoker.manager.factory import advice
 from stoker.manager.factory.batch import BatchJobStatus, loss_of
 from stoker.manager.protocol.blocks import BlockPhase, LossReason
 
@@ -22,9 +23,10 @@ SACCT = "JobIDRaw,State,ExitCode,NodeList"
 
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
+CANCELLED = "cancelled by someone (scancel)"
 _ENDS = {
     "COMPLETED": "done",
-    "CANCELLED": "cancelled",
+    "CANCELLED": CANCELLED,
     "PREEMPTED": "preempted by Slurm",
     "TIMEOUT": "out of walltime",
     "DEADLINE": "out of walltime (DEADLINE)",
@@ -39,7 +41,7 @@ _DUE_TO = {
     "NODE FAILURE": "node failed",
 }
 _CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO (.+?)\s*\*\*\*")
-_FIELD = re.compile(r"\b(JobId|JobState|Reason|ExitCode|NodeList|JobName)=(\S*)")
+_FIELD = re.compile(r"\b(JobId|JobState|Reason|ExitCode|NodeList|JobName|ArrayJobId|StartTime)=(\S*)")
 _COMMA = re.compile(r",(?![^\[]*\])")
 """Between two nodes; not the one in `n[1,3]`."""
 _NONE = {"", "None", "N/A", "(null)", "Unknown"}
@@ -66,6 +68,11 @@ class AccountedJob(msgspec.Struct, frozen=True):
     exit_code: str = ""
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the job waits, for the first time or again."""
+        return self.state in _WAITING
+
+    @property
     def over(self) -> bool:
         """Whether the job will do nothing more."""
         return self.state not in _WAITING and self.state not in _RUNNING
@@ -81,7 +88,7 @@ def read_squeue(text: str) -> dict[str, AccountedJob]:
     rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
         fields = line.split("|", 6)
-        if len(fields) == 7 and fields[0]:
+        if len(fields) == 7 and fields[0].isdecimal():
             job, state, reason, start, nodes, name, folder = fields
             row = AccountedJob(
                 job, state, _blank_if_none(reason), _wall_clock(start), _blank_if_none(nodes), name, folder
@@ -109,27 +116,33 @@ def read_sacct(text: str) -> dict[str, AccountedJob]:
     rows = {}
     for line in text.splitlines():
         fields = line.split("|")
-        if len(fields) == 4 and fields[0]:
+        if len(fields) == 4 and fields[0].isdecimal():
             job, state, exit_code, nodes = fields
             rows[job] = AccountedJob(job, state.partition(" ")[0], nodes=_blank_if_none(nodes), exit_code=exit_code)
     return rows
 
 
-def read_scontrol(text: str) -> AccountedJob | None:
-    """The job in what `scontrol show job -o` prints."""
-    found: dict[str, str] = {}
-    for key, value in _FIELD.findall(text):
-        found.setdefault(key, value)
-    if "JobId" not in found or "JobState" not in found:
-        return None
-    return AccountedJob(
-        found["JobId"],
-        found["JobState"],
-        _blank_if_none(found.get("Reason", "")),
-        nodes=_blank_if_none(found.get("NodeList", "")),
-        name=found.get("JobName", ""),
-        exit_code=found.get("ExitCode", ""),
-    )
+def read_scontrol(text: str) -> dict[str, AccountedJob]:
+    """The jobs in what `scontrol show job -o` prints, a line for each. An array is one job here too."""
+    rows: dict[str, AccountedJob] = {}
+    for line in text.splitlines():
+        found: dict[str, str] = {}
+        for key, value in _FIELD.findall(line):
+            found.setdefault(key, value)
+        if "JobId" not in found or "JobState" not in found:
+            continue
+        job = found.get("ArrayJobId") or found["JobId"]
+        row = AccountedJob(
+            job,
+            found["JobState"],
+            _blank_if_none(found.get("Reason", "")),
+            start=_wall_clock(found.get("StartTime", "")),
+            nodes=_blank_if_none(found.get("NodeList", "")),
+            name=found.get("JobName", ""),
+            exit_code=found.get("ExitCode", ""),
+        )
+        rows[job] = _together(rows[job], row) if job in rows else row
+    return rows
 
 
 _TOO_FAR_S = 30 * 86400.0
@@ -146,7 +159,7 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
         expected_in_s = max(0.0, row.start - now) if row.start else 0.0
         if expected_in_s > _TOO_FAR_S:  # behind a job without a limit of time: Slurm takes that for a year
             expected_in_s = 0.0
-        return BatchJobStatus(BlockPhase.PENDING, reason, expected_in_s)
+        return BatchJobStatus(BlockPhase.PENDING, advice.of_pending(reason), expected_in_s)
     if row.state in _RUNNING:
         how = "" if row.state == "RUNNING" else f"{row.state.lower()} "
         return BatchJobStatus(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())
@@ -155,9 +168,11 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
 
 
 def gone(output: Iterable[str]) -> BatchJobStatus:
-    """A job that Slurm has forgotten: what it printed last may still say how it ended."""
+    """A job that Slurm does not know: what it printed last may still say how it ended."""
     said = due_to(list(output))
-    return BatchJobStatus(BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_of(said))
+    return BatchJobStatus(
+        BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_of(said), absent=not said
+    )
 
 
 _REQUEUED = {
@@ -208,7 +223,7 @@ def _end_of(row: AccountedJob, output: list[str]) -> str:
     if row.state == "NODE_FAIL" and row.nodes:
         return f"node failed: {row.nodes}"
     if row.state == "CANCELLED":
-        return due_to(output) or "cancelled"
+        return due_to(output) or CANCELLED
     if row.state in _ENDS:
         return _ENDS[row.state]
     code, _, signal = row.exit_code.partition(":")

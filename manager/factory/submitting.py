@@ -8,12 +8,13 @@ from pathlib import Path
 
 from parsl.providers.errors import ExecutionProviderException
 
-from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered, job_name
+from stoker.manager.factory import advice, job_ids
+from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered, UnnamedJob, job_name
 from stoker.manager.factory.commands import CommandRunner
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.providers import BoundedProvider, provider_of
 from stoker.manager.protocol.ids import BlockId
-from stoker.site import Site
+from stoker.site import ProviderKind, Site
 
 _NOT_NOW = re.compile(
     r"unable to contact|cannot connect|can't connect|could not connect|connect(ion)? (failure|refused|timed out|reset)"
@@ -22,18 +23,8 @@ _NOT_NOW = re.compile(
     re.IGNORECASE,
 )
 """Scheduler errors that say nothing about the job."""
-_NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted", re.IGNORECASE)
+_NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
 """Those of them after which the scheduler may have taken the job all the same."""
-_FULL = re.compile(
-    # Slurm says which limit it is; before 20.11 it did not, and its sentence names all of them.
-    r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
-    r"|would exceed .*\blimit|maximum number of jobs already in queue"  # PBS
-    r"|pending (job|slot)s? (threshold|limit)"  # LSF
-    r"|only \d+ jobs are allowed",  # Grid Engine
-    re.IGNORECASE,
-)
-"""Errors that say that there are too many jobs just now, of this user or of all. The same job is taken when others are
-over, so that it is no refusal. All other errors would be said of it again."""
 
 
 class Submitter:
@@ -51,6 +42,7 @@ class Submitter:
         command: Callable[[BlockId], str],
         pacer: Pacer | None = None,
     ) -> None:
+        self._kind = site.provider.kind
         self.session = session
         self.folder = folder
         self.commands = CommandRunner(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
@@ -61,33 +53,41 @@ class Submitter:
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
         name = job_name(self.session, block)
-        job = _submit_through(self._provider, name=name, command=self._command(block))
+        job = _submit_through(self._provider, kind=self._kind, name=name, command=self._command(block))
         self.names[job] = name
         return job
 
 
-def _submit_through(provider: BoundedProvider, *, name: str, command: str) -> str:
+def _submit_through(provider: BoundedProvider, *, kind: ProviderKind, name: str, command: str) -> str:
     """Submit a job of this name; its id. Raises SubmissionRefused and BatchTrouble, in the batch system's own words."""
     provider.begin(name)
     try:
-        job = provider.submit(command, 1, name)
+        provider.submit(command, 1, name)
+        why = "has not said why"
+    except Unanswered as error:
+        if advice.WAITS_FOR_ROOM.search(str(error)):
+            raise BatchTrouble(advice.of_submission(str(error))) from error
+        raise
     except ExecutionProviderException as error:
-        job = None
-        if provider.said is None:
-            raise SubmissionRefused(f"{provider.label}: {error}") from error
-    if job:
-        return str(job)
+        why = str(error)
     said = provider.said
-    words = said.words if said is not None else f"{provider.label} has not said why"
-    if said is not None and said.code == 0:
-        raise Unanswered(f"no job id in what it printed: {words}")
+    if said is None:
+        raise SubmissionRefused(f"{provider.label}: {why}")
+    # Parsl takes some line of a banner for the id.
+    if job := job_ids.in_sentence(kind, said.out) or job_ids.in_sentence(kind, said.err):
+        return job
+    words, job = said.words, job_ids.on_own_line(kind, said.out)
+    if job and said.code == 0:
+        return job
+    if job or said.code == 0:
+        raise UnnamedJob(f"no job id is certain in what it printed: {words}")
     if _NO_ANSWER.search(words):
         raise Unanswered(words)
     if is_not_now(words):
-        raise BatchTrouble(words)
+        raise BatchTrouble(advice.of_submission(words))
     raise SubmissionRefused(words)
 
 
 def is_not_now(words: str) -> bool:
     """Whether an error of a batch system says that it is away or full, and nothing about what was asked."""
-    return _NOT_NOW.search(words) is not None or _FULL.search(words) is not None
+    return _NOT_NOW.search(words) is not None or advice.FULL.search(words) is not None

@@ -18,6 +18,7 @@
     shared_files = true           whether pilots see the files of this machine
     command_limit = "30 s"        no command of the batch system may take longer
     poll = "10 s"                 how often it is asked
+    listing_lag = "1 min"         how long its listings may lack a job that exists
     price = 0.0                   what a device costs an hour, in your money: `stoker plan` tells what a run would cost
 
     [pilot]

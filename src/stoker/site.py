@@ -135,6 +135,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output. `worker_init` is shell that runs before the pilot.
     `command_limit_s`: no command of the batch system may take longer. `poll_s`: how often it is asked,
     less often where a session asks for much; with 10 s it gets no more than 40 requests at once and 4 a minute.
+    `listing_lag_s`: how long its listings may lack a job that exists; a job that they lack for longer is lost.
     `price`: of a device-hour, in any money (0 = not said): `stoker plan` tells what a run would cost.
     """
 
@@ -158,6 +159,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     command_limit_s: Duration = msgspec.field(default=Duration(30.0), name="command_limit")
     poll_s: Duration = msgspec.field(default=Duration(10.0), name="poll")
     price: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 0.0
+    listing_lag_s: Duration = msgspec.field(default=Duration(60.0), name="listing_lag")
 
     def __post_init__(self) -> None:
         refuse_control_characters(self, of_several_lines=("worker_init",))
@@ -177,6 +179,8 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("command_limit must be between 1 s and 10 min")
         if not 0.2 <= self.poll_s <= 3600:
             raise ValueError("poll must be between 0.2 s and 1 h")
+        if not 1 <= self.listing_lag_s <= 3600:
+            raise ValueError("listing_lag must be between 1 s and 1 h")
         for line in self.options:
             if self.kind in _NO_ARRAYS and asks_for_array(line):
                 raise ValueError(

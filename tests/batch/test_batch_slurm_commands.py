@@ -55,7 +55,7 @@ def test_a_job_is_submitted_found_by_its_name_and_cancelled(slurm, batch_of):
     successor = batch_of()
     assert successor.find() == {job: B1}, "jobs of other sessions are not its own"
     successor.cancel([job])
-    assert when(batch, job, BlockPhase.ENDED).reason == "cancelled"
+    assert when(batch, job, BlockPhase.ENDED).reason == "cancelled by someone (scancel)"
     batch.cancel([job, "999999"])
 
 
@@ -113,7 +113,7 @@ def test_an_array_is_one_job_as_lively_as_its_liveliest_task(slurm, batch_of):
     assert set(batch.query([job])[job].reason.removeprefix("on ").split(",")) == {"n1", "n2"}
     assert batch.find() == {job: B1}, "the task that waits is part of it"
     batch.cancel([job])
-    assert when(batch, job, BlockPhase.ENDED).reason == "cancelled"
+    assert when(batch, job, BlockPhase.ENDED).reason == "cancelled by someone (scancel)"
     until(lambda: not slurm.queue(), what="no task left")
 
 

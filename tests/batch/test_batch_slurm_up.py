@@ -130,7 +130,8 @@ def test_a_site_that_slurm_refuses_says_why_and_stays_only_where_that_was_asked_
     write_site(world.path, provider={"partition": "nowhere"})
     said = stoker(world, "up", "lab.toml")
     assert (said.returncode, said.stdout) == (1, "")
-    assert re.search(r"^Slurm refused the first job: .*invalid partition", said.stderr, re.I)
+    assert "site lab: [provider] partition nowhere is not up; there are " in said.stderr
+    assert re.search(r"^Slurm refused the first job: .*invalid partition", said.stderr, re.I | re.M)
     assert "stoker up lab.toml --dry-run" in said.stderr
     assert "no session is up" in stoker(world, "down").stderr
     assert re.search(r"^session \w+ ended at \S+ \(Slurm refused the first job: .+\)", stoker(world, "status").stdout)

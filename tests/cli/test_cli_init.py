@@ -12,7 +12,7 @@ from click.testing import Result
 
 from stoker.config import parse_site
 from stoker.errors import ConfigError
-from stoker.manager.cli import cluster, site_draft, slurm_facts, surroundings
+from stoker.manager.cli import cluster, site_check, site_draft, slurm_facts, surroundings
 from stoker.manager.cli.finding import Level
 from stoker.manager.cli.slurm_facts import Gpus, Slurm
 from stoker.manager.cli.surroundings import HostFacts, ScratchPlace
@@ -250,13 +250,16 @@ def test_a_site_that_does_not_fit_is_told_what_is_there() -> None:
     slurm = slurm_facts.ask(answering())
 
     def faults(text: str) -> list[str]:
-        return list(cluster.slurm_faults(parse_site(f'[provider]\nkind = "slurm"\n{text}', file="s"), slurm))
+        site = parse_site(f'[provider]\nkind = "slurm"\n{text}', file="s")
+        return [fault.text.removeprefix("[provider] ") for fault in site_check.slurm_faults(site, slurm)]
 
     assert faults('partition = "backfill"\naccount = "bio-lab"\ngpus = "titanx:1"\nwalltime = "1 d"') == []
     assert faults('gpus = "a10:1"') == []  # the default partition
     assert faults('partition = "gpu"') == ["partition gpu is not up; there are backfill, main, cpu"]
     assert faults('account = "chem"') == ["account chem is not yours; you have phys-lab, bio-lab"]
-    assert faults('partition = "cpu"\nwalltime = "1 h"') == ["walltime 1 h is more than cpu allows: 30 min"]
+    assert faults('partition = "cpu"\nwalltime = "1 h"') == [
+        "walltime 1 h is more than partition cpu allows, 30 min; set walltime to at most that"
+    ]
     assert faults('partition = "backfill"\ngpus = "a10:2"') == [
         'no node has gpus = "a10:2" in backfill; they have a10:1 x 2, titanx:1 x 2'
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import pytest
 from factory.toy_batch import Clock, ToyBatch
 
@@ -28,13 +30,21 @@ class Desk:
         self.said: list[FactoryUpdate] = []
         self.keeper = self.another()
 
-    def another(self) -> BlockKeeper:
+    def another(self, *, was_tried: Container[BlockId] = ()) -> BlockKeeper:
         """The keeper of a factory that follows one that was killed."""
 
         def make() -> Batch:
             return self.batch
 
-        self.keeper = BlockKeeper("lab", make=make, owners=self.owners, poll_s=10, clock=self.clock)
+        self.keeper = BlockKeeper(
+            "lab",
+            make=make,
+            owners=self.owners,
+            poll_s=10,
+            lag_s=60,
+            was_tried=was_tried.__contains__,
+            clock=self.clock,
+        )
         self.keeper.sync([])
         return self.keeper
 
@@ -169,6 +179,109 @@ def test_a_submission_that_did_arrive_is_not_repeated(desk: Desk) -> None:
     assert desk.batch.submitted == [B0]
 
 
+def test_a_job_without_a_certain_id_is_found_at_once_by_name(desk: Desk) -> None:
+    desk.batch.noisy = True
+    assert desk.order(B0) == [BlockUpdate(B0, PENDING, "1")]
+    desk.later(600)
+    assert desk.batch.submitted == [B0]
+
+
+def test_job_is_found_that_listings_show_20_seconds_late(desk: Desk) -> None:
+    desk.batch.lossy = desk.batch.hides = True
+    desk.order(B0, B1)
+    for _ in range(4):
+        desk.later(5)
+    assert told(desk.said) == []
+    desk.batch.lossy = desk.batch.hides = False
+    desk.later(10)
+    assert told(desk.said) == [(B0, PENDING, ""), (B1, PENDING, "")]
+    assert desk.batch.submitted == [B0, B1]
+
+
+def test_after_a_kill_a_late_job_is_not_submitted_again(desk: Desk) -> None:
+    """The factory was killed between `sbatch` and its report, and the listing is old."""
+    desk.batch.put(B0)
+    desk.batch.hides = True
+    desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
+    for _ in range(4):
+        desk.later(5)
+    desk.batch.hides = False
+    desk.later(10)
+    assert (B0, PENDING, "") in told(desk.said)
+    assert desk.batch.submitted == [B1]
+
+
+def test_after_a_kill_a_block_without_a_job_is_submitted(desk: Desk) -> None:
+    desk.another(was_tried={B0}).sync([KnownBlock(B0, "lab", ASKED)])
+    [pause] = until_submitted(desk, times=1)
+    assert 60 <= pause <= 80
+    assert desk.batch.submitted == [B0]
+
+
+ABSENT = BatchJobStatus(ENDED, "no longer in the queue: killed", absent=True)
+
+
+def test_job_that_listings_lack_for_20_seconds_stays(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
+    desk.later(1)
+    for _ in range(10):  # never for a minute in a row
+        desk.batch.statuses["1"] = ABSENT
+        for _ in range(20):
+            desk.later(1)
+        desk.batch.statuses["1"] = BatchJobStatus(RUNNING, "on n1")
+        desk.later(10)
+    assert told(desk.said) == [(B0, PENDING, ""), (B0, RUNNING, "on n1")]
+
+
+def test_job_that_listings_lack_for_a_minute_is_lost(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.statuses["1"] = ABSENT
+    for _ in range(6):
+        assert told(desk.later(10)) == []
+    assert told(desk.later(10)) == [(B0, ENDED, "no longer in the queue: killed")]
+    desk.batch.statuses.clear()
+    assert desk.keeper.end(until=desk.clock.now) == []
+    assert desk.batch.cancelled == ["1"], "it may be there all the same"
+
+
+def test_two_listings_are_no_proof_however_far_apart(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.statuses["1"] = ABSENT
+    desk.later(10)
+    assert told(desk.later(600)) == []
+    assert told(desk.later(10))[0][:2] == (B0, ENDED)
+
+
+def test_job_that_was_cancelled_is_over_when_a_listing_lacks_it(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.statuses["1"] = ABSENT
+    desk.later(1)
+    desk.keeper.cancel([B0], "idle")
+    desk.settle()
+    assert told(desk.later(1)) == [(B0, ENDED, "cancelled: idle")]
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_the_end_cancels_jobs_that_no_listing_shows(desk: Desk, hides: bool) -> None:
+    """One whose id is known, and one whose submission got no answer."""
+    desk.order(B0)
+    desk.batch.lossy = desk.batch.hides = hides
+    desk.order(B1)
+    desk.batch.hides, desk.batch.statuses = True, dict.fromkeys(("1", "2"), ABSENT)
+    assert desk.keeper.end(until=desk.clock.now) == []
+    assert "1" in desk.batch.cancelled
+    assert ("2" in desk.batch.cancelled) or desk.batch.cancelled_names == [B1]
+
+
+def test_a_block_that_may_have_a_job_is_cancelled_by_name(desk: Desk) -> None:
+    desk.batch.lossy = desk.batch.hides = True
+    desk.order(B0)
+    desk.keeper.cancel([B0], "idle")
+    assert told(desk.later(10)) == [(B0, ENDED, "cancelled before it was submitted: idle")]
+    assert desk.batch.cancelled_names == [B0]
+
+
 def test_a_submission_that_did_not_arrive_is(desk: Desk) -> None:
     desk.batch.down = "away"
     desk.order(B0)
@@ -195,7 +308,9 @@ def test_a_block_whose_jobs_are_hidden_is_not_submitted_for_ever(desk: Desk) -> 
     """A site that hides jobs filled the queue: one block of one job was submitted every few seconds, without end."""
     desk.batch.lossy = desk.batch.hides = True
     desk.order(B0)
-    assert until_submitted(desk, times=99) == [10, 20, 40, 80, 160]
+    pauses = until_submitted(desk, times=99)
+    assert len(pauses) == MOST_UNANSWERED - 1
+    assert min(pauses) >= 60
     assert desk.batch.submitted == [B0] * MOST_UNANSWERED
     [(block, phase, reason)] = told(desk.said)
     assert (block, phase) == (B0, REFUSED)
@@ -286,7 +401,7 @@ def test_no_job_is_touched_before_the_manager_has_spoken(desk: Desk) -> None:
         return desk.batch
 
     desk.batch.put(B0, BatchJobStatus(RUNNING))
-    desk.keeper = BlockKeeper("lab", make=make, owners={}, poll_s=10, clock=desk.clock)
+    desk.keeper = BlockKeeper("lab", make=make, owners={}, poll_s=10, lag_s=60, clock=desk.clock)
     assert desk.keeper.due_in() is None
     assert desk.keeper.step() == []
     assert not desk.batch.cancelled
@@ -304,7 +419,7 @@ def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> N
 
 def test_before_it_has_heard_which_blocks_there_are_it_touches_nothing(desk: Desk) -> None:
     job = desk.batch.put(B0, BatchJobStatus(RUNNING))
-    keeper = BlockKeeper("lab", make=lambda: desk.batch, owners={}, poll_s=10, clock=desk.clock)
+    keeper = BlockKeeper("lab", make=lambda: desk.batch, owners={}, poll_s=10, lag_s=60, clock=desk.clock)
     assert keeper.due_in() is None
     assert keeper.step() == []
     keeper.sync([KnownBlock(B0, "lab", RUNNING, job)])
@@ -385,7 +500,7 @@ def test_a_batch_system_that_cannot_be_had_refuses(desk: Desk) -> None:
     def make() -> Batch:
         raise ConfigError("site lab: this host has no sbatch on its PATH")
 
-    desk.keeper = BlockKeeper("lab", make=make, owners={}, poll_s=10, clock=desk.clock)
+    desk.keeper = BlockKeeper("lab", make=make, owners={}, poll_s=10, lag_s=60, clock=desk.clock)
     desk.keeper.sync([])
     assert told(desk.order(B0)) == [(B0, REFUSED, "site lab: this host has no sbatch on its PATH")]
     assert desk.keeper.due_in() is None

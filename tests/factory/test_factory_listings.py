@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered
 from stoker.manager.factory.listed import ListedBatch
 from stoker.manager.factory.listings import ListedJob, read_grid_engine, read_lsf, read_pbs
 from stoker.manager.protocol.blocks import BlockPhase
@@ -105,7 +105,7 @@ def test_lsf() -> None:
         (ENDED, "done"),
         (ENDED, "exit code 1"),
         (ENDED, "out of walltime"),
-        (ENDED, "cancelled"),
+        (ENDED, "cancelled by someone (bkill)"),
         (PENDING, "Job was suspended by the user while pending;"),
     ]
 
@@ -180,14 +180,16 @@ def test_submit_query_find_cancel(world: World, kind: ProviderKind) -> None:
 
 
 @kinds
-def test_a_job_that_is_no_longer_listed_is_over(world: World, kind: ProviderKind) -> None:
+def test_job_that_is_not_listed_is_absent_with_its_output(world: World, kind: ProviderKind) -> None:
     job = world.batch.submit(BlockId("b0"))
     for name in ("qstat", "bjobs"):
         world.put(name, "true" if kind is not ProviderKind.PBS else "echo 'qstat: Unknown Job Id 11' >&2; exit 153")
     script = (world.submit / "stoker-k3v9-b0.sh").read_text()
     (named,) = re.findall(r"^#\S+ -e (\S+)$", script, re.MULTILINE)
     (world.submit / named).write_text("no such module: cuda\n")
-    assert world.batch.query([job])[job] == BatchJobStatus(ENDED, "no longer in the queue: no such module: cuda")
+    assert world.batch.query([job])[job] == BatchJobStatus(
+        ENDED, "no longer in the queue: no such module: cuda", absent=True
+    )
 
 
 @kinds
@@ -208,3 +210,108 @@ def test_an_answer_that_cannot_be_read(world: World, kind: ProviderKind) -> None
     world.put("qstat", "echo '<<<'")
     with pytest.raises(BatchTrouble, match="has printed what cannot be read"):
         world.batch.query(["1"])
+
+
+BANNERS = {
+    ProviderKind.PBS: ("qsub", "11.head"),
+    ProviderKind.LSF: ("bsub", "Job <201> is submitted to queue <gpu>."),
+    ProviderKind.GRID_ENGINE: ("qsub", "303"),
+}
+
+
+@kinds
+def test_the_id_is_found_among_lines_of_the_site(world: World, kind: ProviderKind) -> None:
+    command, answer = BANNERS[kind]
+    world.put(command, f"echo 'checking your budget ... 2026 hours left'; echo '{answer}'; echo 'bye: see news'")
+    assert world.batch.submit(BlockId("b0")) == IDS[kind]
+
+
+@kinds
+def test_without_a_certain_id_the_job_is_found_by_its_name(world: World, kind: ProviderKind) -> None:
+    world.put(BANNERS[kind][0], "echo 2026; echo 2027")
+    with pytest.raises(Unanswered, match="no job id is certain"):
+        world.batch.submit(BlockId("b0"))
+    name = {ProviderKind.GRID_ENGINE: "b2"}.get(kind, "b0")
+    assert world.batch.find()[IDS[kind]] == name
+
+
+@kinds
+def test_listings_are_read_among_lines_of_the_site(world: World, kind: ProviderKind) -> None:
+    for name in ("qselect", "qstat", "bjobs"):
+        if name in COMMANDS[kind]:
+            world.put(name, f"echo 'Dear user, 3 < 4 & {{all}} is well'\n{COMMANDS[kind][name]}\necho 'bye | now'")
+    job = IDS[kind]
+    assert world.batch.query([job])[job].phase is PENDING
+    assert job in world.batch.find()
+
+
+@kinds
+def test_jobs_are_cancelled_by_name(world: World, kind: ProviderKind) -> None:
+    world.batch.cancel_named([BlockId("b0")])
+    said = (world.submit / "cancelled").read_text()
+    assert (
+        said
+        == {
+            ProviderKind.PBS: "11.head 12.head\n",  # as qselect says
+            ProviderKind.LSF: "-J stoker-k3v9-b0 0\n",
+            ProviderKind.GRID_ENGINE: "stoker-k3v9-b0\n",
+        }[kind]
+    )
+
+
+QACCT = """==============================================================
+qname        all.q
+owner        ana
+jobname      stoker-k3v9-b0
+jobnumber    303
+failed       {failed}
+exit_status  {code}
+"""
+BHIST = """
+Job <201>, Job Name <stoker-k3v9-b0>, User <ana>, Project <default>, Command <#!/b
+                     in/bash;exec pilot>
+Sat Nov 21 10:00:00: Submitted from host <head>, to Queue <gpu>;
+Sat Nov 21 10:00:05: Dispatched 1 Task(s) on Host(s) <n1>;
+Sat Nov 21 10:00:05: Starting (Pid 4711);
+{more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "phase", "reason"),
+    [
+        (ProviderKind.GRID_ENGINE, QACCT.format(failed=0, code=0), ENDED, "done"),
+        (ProviderKind.GRID_ENGINE, QACCT.format(failed=0, code=3), ENDED, "exit code 3"),
+        (
+            ProviderKind.GRID_ENGINE,
+            QACCT.format(failed="37  : qmaster enforced h_rt limit", code="137 (Killed)"),
+            ENDED,
+            "out of walltime",
+        ),
+        (ProviderKind.GRID_ENGINE, QACCT.format(failed=0, code=0) + "deleted_by   ana@head\n", ENDED, "cancelled by"),
+        (ProviderKind.GRID_ENGINE, QACCT.format(failed=0, code=0).replace("-b0", "-b9"), None, "another job"),
+        (ProviderKind.LSF, BHIST.format(more=""), RUNNING, ""),
+        (ProviderKind.LSF, BHIST.format(more="Sat Nov 21 10:01:00: Done successfully. The CPU"), ENDED, "done"),
+        (
+            ProviderKind.LSF,
+            BHIST.format(
+                more="Sat Nov 21: Exited with exit code 140. The CP\n                     U time used;\n"
+                "Sat Nov 21: Completed <exit>; TERM_RUNLIMIT: job killed after reaching LSF run time limit;"
+            ),
+            ENDED,
+            "out of walltime",
+        ),
+        (ProviderKind.LSF, BHIST.format(more="Sat Nov 21: Exited; TERM_OWNER: job killed"), ENDED, "cancelled"),
+    ],
+)
+def test_accounting_tells_of_a_job_that_is_not_listed(
+    world: World, kind: ProviderKind, text: str, phase: BlockPhase | None, reason: str
+) -> None:
+    job = world.batch.submit(BlockId("b0"))
+    world.put("qstat", "true")
+    world.put("bjobs", "true")
+    for name in ("qacct", "bhist"):
+        world.put(name, f'[ "$2" = {job} ] && cat <<"END"\n{text}\nEND')
+    look = world.batch.query([job])[job]
+    assert look.absent is (phase is None)
+    assert phase is None or (look.phase is phase and look.reason.startswith(reason))

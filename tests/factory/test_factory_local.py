@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from live.peers import until
 
@@ -68,6 +69,18 @@ def test_another_factory_finds_what_runs(place: Place) -> None:
     other.cancel([job])
     until(lambda: not other.find(), what="the end")
     assert other.query([job])[job].reason == "its process is gone"
+
+
+def test_another_factory_finds_a_pilot_in_its_worker_init(place: Place, tmp_path: Path) -> None:
+    """A factory that was killed a moment after it started the shell is followed by one that starts no second pilot."""
+    init = f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    first = LocalBatch(session="k3v9", folder=place.folder / "submit", command=place.command, worker_init=init)
+    job = first.submit(B1)
+    until((tmp_path / "begun").exists, what="worker_init")
+    assert place.batch().find() == {job: B1}
+    (tmp_path / "go").touch()
+    until(lambda: place.program in psutil.Process(int(job)).cmdline(), what="the pilot")
+    assert place.batch().find() == {job: B1}
 
 
 def test_pilots_of_other_sessions_are_none_of_ours(place: Place, tmp_path: Path) -> None:

@@ -82,7 +82,13 @@ class World:
         self.batches = [LimitedBatch(self.limiter, self.pacer, listing) for _ in range(sources)]
         self.keepers = [
             BlockKeeper(
-                f"s{n}", make=lambda batch=batch: batch, owners={}, poll_s=10.0, clock=self.clock, pacer=self.pacer
+                f"s{n}",
+                make=lambda batch=batch: batch,
+                owners={},
+                lag_s=60.0,
+                poll_s=10.0,
+                clock=self.clock,
+                pacer=self.pacer,
             )  # type: ignore[misc]
             for n, batch in enumerate(self.batches)
         ]

@@ -31,7 +31,7 @@ def until(true: Callable[[], Any], *, what: str) -> Any:
 
 
 def slurm_site(name: str = "lab", *, lease_s: float = 60.0, **provider: object) -> Site:
-    quick = {"command_limit_s": Duration(4), "poll_s": Duration(0.2), **provider}
+    quick = {"command_limit_s": Duration(4), "poll_s": Duration(0.2), "listing_lag_s": Duration(1), **provider}
     return Site(
         name=name,
         provider=Provider(kind=ProviderKind.SLURM, **quick),  # type: ignore[arg-type]
@@ -104,6 +104,26 @@ def test_sbatch_that_hangs_is_told_and_submits_nothing_twice(manager: ManagerEnd
     assert [job["name"] for job in slurm.jobs().values()] == ["stoker-k3v9-b0", "stoker-k3v9-b1"]
 
 
+def test_a_job_that_listings_lack_is_lost_after_the_listing_lag(
+    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
+) -> None:
+    """With a long lag it is not; it is cancelled all the same when the session ends."""
+    write_sites(folder.sites, [slurm_site(), slurm_site("slow", listing_lag_s=Duration(3600))])
+    factory = manager.start_factory()
+    manager.submit("b0")
+    manager.submit("b1", source="slow")
+    job, other = manager.hear("b0", PENDING).job, manager.hear("b1", PENDING).job
+    for each in (job, other):
+        slurm.put(each, state="RUNNING", forgotten="everywhere")
+    assert manager.hear("b0", ENDED).reason == "Slurm no longer knows this job"
+    asked = len(slurm.asked("scontrol"))
+    manager.until(lambda: len(slurm.asked("scontrol")) > asked + 5, what="five more questions")
+    assert [update for update in manager.news if update.block == "b1" and update.phase is ENDED] == []
+    manager.tell(to_client.SessionOver("the program is done"))
+    assert manager.ended(factory) == Ending.OVER
+    assert {each["state"] for each in slurm.jobs().values()} == {"CANCELLED"}
+
+
 def test_a_hanging_site_holds_up_no_other(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
     """Here the other one refuses, at once, while `sbatch` of the first hangs."""
     pbs = Site(name="other", provider=Provider(kind=ProviderKind.PBS))
@@ -114,6 +134,46 @@ def test_a_hanging_site_holds_up_no_other(manager: ManagerEnd, folder: SessionFo
     until(lambda: slurm.asked("sbatch"), what="sbatch")
     manager.submit("b1", source="other")
     assert "no qsub on its PATH" in manager.hear("b1", REFUSED).reason
+
+
+def test_killed_while_listings_lag_nothing_is_submitted_twice(
+    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
+) -> None:
+    """The answer of `sbatch` is on its way back, between a banner's lines, and `squeue` does not show the job yet."""
+    write_sites(folder.sites, [slurm_site(listing_lag_s=Duration(3600))])
+    factory = manager.start_factory()
+    slurm.fault("squeue", silent=True)
+    slurm.fault("sbatch", hang="after", before="2026", after="see the news")
+    manager.submit("b0")
+    until(slurm.jobs, what="the job")
+    os.kill(factory.pid, signal.SIGKILL)
+    factory.wait(10)
+    slurm.fault("sbatch", before="2026", after="see the news")
+    manager.known = tuple(KnownBlock(BlockId(block), "lab", BlockPhase.ASKED) for block in ("b0", "b1"))
+    second = manager.start_factory()
+    asked = len(slurm.asked("squeue"))
+    manager.until(lambda: len(slurm.asked("squeue")) > asked + 5, what="five searches")
+    assert len(slurm.jobs()) == 1, "a second one would run beside it"
+    slurm.fault("squeue")
+    assert manager.hear("b0", PENDING).job == "101"
+    assert manager.hear("b1", PENDING).job == "102"
+    manager.tell(to_client.SessionOver("the program is done"))
+    assert manager.ended(second) == Ending.OVER
+    assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"] * 2
+
+
+def test_the_end_cancels_a_job_whose_id_nobody_knows(
+    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
+) -> None:
+    write_sites(folder.sites, [slurm_site(listing_lag_s=Duration(3600))])
+    factory = manager.start_factory()
+    for command in ("squeue", "sbatch"):
+        slurm.fault(command, silent=True)
+    manager.submit("b0")
+    manager.hear_trouble("no job id is certain in what it printed: exit code 0, and not a word")
+    manager.tell(to_client.SessionOver("the program is done"))
+    assert manager.ended(factory) == Ending.OVER
+    assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
 
 
 @pytest.mark.parametrize("moment", ["idle", "before", "after"])

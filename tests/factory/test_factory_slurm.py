@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from factory.fake_slurm import FakeSlurm
 from live.peers import until
 
-from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
+from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered
 from stoker.manager.factory.batches import dry_run, make_batch
+from stoker.manager.factory.pacing import Listing
 from stoker.manager.factory.slurm import SlurmBatch
+from stoker.manager.factory.slurm_output import AccountedJob
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.session import SessionFolder
@@ -96,7 +99,8 @@ def test_a_queue_that_is_full_refuses_nothing(batch: SlurmBatch, slurm: FakeSlur
     slurm.fault("sbatch", code=1, err=err)
     with pytest.raises(BatchTrouble) as caught:
         batch.submit(B7)
-    assert str(caught.value) in err.replace("sbatch: error: ", "").replace("\n", "; ")
+    assert str(caught.value).startswith(err.replace("sbatch: error: ", "").replace("\n", "; "))
+    assert str(caught.value).endswith(("lower [pilot] max_blocks", "until Slurm takes jobs"))
     slurm.fault("sbatch")
     assert batch.submit(B7)
 
@@ -173,6 +177,125 @@ def test_a_job_that_squeue_has_forgotten_is_asked_of_scontrol(batch: SlurmBatch,
     assert (looks[job].reason, looks[other].phase) == ("out of walltime", BlockPhase.PENDING)
 
 
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_job_that_squeue_omits_is_as_scontrol_says(
+    batch: SlurmBatch, slurm: FakeSlurm, state: str, count: int
+) -> None:
+    jobs = [batch.submit(BlockId(f"b{number}")) for number in range(count)]
+    for job in jobs:
+        slurm.put(job, state=state, forgotten="squeue", nodes="n1", reason="Resources")
+    looks = batch.query(jobs)
+    assert {look.phase.value.upper() for look in looks.values()} == {state}
+    assert not any(look.absent for look in looks.values())
+
+
+def test_a_job_that_only_sacct_knows_is_as_sacct_says(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    job, other = batch.submit(B7), batch.submit(BlockId("b8"))
+    for each in (job, other):
+        slurm.put(each, state="RUNNING", forgotten="everywhere")
+    rows = f"{job}|RUNNING|0:0|n1\n{other}|TIMEOUT|0:0|n1"
+    slurm.fault("sacct", before=rows)
+    looks = batch.query([job, other])
+    assert (looks[job].phase, looks[job].reason) == (BlockPhase.RUNNING, "on n1")
+    assert (looks[other].phase, looks[other].reason) == (BlockPhase.ENDED, "out of walltime")
+
+
+def test_a_job_that_nobody_knows_is_absent(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    job = batch.submit(B7)
+    slurm.put(job, forgotten="everywhere")
+    assert batch.query([job])[job].absent
+    slurm.put(job, forgotten="", state="RUNNING")
+    assert not batch.query([job])[job].absent
+
+
+def test_an_old_list_does_not_hide_that_a_cancelled_job_is_gone(slurm: FakeSlurm, tmp_path: Path) -> None:
+    listing: Listing[dict[str, AccountedJob]] = Listing(fresh_s=1e9)
+    batch = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=str, listing=listing)
+    job = batch.submit(B7)
+    slurm.put(job, state="RUNNING", nodes="n1")
+    assert batch.query([job])[job].phase is BlockPhase.RUNNING
+    old = listing.read(dict)
+    batch.cancel([job])
+    listing.read(lambda: old)
+    assert batch.query([job])[job].reason == "cancelled by someone (scancel)"
+
+
+def test_an_old_list_does_not_send_a_running_job_back_to_the_queue(slurm: FakeSlurm, tmp_path: Path) -> None:
+    listing: Listing[dict[str, AccountedJob]] = Listing(fresh_s=1e9)
+    batch = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=str, listing=listing)
+    job = batch.submit(B7)
+    batch.query([job])
+    old = listing.read(dict)
+    listing.forget()
+    slurm.put(job, state="RUNNING", nodes="n1")
+    batch.query([job])
+    listing.forget()
+    listing.read(lambda: old)
+    assert batch.query([job])[job].phase is BlockPhase.RUNNING
+
+
+def test_jobs_are_cancelled_by_name(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    job, other = batch.submit(B7), batch.submit(BlockId("b8"))
+    slurm.put(job, forgotten="squeue")
+    batch.cancel_named([B7])
+    assert [slurm.jobs()[each]["state"] for each in (job, other)] == ["CANCELLED", "PENDING"]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"before": "checking your project's budget ... 2026 hours left"},
+        {"before": "2026", "after": "*** maintenance on 12 December ***"},
+        {"before": "budget ... ", "after": "Submit to partition gpu: 12 jobs ahead"},
+    ],
+)
+def test_the_id_is_found_among_lines_of_the_site(batch: SlurmBatch, slurm: FakeSlurm, around: dict[str, str]) -> None:
+    slurm.fault("sbatch", **around)
+    assert batch.submit(B7) == "101"
+
+
+@pytest.mark.parametrize(
+    ("reason", "what"),
+    [
+        ("PartitionTimeLimit", "never starts like this: walltime .* shorten \\[provider\\] walltime"),
+        ("QOSMaxWallDurationPerJobLimit", "never starts like this: walltime"),
+        ("AssocMaxWallDurationPerJobLimit", "never starts like this: walltime"),
+        ("QOSMaxGRESPerJob", "lower \\[provider\\] gpus"),
+        ("QOSMaxCpuPerJobLimit", "lower \\[provider\\] cores"),
+        ("PartitionNodeLimit", "lower \\[provider\\] nodes"),
+        ("InvalidAccount", "change \\[provider\\] account"),
+        ("PartitionDown", "waits until an administrator opens it"),
+        ("QOSMaxGRESPerUser", "$"),
+        ("Priority", "$"),
+    ],
+)
+def test_a_reason_that_stays_says_so_and_what_to_do(
+    batch: SlurmBatch, slurm: FakeSlurm, reason: str, what: str
+) -> None:
+    job = batch.submit(B7)
+    slurm.put(job, reason=reason)
+    assert re.match(f"{reason}.*{what}", batch.query([job])[job].reason)
+
+
+def test_a_limit_of_jobs_says_what_to_do(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    limit = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size)"
+    slurm.fault("sbatch", code=1, err=f"sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: {limit}")
+    with pytest.raises(BatchTrouble, match=r"lower \[pilot\] max_blocks"):
+        batch.submit(B7)
+
+
+def test_sbatch_that_waits_for_room_has_made_no_job(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Slurm's queue is full (MaxJobCount): `sbatch` says so and tries again for minutes."""
+    quick = SlurmBatch(site(command_limit_s=Duration(1)), session="k3v9", folder=tmp_path, command=str)
+    shim = slurm.bin / "sbatch"
+    said = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
+    shim.write_text(f"#!/bin/sh\necho '{said}' >&2\nexec sleep 600\n")
+    with pytest.raises(BatchTrouble, match=r"MaxJobCount\), for all users") as caught:
+        quick.submit(B7)
+    assert not isinstance(caught.value, Unanswered)
+
+
 def test_a_job_that_slurm_has_forgotten_has_its_output(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
     job = batch.submit(B7)
     said = "slurmstepd: error: *** JOB 101 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO NODE FAILURE ***"
@@ -212,7 +335,7 @@ def test_cancelling_what_is_over_is_no_error(batch: SlurmBatch, slurm: FakeSlurm
     job = batch.submit(B7)
     batch.cancel([job])
     batch.cancel([job, "4711"])
-    assert batch.query([job])[job].reason == "cancelled"
+    assert batch.query([job])[job].reason == "cancelled by someone (scancel)"
 
 
 def test_a_host_without_slurm(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

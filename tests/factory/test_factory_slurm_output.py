@@ -111,14 +111,22 @@ def test_sacct() -> None:
 
 
 def test_scontrol() -> None:
-    row = read_scontrol(
+    rows = read_scontrol(
         "JobId=5 JobName=stoker-k3v9-b1 UserId=ana(1000) GroupId=ana(1000) Priority=1 Nice=0 Account=(null) "
         "QOS=(null) JobState=FAILED Reason=NonZeroExitCode Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
         "ExitCode=3:0 RunTime=00:00:01 TimeLimit=00:10:00 NodeList=n1 BatchHost=n1 NumNodes=1 \n"
     )
-    assert row is not None
+    row = rows["5"]
     assert (row.state, row.exit_code, row.nodes, row.name) == ("FAILED", "3:0", "n1", "stoker-k3v9-b1")
-    assert read_scontrol("slurm_load_jobs error: Invalid job id specified") is None
+    assert read_scontrol("slurm_load_jobs error: Invalid job id specified") == {}
+
+
+def test_scontrol_shows_an_array_as_its_liveliest_task() -> None:
+    rows = read_scontrol(
+        "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobName=a JobState=COMPLETED NodeList=n1 \n"
+        "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobName=a JobState=RUNNING NodeList=n2 \n"
+    )
+    assert {job: (row.state, row.nodes) for job, row in rows.items()} == {"7": ("RUNNING", "n2")}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +147,10 @@ def test_slurm_writes_why_below_what_a_job_prints() -> None:
     assert due_to(["loading", line]) == "preempted by Slurm"
     assert due_to([line.replace("PREEMPTION", "TIME LIMIT")]) == "out of walltime"
     assert job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=[line]).reason == "preempted by Slurm"
-    assert job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=["loading"]).reason == "cancelled"
+    assert (
+        job_status(AccountedJob("12", "CANCELLED"), now=NOW, output=["loading"]).reason
+        == "cancelled by someone (scancel)"
+    )
     assert gone([line]).reason == "preempted by Slurm"
     assert gone([]).reason == "Slurm no longer knows this job"
 

@@ -31,7 +31,7 @@ ASKED = (KnownBlock(BlockId("b0"), "lab", BlockPhase.ASKED),)
 
 
 def site(kind: ProviderKind = ProviderKind.SLURM, *, packed: bool = False, **provider: object) -> Site:
-    quick = {"command_limit_s": Duration(4), "poll_s": Duration(0.2), **provider}
+    quick = {"command_limit_s": Duration(4), "poll_s": Duration(0.2), "listing_lag_s": Duration(1), **provider}
     return Site(
         name="lab",
         provider=Provider(kind=kind, **quick),  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered
+from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered, UnnamedJob
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 
@@ -21,15 +21,17 @@ class Clock:
 
 class ToyBatch:
     """`down`: what it says instead of answering. `lossy`: it takes a job and says that it did not answer.
-    `hides`: no job is found."""
+    `noisy`: it takes a job and does not say its id. `hides`: no job is found."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, BlockId] = {}
         self.statuses: dict[str, BatchJobStatus] = {}
         self.submitted: list[BlockId] = []
         self.cancelled: list[str] = []
+        self.cancelled_names: list[BlockId] = []
         self.down = ""
         self.lossy = False
+        self.noisy = False
         self.hides = False
         self.refuses = ""
 
@@ -46,6 +48,8 @@ class ToyBatch:
         job = self.put(block)
         if self.lossy:
             raise Unanswered("submit has not answered for 30 s")
+        if self.noisy:
+            raise UnnamedJob("no job id is certain in what it printed: bye")
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
@@ -55,6 +59,10 @@ class ToyBatch:
     def cancel(self, jobs: Sequence[str]) -> None:
         self._answer()
         self.cancelled += jobs
+
+    def cancel_named(self, blocks: Sequence[BlockId]) -> None:
+        self._answer()
+        self.cancelled_names += blocks
 
     def find(self) -> Mapping[str, BlockId]:
         self._answer()

@@ -1,0 +1,45 @@
+"""Parsl's providers without the rest of Parsl.
+
+`import parsl` imports executors, monitoring and a database layer: seconds on a busy login node, and a submit script
+needs none of them. After `import_in_parts` the package `parsl` is there with its submodules, which are imported one by
+one as they are used; whatever else is asked of it has the whole package imported first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+
+class _Parts(ModuleType):
+    """The package before it is imported as a whole."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        with _lock:
+            if type(self) is _Parts:
+                self.__class__ = ModuleType
+                assert self.__spec__ is not None
+                assert self.__spec__.loader is not None
+                self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+_lock = threading.RLock()
+
+
+def import_in_parts() -> None:
+    """Have submodules of Parsl imported alone from now on. No-op where Parsl is imported already, or not installed."""
+    if "parsl" in sys.modules:
+        return
+    spec = importlib.util.find_spec("parsl")
+    if spec is None or spec.loader is None or spec.submodule_search_locations is None:
+        return
+    package = _Parts("parsl", "Parsl, imported in parts.")
+    package.__spec__, package.__loader__, package.__file__ = spec, spec.loader, spec.origin
+    package.__path__ = list(spec.submodule_search_locations)
+    sys.modules["parsl"] = package

@@ -1,0 +1,145 @@
+"""Lists of jobs that lag or have gaps, and commands that print more than an id: one job a block, and none is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+from batch.lab.commands import until
+from batch.sessions import block_when, status_when, write_site
+
+import stoker
+
+SQUEUE = """#!/bin/sh
+# Prints nothing while `hide` is there; what it printed first for such arguments while `cache` is there.
+cd {folder}
+echo asked >>asked
+[ -e hide ] && exit 0
+[ -e cache ] || exec {real} "$@"
+copy=copy-$(echo "$*" | cksum | tr ' ' -)
+[ -e "$copy" ] || {real} "$@" >"$copy"
+exec cat "$copy"
+"""
+SBATCH = """#!/bin/sh
+echo 2026
+echo 'checking the budget of your project ... OK'
+{real} "$@" | sed 's/^Submitted batch job.*/{said}/'
+while [ -e {folder}/hang ]; do sleep 0.1; done
+echo '*** maintenance on 12 December ***'
+"""
+
+
+class Site:
+    """A site's own `squeue` and `sbatch`, first on PATH."""
+
+    def __init__(self, world, monkeypatch: pytest.MonkeyPatch, *, said: str = "&") -> None:
+        self.folder = world.path / "site"
+        self.folder.mkdir()
+        for name, text in {"squeue": SQUEUE, "sbatch": SBATCH}.items():
+            real = next(
+                file for place in os.environ["PATH"].split(":") if os.access(file := f"{place}/{name}", os.X_OK)
+            )
+            (self.folder / name).write_text(text.format(folder=self.folder, real=real, said=said))
+            (self.folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{self.folder}:{os.environ['PATH']}")
+
+    def put(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+    def wait_for_looks(self, count: int) -> None:
+        """Wait until the list was asked for so many more times."""
+        asked = self.folder / "asked"
+        before = asked.read_text().count("\n") if asked.exists() else 0
+        until(lambda: asked.exists() and asked.read_text().count("\n") >= before + count, what="looks at the list")
+
+
+@stoker.app()
+def double(number):
+    return 2 * number
+
+
+def load(world, **sections):
+    return stoker.load(write_site(world.path, **sections), run_dir=str(world.runs))
+
+
+def fill(slurm) -> list[str]:
+    for node in slurm.shape.nodes:
+        slurm.submit("sleep 1000", "--partition=main", "--exclusive", f"--nodelist={node}", "--time=7")
+    until(lambda: all(line[2] == "RUNNING" for line in slurm.queue()), what="a full cluster")
+    return [line[0] for line in slurm.queue()]
+
+
+def our_jobs(slurm) -> list[str]:
+    """Every job of ours that Slurm remembers, over or not."""
+    shown = slurm.run("scontrol", "show", "job", "-o").splitlines()
+    return [line.split()[0] for line in shown if "JobName=stoker-" in line and "JobState=CANCELLED" not in line]
+
+
+@pytest.mark.parametrize("how", ["hide", "cache"])
+@pytest.mark.parametrize("full", [True, False], ids=["full", "free"])
+def test_a_list_that_lags_costs_no_job(slurm, world, monkeypatch, how, full):
+    """The list does not show the block's job for as long as the test runs, its end included."""
+    others = fill(slurm) if full else []
+    site = Site(world, monkeypatch)
+    site.put(how)
+    with load(world) as session:
+        call = double(21)
+        block_when(session, lambda block: block.job, what="a job")
+        site.wait_for_looks(6)
+        if full:
+            assert [(block.block, block.phase) for block in session.status(20).jobs] == [("b1", "pending")]
+            slurm.cancel(*others)
+        assert call.result(80) == 42
+        site.wait_for_looks(6)
+        status = session.status(20)
+        assert (len(status.jobs), status.lost_pilots, status.ended_blocks) == (1, 0, {})
+    until(lambda: slurm.queue() == [], what="an empty queue")
+    assert len(our_jobs(slurm)) <= 1
+
+
+def test_a_pending_job_that_the_list_lacks_is_cancelled_at_the_end(slurm, world, monkeypatch):
+    others = fill(slurm)
+    site = Site(world, monkeypatch)
+    with load(world) as session:
+        double(1)
+        block_when(session, lambda block: block.phase == "pending" and block.reason, what="a waiting job")
+        site.put("hide")
+    until(lambda: [line[0] for line in slurm.queue() if line[0] not in others] == [], what="the end of our job")
+
+
+@pytest.mark.parametrize("said", ["&", "thank you"], ids=["sentence", "no id"])
+@pytest.mark.parametrize("victim", ["stoker.manager.factory.main", "stoker.manager.main"], ids=["factory", "manager"])
+def test_killed_while_sbatch_answers_nothing_is_submitted_twice(slurm, world, monkeypatch, victim, said):
+    """`sbatch` prints lines of the site's own, and has made its job; the list does not show the job."""
+    site = Site(world, monkeypatch, said=said)
+    site.put("hang")
+    site.put("hide")
+    with load(world, provider={"listing_lag": "10 min"}) as session:
+        call = double(21)
+        until(lambda: len(our_jobs(slurm)) == 1, what="the job")
+        for process in processes_of(session.folder, victim):
+            os.kill(process.pid, signal.SIGKILL)
+        until(lambda: processes_of(session.folder, victim), what="another one")
+        site.remove("hang")
+        site.wait_for_looks(3)
+        assert call.result(80) == 42, "its pilot needs no list"
+        site.remove("hide")
+        status_when(session, lambda status: [block.job for block in status.jobs if block.job], what="the job's id")
+        site.wait_for_looks(3)
+        assert len(our_jobs(slurm)) == 1
+    until(lambda: slurm.queue() == [], what="an empty queue")
+    assert len(our_jobs(slurm)) <= 1
+
+
+def processes_of(folder, module: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if module in words and str(folder) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found

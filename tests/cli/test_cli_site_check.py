@@ -1,0 +1,75 @@
+"""`stoker up` asks the cluster whether it has what a site file asks for, before it submits anything."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from stoker.errors import ConfigError
+from stoker.manager.cli import site_check
+from stoker.site import Duration, Provider, ProviderKind, Site
+
+SINFO = """#!/bin/sh
+[ "$1" = --version ] && { echo slurm 23.02.7; exit; }
+echo 'gpu*|up|2:00:00|4|8|64000|gpu:a10:1|1|OFF'
+echo 'long|up|2-00:00:00|4|8|64000|(null)|1|OFF'
+echo 'any|up|infinite|4|8|64000|(null)|1|OFF'
+"""
+
+
+@pytest.fixture(autouse=True)
+def _cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Slurm whose `sinfo` answers, and no other command of it."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in {"sinfo": SINFO, "sbatch": "#!/bin/sh\nexit 1\n", "scontrol": "#!/bin/sh\nexit 1\n"}.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+
+
+def site(*, hours: float = 1, **provider: object) -> Site:
+    given = {"kind": ProviderKind.SLURM, "walltime_s": Duration(3600 * hours), **provider}
+    return Site(name="lab", provider=Provider(**given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("partition", "limit"), [("gpu", "2 h"), ("", "2 h"), ("long", "48 h"), ("gpu,long", "gpu allows, 2 h")]
+)
+def test_a_walltime_over_the_limit_is_refused(partition: str, limit: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        site_check.refuse([site(hours=72, partition=partition)])
+    said = str(caught.value)
+    assert said.startswith("site lab: [provider] walltime 72 h is more than partition ")
+    assert limit in said
+    assert said.endswith("its jobs would wait for good")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"partition": "any"}, {"partition": "gpu,any"}, {"partition": "gpu", "qos": "patient"}]
+)
+def test_a_walltime_that_may_be_granted_is_not_refused(asked: dict[str, str]) -> None:
+    notes = site_check.refuse([site(hours=72, **asked)])
+    assert len(notes) == ("gpu" in asked["partition"])
+
+
+def test_a_partition_that_is_down_is_told_and_not_refused() -> None:
+    assert site_check.refuse([site(partition="night")]) == [
+        "site lab: [provider] partition night is not up; there are gpu, long, any"
+    ]
+
+
+def test_a_cluster_that_does_not_answer_is_not_judged(tmp_path: Path) -> None:
+    (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
+    assert site_check.refuse([site(hours=72)]) == []
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--no-wait"]])
+def test_up_refuses_it_and_starts_nothing(stoker, tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "lab.toml").write_text('name = "lab"\n[provider]\nkind = "slurm"\nwalltime = "3 h"\n')
+    said: Result = stoker("up", "lab.toml", *options)
+    assert "[provider] walltime 3 h is more than partition gpu allows, 2 h" in str(said.exception)
+    assert not (tmp_path / "home" / "sessions.d").exists()
