@@ -44,8 +44,9 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
     `reason`, in the batch system's words: why it waits, on which node it runs, how it ended. `expected_in_s`: the time
     until the batch system expects to start it, 0 = it does not say. `loss`: why a job that ran does so no longer, None
     = it runs, or the batch system does not say. `again`: of a job that has run and waits, why it was queued again,
-    where `reason` does not tell. `cause` names what a job that is held, or was, is held for: two in a row for the same
-    cause are no accident; `advice` says what to do about it. `leaving`: it was cancelled, and is not gone yet.
+    where `reason` does not tell. `cause` names what a job that is held, or was, is held for: two holds in a row for the
+    same cause are no accident; `advice` says what to do about it, and `holds` counts the holds of this job. `leaving`:
+    it was cancelled, and is not gone yet.
     """
 
     phase: BlockPhase
@@ -55,6 +56,7 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
     again: str = ""
     cause: str = ""
     advice: str = ""
+    holds: int = 0
     leaving: bool = False
 
 
