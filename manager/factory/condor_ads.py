@@ -310,10 +310,10 @@ def _how(ad: Ad) -> str:
 
 
 def _why_evicted(ad: Ad) -> str:
-    """`preempted from slot1@n1: PREEMPT expression evaluated to True`, or `its machine n1 failed: ...`."""
+    """`preempted from slot1@n1: PREEMPT expression evaluated to True`, or `node failed: n1: ...`."""
     slot, loss = str(ad.get("LastRemoteHost") or ""), loss_of_vacate(ad)
     if loss is LossReason.NODE_LOST:
-        what = f"its machine {slot.partition('@')[2] or slot}".rstrip() + " failed"
+        what = ": ".join(["node failed", *filter(None, [slot.partition("@")[2]])])
     else:
         what = "preempted" if loss is LossReason.PREEMPTED else "evicted"
         what += f" from {slot}" if slot else ""

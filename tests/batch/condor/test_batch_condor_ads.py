@@ -69,8 +69,8 @@ def test_a_job_in_the_queue(job: Ad, phase: BlockPhase, reason: str) -> None:
         (1019, 0, LossReason.PREEMPTED, "preempted from slot1@n1: why"),
         (1004, 0, LossReason.VACATED, "evicted from slot1@n1: why"),
         (1014, 0, LossReason.VACATED, "evicted from slot1@n1: why"),
-        (1008, 0, LossReason.NODE_LOST, "its machine n1 failed: why"),
-        (1024, 0, LossReason.NODE_LOST, "its machine n1 failed: why"),
+        (1008, 0, LossReason.NODE_LOST, "node failed: n1: why"),
+        (1024, 0, LossReason.NODE_LOST, "node failed: n1: why"),
         (34, 102, LossReason.OUT_OF_MEMORY, "evicted from slot1@n1: why"),
     ],
 )
