@@ -221,6 +221,11 @@ def _advice(ad: Ad, cause: str, *, memory_bytes: int) -> str:
         return f"{has}{took}; raise [provider] memory in the site file"
     if cause == "disk":
         return "the pilot used more disk than it was granted; raise [pilot] cache_size, for which disk is requested"
+    if "permission denied" in str(ad.get("HoldReason") or ad.get("LastHoldReason")).lower():
+        return (
+            "jobs run as users of the pool's own there, who may not use the session's folder; set [provider]"
+            ' shared_files = false and [environment] kind = "packed" in the site file'
+        )
     return "mend what HTCondor says, in the site file or on its machines"
 
 

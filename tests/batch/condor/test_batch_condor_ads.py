@@ -121,6 +121,7 @@ def test_a_condor_that_gives_no_code_has_vacated_the_job() -> None:
     assert verdict.status.loss is LossReason.VACATED
 
 
+_OTHER_USER = "Error from slot1_1@n1: Failed to open '/home/ana/s/submit/b1.out' as standard output: Permission denied"
 _OVER = "Error from slot1@n1: Job has gone over memory limit of 3072 megabytes. Last measured usage: 3400 megabytes."
 
 
@@ -135,6 +136,9 @@ _OVER = "Error from slot1@n1: Job has gone over memory limit of 3072 megabytes. 
          "the pilot used more disk than it was granted; raise [pilot] cache_size, for which disk is requested"),
         (3, 0, "The job attribute PeriodicHold evaluated to TRUE", LossReason.HELD, "hold code 3",
          "mend what HTCondor says, in the site file or on its machines"),
+        (6, 13, _OTHER_USER, LossReason.HELD, "hold code 6",
+         "jobs run as users of the pool's own there, who may not use the session's folder; set [provider]"
+         ' shared_files = false and [environment] kind = "packed" in the site file'),
         (1, 0, "via condor_hold (by user ana)", LossReason.HELD, "", ""),
     ],
 )  # fmt: skip
