@@ -33,6 +33,8 @@ from stoker.units import show_bytes, show_seconds
 PROBE_WALLTIME_S = 60.0
 _PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
 _ASK_EVERY_S = 0.5
+_SHOWN_DOMAINS = 3
+_SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
 _SLACK_S = 60.0
 """A probe that was killed leaves a session that ends by itself, so much later than the probe would have."""
 
@@ -105,6 +107,8 @@ def site_fits(site: Site) -> Iterator[Finding]:
     yield Finding(topic, Level.OK, f"{asks} ([provider] poll)")
     if site.environment.kind is EnvironmentKind.SHARED:
         yield from _below_tmp(topic, Path(site.environment.python or sys.executable).absolute(), state_folder())
+    if site.provider.kind is ProviderKind.CONDOR and site.provider.shared_files:
+        yield from slot_users(topic, around)
     if around.slurm is not None and site.provider.kind is ProviderKind.SLURM and not around.slurm.trouble:
         faults = list(slurm_faults(site, around.slurm))
         for fault in faults:
@@ -133,7 +137,7 @@ def _seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
     if closed is not None:
         text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users"
         text += f" they cannot run {python}"
-        action = f'chmod o+x {closed}, or [environment] kind = "packed" with shared_files = false'
+        action = f"chmod o+x {closed}, or {_SEND_FILES}"
         yield Finding(topic, Level.WARN, text, action)
 
 
@@ -146,6 +150,23 @@ def _below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
         if private:
             text = f"{topic}: {what} {path}, which jobs do not see where they have a {private} of their own"
             yield Finding(topic, Level.WARN, text, action)
+
+
+def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
+    """Whether machines of HTCondor's pool run jobs as other users, who may read nothing of a session: its folder is
+    closed to all but its owner, since the session's keys are in it."""
+    known = [node for node in around.nodes if node.user_domain]
+    others = [node for node in known if node.user_domain.lower() != around.user_domain.lower()]
+    if not around.user_domain or not others:
+        return
+    of_all = "machines" if len(others) == len(known) else f"{len(others)} of {len(known)} machines"
+    theirs = ", ".join(sorted({node.user_domain for node in others})[:_SHOWN_DOMAINS])
+    text = (
+        f"{topic}: {of_all} of the pool run jobs as users of their own, who may not read a session's folder: their"
+        f" UID_DOMAIN is {theirs}, and this host's is {around.user_domain}"
+    )
+    level = Level.NEED if len(others) == len(known) else Level.WARN
+    yield Finding(topic, level, text, _SEND_FILES)
 
 
 def _is_open(folder: Path) -> bool:

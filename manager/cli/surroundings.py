@@ -64,15 +64,18 @@ class ScratchPlace(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of HTCondor's pool."""
+    """A machine of HTCondor's pool. `user_domain`: its jobs run as their owners, if these come from a host of the same
+    domain; else as slot users of its own, or as nobody."""
 
     cores: int
     memory_bytes: int
     gpus: int = 0
+    user_domain: str = ""
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What was found. `home_shared`: whether the state folder lies on a file system that other hosts see, too."""
+    """What was found. `home_shared`: whether the state folder lies on a file system that other hosts see, too.
+    `user_domain`: the UID_DOMAIN of this host, where HTCondor is here."""
 
     host: str
     user: str
@@ -87,6 +90,7 @@ class HostFacts(msgspec.Struct, frozen=True):
     home_shared: bool = False
     scratch: tuple[ScratchPlace, ...] = ()
     nodes: tuple[Node, ...] = ()
+    user_domain: str = ""
 
     @property
     def fast_network(self) -> str:
@@ -114,7 +118,8 @@ def inspect_host() -> HostFacts:
         others=tuple(other for other, _ in found[1:]),
         slurm=slurm,
         queues=tuple(_ask_queues(run, kind)),
-        nodes=tuple(_ask_nodes(run)) if kind is ProviderKind.CONDOR else (),
+        nodes=tuple(read_nodes(_said(run, _NODES))) if kind is ProviderKind.CONDOR else (),
+        user_domain=_said(run, _DOMAIN).strip() if kind is ProviderKind.CONDOR else "",
         networks=interfaces.networks(),
         reached_at=interfaces.resolve(interfaces.AUTO),
         home=str(state_folder()),
@@ -158,34 +163,33 @@ def read_queues(text: str, kind: ProviderKind) -> list[str]:
 
 
 def read_nodes(text: str) -> list[Node]:
-    """Machines, from `condor_status -af` of cores, MiB of memory and GPUs (`undefined` where there is none)."""
+    """Machines, from `condor_status -af` of cores, MiB of memory, GPUs and the domain of users (`undefined` where there
+    is none)."""
     found = []
     for line in text.splitlines():
-        words = [word if word.isdecimal() else "0" for word in line.split()]
-        if len(words) == 3 and int(words[0]) and int(words[1]):
-            found.append(Node(int(words[0]), int(words[1]) * 1024**2, int(words[2])))
+        words = [word if word not in ("undefined", "error") else "" for word in line.split()]
+        amounts = [int(word) if word.isdecimal() else 0 for word in words[:3]]
+        if len(amounts) == 3 and amounts[0] and amounts[1]:
+            found.append(Node(amounts[0], amounts[1] * 1024**2, amounts[2], "".join(words[3:])))
     return found
 
 
 _NODES = (
-    "condor_status", "-startd", "-constraint", 'SlotType =!= "Dynamic"',
-    "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs",
+    "condor_status", "-constraint", 'SlotType =!= "Dynamic"',
+    "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs", "UidDomain",
 )  # fmt: skip
-
-
-def _ask_nodes(run: Callable[[Sequence[str]], CommandResult]) -> list[Node]:
-    try:
-        said = run(_NODES)
-    except BatchTrouble:
-        return []
-    return [] if said.code else read_nodes(said.out)
+"""Of slots: with `-startd`, HTCondor 25 shows daemons, which have none of these."""
+_DOMAIN = ("condor_config_val", "UID_DOMAIN")
 
 
 def _ask_queues(run: Callable[[Sequence[str]], CommandResult], kind: ProviderKind) -> list[str]:
-    if kind not in _QUEUES:
-        return []
+    return read_queues(_said(run, _QUEUES[kind]), kind) if kind in _QUEUES else []
+
+
+def _said(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:
+    """What a command prints; nothing where it does not work."""
     try:
-        said = run(_QUEUES[kind])
+        said = run(command)
     except BatchTrouble:
-        return []
-    return [] if said.code else read_queues(said.out, kind)
+        return ""
+    return "" if said.code else said.out

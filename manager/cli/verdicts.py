@@ -59,7 +59,7 @@ _DONE = (
 _MOST_DONE = 6
 _SHOWN = 6
 _WHOSE = {FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed"}
-_SETTINGS = frozenset({"site", "walltime", "time", "declared_memory"})
+_SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memory"})
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):

@@ -8,7 +8,10 @@ from stoker.manager.core.phases import PilotState
 from stoker.manager.core.sources import Block
 from stoker.manager.core.state import JOURNAL_LOST
 from stoker.manager.protocol import to_client
+from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
+
+_STOPPED = "its source is stopped"
 
 
 def record_block_update(manager: Manager, message: BlockUpdate) -> None:
@@ -21,21 +24,28 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
         state.refuse("update of a block of another source")
         return
     blocks.said(manager, block, message)
-    if message.cause and not block.held_for:
+    if message.holds > block.holds:
         _held(manager, block, message)
+    block.held_for, block.holds = message.cause, message.holds
     if block.phase.over:
         _over(manager, block)
     losses.block_said(manager, block)
 
 
 def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """The batch system holds a job, for a cause that it names. When it held the block before for the same, a third
-    would go the same way: the source is stopped, with what to do, and what waits of it is withdrawn."""
+    """The batch system holds a job, or has held it since it was asked last. A second hold in a row for the same cause,
+    of this block or of the one before, stops the source with what to do: a third would go the same way. What waits is
+    withdrawn, and so is this block, which its batch system may let run again by itself."""
     source = block.source
     if not blocks.held(block, message):
         return
     for other in [source.blocks[id] for id in source.coming]:
-        block_orders.release(manager, other, "its source is stopped")
+        block_orders.release(manager, other, _STOPPED)
+    if message.phase is BlockPhase.RUNNING:
+        block_orders.release(manager, block, _STOPPED)
+    elif not block.leaving:  # the hold has ended its pilots: they are lost, and leave nothing to wait for
+        blocks.let_go(block, _STOPPED, manager.state.now)
+        blocks.cancel(manager, block)
     manager.demand_changed = True
 
 

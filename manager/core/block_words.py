@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.protocol.blocks import BlockPhase, BlockStatus
-from stoker.manager.protocol.show_blocks import READ_JOB, SILENT_S
+from stoker.manager.protocol.show_blocks import READ_JOB, SILENT_S, is_suspended
 from stoker.units import show_seconds
 
 
@@ -29,7 +29,8 @@ def in_words(now: float, block: Block) -> str:
     words = block.phase.value + (f": {block.reason}" if block.reason else "")
     if block.expected_at > now and block.phase is BlockPhase.PENDING:
         words += f", expected to start in {show_seconds(block.expected_at - now)}"
-    if block.phase is BlockPhase.RUNNING and block.coming and now - block.since > SILENT_S:
+    silent = block.phase is BlockPhase.RUNNING and block.coming and now - block.since > SILENT_S
+    if silent and not is_suspended(block.reason):
         words += f" for {show_seconds(now - block.since)} without a pilot: {READ_JOB}"
     return words
 
@@ -38,6 +39,8 @@ def failing(source: SourceState) -> str:
     """What the last blocks of a source say that were of no use; empty if there is nothing to say."""
     if source.stopped:
         return f"no more jobs are asked for: {source.stopped}"
+    if source.hold:
+        return f"a job was held: {source.hold}"
     times = source.failures or source.short_lived
     if source.failures:
         often = f", {times} times in a row" if times > 1 else ""

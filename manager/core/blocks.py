@@ -42,7 +42,7 @@ def define(state: State, sources: Iterable[Source]) -> None:
             state.sources[source.name] = SourceState(source)
         else:
             known.source = source
-            known.held_for = known.stopped = ""  # the site file may have been mended
+            known.held_for = known.hold = known.stopped = ""  # the site file may have been mended
             state.sources[source.name] = known
 
 
@@ -115,17 +115,18 @@ def said(manager: Manager, block: Block, message: BlockUpdate) -> None:
 
 
 def held(block: Block, message: BlockUpdate) -> bool:
-    """The batch system holds a block, for a cause that it names. True if it held the block before for the same: no more
-    blocks are asked of the source then."""
+    """The batch system has held a block once more. True if the hold before, of any block of the source, was for the
+    same cause: no more blocks are asked of the source then."""
     source = block.source
-    block.held_for = message.cause
+    if not message.cause:
+        return False
     again, source.held_for = source.held_for == message.cause, message.cause
+    why = message.reason if message.reason.startswith("held: ") else f"held: {message.cause}"
+    why = why.removeprefix("held: ").rstrip(". ")
+    source.hold = f"{why}; {message.advice}" if message.advice else why
     if not again or source.stopped:
         return False
-    source.stopped = (
-        f"two jobs in a row were held for the same cause: {message.reason.removeprefix('held: ').rstrip('. ')}"
-    )
-    source.stopped += f"; {message.advice}" if message.advice else ""
+    source.stopped = f"jobs were held twice in a row for the same cause: {source.hold}"
     return True
 
 
@@ -186,7 +187,7 @@ def judge(block: Block, now: float) -> None:
     """What the end of a block that nobody wanted to end says of its source."""
     source = block.source
     if not block.held_for:
-        source.held_for = ""
+        source.held_for = source.hold = ""
     if not block.brought:
         source.failures += 1
         source.failed_at = now

@@ -15,8 +15,8 @@ class SourceState:
     """A source of pilots, and how it has done lately."""
 
     __slots__ = (
-        "abandoned", "blocks", "coming", "devices", "failed_at", "failures", "filling", "held_for", "last_failure",
-        "short_lived", "source", "staying", "stopped", "trouble", "useless",
+        "abandoned", "blocks", "coming", "devices", "failed_at", "failures", "filling", "held_for", "hold",
+        "last_failure", "short_lived", "source", "staying", "stopped", "trouble", "useless",
     )  # fmt: skip
 
     def __init__(self, source: Source) -> None:
@@ -44,6 +44,8 @@ class SourceState:
         """Whether the last failure was a block whose pilots came, without a device that can be used."""
         self.held_for = ""
         """What its last block was held for by the batch system; empty once a block ended otherwise."""
+        self.hold = ""
+        """That hold in the batch system's words, and what to do about it."""
         self.stopped = ""
         """Why no block is asked of it any more, and what to do; empty while it goes on."""
         self.trouble = ""
@@ -60,8 +62,8 @@ class Block:
     """A batch job that brings pilots, or is to."""
 
     __slots__ = (
-        "abandoned", "brought", "brought_at", "emptied_at", "expected_at", "held_for", "id", "job", "leaving", "loss",
-        "notes", "phase", "pilots", "proved", "reason", "since", "source", "unsettled",
+        "abandoned", "brought", "brought_at", "emptied_at", "expected_at", "held_for", "holds", "id", "job", "leaving",
+        "loss", "notes", "phase", "pilots", "proved", "reason", "since", "source", "unsettled",
     )  # fmt: skip
 
     def __init__(self, id: BlockId, source: SourceState, now: float) -> None:
@@ -75,7 +77,9 @@ class Block:
         self.emptied_at: float | None = None
         """When the last of its pilots went although its job runs; None while one is here or may still come."""
         self.held_for = ""
-        """What its job was held for by the batch system."""
+        """What its job was last held for by the batch system; empty if it was not."""
+        self.holds = 0
+        """How often the batch system has held its job."""
         self.abandoned = False
         """Whether it was let go because of that."""
         self.loss: LossReason | None = None

@@ -48,9 +48,10 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
     `reason`, in the batch system's words: why it waits, on which node it runs, how it ended. `expected_in_s`: the time
     until the batch system expects to start it, 0 = it does not say. `loss`: why a job that ran no longer runs, None =
     it runs, or the batch system does not say. `again`: why a job that has run was queued again, where `reason` does not
-    tell. `cause` names what a job is or was held for: two in a row for the same cause are no accident; `advice` says
-    what to do about it. `leaving`: it was cancelled, and has not ended yet. `absent`: the listing lacks the job, and
-    nothing says that it ended; it counts as ENDED only if that stays so (`absences`).
+    tell. `cause` names what a job is or was held for: two holds in a row for the same cause are no accident; `advice`
+    says what to do about it, and `holds` counts the holds of this job. `leaving`: it was cancelled, and has not ended
+    yet. `absent`: the listing lacks the job, and nothing says that it ended; it counts as ENDED only if that stays so
+    (`absences`).
     """
 
     phase: BlockPhase
@@ -60,6 +61,7 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
     again: str = ""
     cause: str = ""
     advice: str = ""
+    holds: int = 0
     leaving: bool = False
     absent: bool = False
 

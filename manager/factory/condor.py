@@ -6,8 +6,9 @@ run; it knows no walltime and no GPUs, and gives its jobs nothing to be found by
 
 Here one `condor_q -json` shows all jobs of the session at this site, by attributes that the job carries; a job that is
 not there any more is looked up in `condor_history`, which may lag by a moment. A setting that `condor_submit` does not
-know is only a WARNING of its: the job's reason repeats it while the job waits, because it is likely why. For a job
-that no slot suits, `condor_q -better-analyze` is asked now and then, and its verdict told.
+know is only a WARNING of its: the job's reason repeats it while the job waits, because it is likely why; of several
+that wait, the first one's. For a job that no slot suits, `condor_q -better-analyze` is asked now and then, and its
+verdict told; for one that nobody has looked at for long, whether the pool has a negotiator.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ _ANALYZE_EVERY_S = 300.0
 """It compares a job with every slot of the pool. A site's jobs are all alike, so one stands for all."""
 _ANALYZE_AGAIN_S = 60.0
 """When it found nothing: HTCondor says `no match found` also of a job that it starts a moment later."""
+_UNSEEN_S = 180.0
+"""A negotiator comes round every minute or two: a job that it has not looked at for so long may wait for nobody."""
+_NO_NEGOTIATOR = "the pool has no negotiator just now, so no job starts"
 _ID = re.compile(r"^(\d+)\.(\d+) - \d+\.\d+\s*$", re.MULTILINE)
 _WARNING = re.compile(r"^WARNING: (?!Committed job submission )(?:QMGMT:\d+:)?(.*)$", re.MULTILINE)
 """A mistyped setting, or what the site says to a job that it takes all the same."""
@@ -86,9 +90,11 @@ class CondorBatch:
         self._held_s = held_s
         self._commands = CommandRunner(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
         self._warned: dict[str, str] = {}
+        self._ran: set[str] = set()
         self._missed: dict[str, int] = {}
         self._has_history = True
         self._analyze_at, self._analysis = -math.inf, ""
+        self._negotiator_at, self._negotiator = -math.inf, ""
 
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
@@ -111,22 +117,31 @@ class CondorBatch:
         job = f"{found[1]}.{found[2]}"
         warned = warnings(said.err)
         if warned:
-            self._warned[job] = f"condor_submit warned: {'; '.join(warned)}"
-            log.warning("block %s: %s", block, self._warned[job])
+            words = f"condor_submit warned: {'; '.join(warned)}"
+            if words not in self._warned.values():
+                log.warning("block %s: %s", block, words)
+            self._warned[job] = words
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         """The present state of these jobs. Removes those that HTCondor holds for good. Raises BatchTrouble."""
         queued = self._queue()
         judge = partial(condor_ads.judge, held_s=self._held_s, memory_bytes=self._site.provider.memory_bytes)
-        verdicts = {job: judge(queued[job]) for job in jobs if job in queued}
+        verdicts = {job: judge(queued[job], ran=job in self._ran) for job in jobs if job in queued}
+        self._ran |= {job for job in verdicts if queued[job].get("JobStatus") == JobStatus.RUNNING}
         hopeless = {job: verdict.force for job, verdict in verdicts.items() if verdict.remove}
         for force in (False, True):
             self._remove([job for job in hopeless if hopeless[job] is force], force=force)
         unmatched = [job for job in verdicts if condor_ads.is_unmatched(queued[job])]
         if unmatched and time.monotonic() > self._analyze_at:
             self._analyze(unmatched[0])
-        statuses = {job: self._told(job, verdict.status, queued[job]) for job, verdict in verdicts.items()}
+        unseen = any(condor_ads.is_unseen(queued[job], for_s=_UNSEEN_S) for job in verdicts)
+        if unseen and not unmatched and time.monotonic() > self._negotiator_at:
+            self._ask_negotiator()
+        elif not unseen:
+            self._negotiator_at, self._negotiator = -math.inf, ""
+        statuses = {job: self._told(verdict.status, queued[job]) for job, verdict in verdicts.items()}
+        self._say_warnings(statuses)
         for job in verdicts:
             self._missed.pop(job, None)
         return statuses | self._ends([job for job in jobs if job not in queued])
@@ -167,12 +182,13 @@ class CondorBatch:
         for job in jobs:
             self._missed[job] = self._missed.get(job, 0) + 1
             if job in ads:
-                ends[job] = self._told(job, condor_ads.ended(ads[job]), ads[job])
+                ends[job] = self._told(condor_ads.ended(ads[job]), ads[job])
             elif self._missed[job] >= _MOST_MISSED:
                 ends[job] = BatchJobStatus(BlockPhase.ENDED, "gone from the queue, and condor_history does not know it")
         for job in ends:
             self._missed.pop(job, None)
             self._warned.pop(job, None)
+            self._ran.discard(job)
         return ends
 
     def _history(self, jobs: Sequence[str]) -> dict[str, Ad]:
@@ -189,11 +205,21 @@ class CondorBatch:
                 log.warning("how jobs ended is not known from now on: condor_history: %s", error)
         return ads
 
-    def _told(self, job: str, status: BatchJobStatus, ad: Ad) -> BatchJobStatus:
+    def _say_warnings(self, statuses: dict[str, BatchJobStatus]) -> None:
+        """Add what `condor_submit` warned of to the first job that waits and that it warned of."""
+        said: set[str] = set()
+        for job, status in statuses.items():
+            warned = self._warned.get(job, "")
+            if warned and warned not in said and status.phase is BlockPhase.PENDING:
+                said.add(warned)
+                statuses[job] = msgspec.structs.replace(status, reason=f"{status.reason}; {warned}")
+
+    def _told(self, status: BatchJobStatus, ad: Ad) -> BatchJobStatus:
         """A status with what else is known: why it may wait, or what it printed before it failed."""
         if status.phase is BlockPhase.PENDING:
             analysis = self._analysis if condor_ads.is_unmatched(ad) else ""
-            more = filter(None, (analysis, self._warned.get(job, "")))
+            negotiator = self._negotiator if condor_ads.is_unseen(ad, for_s=_UNSEEN_S) else ""
+            more = filter(None, (analysis, negotiator))
             return msgspec.structs.replace(status, reason="; ".join([status.reason, *more]))
         if condor_ads.has_failed(ad) and ad.get(condor_description.BLOCK):
             lines = last_lines(self._folder, job_name(self._session, str(ad[condor_description.BLOCK])))
@@ -209,6 +235,16 @@ class CondorBatch:
                 self._analyze_at = time.monotonic() + _ANALYZE_AGAIN_S
         except BatchTrouble as error:  # in a large pool it may take too long
             log.info("no analysis of job %s: %s", job, error)
+
+    def _ask_negotiator(self) -> None:
+        """Whether somebody matches jobs with slots, where a job has waited for long without a look at it."""
+        self._negotiator_at = time.monotonic() + _ANALYZE_AGAIN_S
+        try:
+            said = self._commands.run(["condor_status", "-negotiator", "-af", "Name"])
+        except BatchTrouble as error:
+            log.info("whether the pool has a negotiator is not known: %s", error)
+            return
+        self._negotiator = "" if said.code or said.out.strip() else _NO_NEGOTIATOR
 
     def _remove(self, jobs: Sequence[str], *, force: bool) -> None:
         for said in self._rm(jobs, *(["-forcex"] if force else [])):

@@ -4,11 +4,13 @@ An evicted job goes from RUNNING back to IDLE. It is removed and its block is ov
 leave it idle for five minutes, since the negotiator skips a user whose last report said that nothing waits, and a job
 that is submitted in its place wakes it at once. A held job is PENDING with HTCondor's reason, until it has been held
 for `HELD_S`: then it counts as ended, because it would never run by itself (`Verdict.remove`). One that its owner
-holds, or that waits for its files, just waits; one that was released runs again. A removed job stays in the queue for
-as long as its machine does not answer.
+holds, or that waits for its files, just waits. A pool may release held jobs by itself, within a second: `NumHolds`
+counts the holds that nobody saw, and the ad keeps the reason of the last one. A removed job stays in the queue for as
+long as its machine does not answer.
 
 HTCondor says why a job left its machine in codes (`VacateReasonCode` since 24, `HoldReasonCode`); `loss_of_vacate` and
-`loss_of_hold` read them, and the words that go with them are told as they are.
+`loss_of_hold` read them, and the words that go with them are told as they are. `NumJobStarts` does not say whether a
+job has run: the shadow writes it when it ends, and one that is killed never does.
 
 How long a job has been in its state is told by one clock, the schedd's: an ad that is asked for it has `ServerTime`.
 """
@@ -33,10 +35,10 @@ Ad = Mapping[str, Any]
 
 ATTRIBUTES = (
     "ClusterId", "ProcId", "JobStatus", "LastJobStatus", "EnteredCurrentStatus", "ServerTime", "RemoteHost",
-    "LastRemoteHost", "NumJobStarts", "LastRejMatchReason", "LastRejMatchTime", "HoldReason", "HoldReasonCode",
-    "HoldReasonSubCode", "LastHoldReason", "LastHoldReasonCode", "LastHoldReasonSubCode", "VacateReason",
-    "VacateReasonCode", "VacateReasonSubCode", "RequestMemory", "ResidentSetSize_RAW", "RemoveReason", "ExitCode",
-    "ExitBySignal", "ExitSignal", BLOCK, SOURCE, WALLTIME,
+    "LastRemoteHost", "NumJobStarts", "NumHolds", "LastRejMatchReason", "LastRejMatchTime", "HoldReason",
+    "HoldReasonCode", "HoldReasonSubCode", "LastHoldReason", "LastHoldReasonCode", "LastHoldReasonSubCode",
+    "VacateReason", "VacateReasonCode", "VacateReasonSubCode", "RequestMemory", "ResidentSetSize_RAW",
+    "RemoveReason", "ExitCode", "ExitBySignal", "ExitSignal", BLOCK, SOURCE, WALLTIME,
 )  # fmt: skip
 
 HELD_S = 120.0
@@ -93,18 +95,30 @@ def job_of(ad: Ad) -> str:
     return f"{ad['ClusterId']}.{ad.get('ProcId', 0)}"
 
 
-def judge(ad: Ad, *, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """How a job in the queue is. `memory_bytes`: what the site file asks for, which HTCondor rounds (0: nothing)."""
-    now_s = float(ad.get("ServerTime") or 0)
-    since_s = now_s - float(ad.get("EnteredCurrentStatus") or now_s) if now_s else 0.0
+def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
+    """How a job in the queue is. `ran`: it was seen running before. `memory_bytes`: what the site file asks for, which
+    HTCondor rounds (0: nothing)."""
+    verdict = _judge(ad, ran=ran, held_s=held_s)
+    prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
+    if cause := _cause(ad, prefix=prefix):
+        advice = _advice(ad, cause, memory_bytes=memory_bytes)
+        holds = int(ad.get("NumHolds") or 1)
+        return msgspec.structs.replace(
+            verdict, status=msgspec.structs.replace(verdict.status, cause=cause, advice=advice, holds=holds)
+        )
+    return verdict
+
+
+def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
+    since_s = waits_s(ad)
     match ad.get("JobStatus"):
-        case JobStatus.IDLE if was_evicted(ad):
+        case JobStatus.IDLE if was_evicted(ad, ran=ran):
             status = BatchJobStatus(BlockPhase.ENDED, _why_evicted(ad), loss=loss_of_vacate(ad))
             return Verdict(status, remove=True)
         case JobStatus.IDLE:
             return Verdict(BatchJobStatus(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejected(ad)]))))
         case JobStatus.HELD:
-            return _held(ad, since_s=since_s, held_s=held_s, memory_bytes=memory_bytes)
+            return _held(ad, since_s=since_s, held_s=held_s)
         case JobStatus.REMOVED:
             stuck = since_s > _STUCK_S
             where = f"; {ad['RemoteHost']} does not answer" if stuck and ad.get("RemoteHost") else ""
@@ -126,16 +140,26 @@ def ended(ad: Ad) -> BatchJobStatus:
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
             loss = LossReason.WALLTIME
-        elif how.startswith("held"):
+        elif how.startswith("held"):  # in which attributes is up to the version
             loss = loss_of_hold(ad, prefix="Last" if "HoldReasonCode" not in ad else "")
         else:
             loss = LossReason.CANCELLED
     return BatchJobStatus(BlockPhase.ENDED, how, loss=loss)
 
 
-def was_evicted(ad: Ad) -> bool:
-    """Whether an idle job has run, and was not held since."""
-    return bool(ad.get("NumJobStarts")) and ad.get("LastJobStatus") == JobStatus.RUNNING
+def waits_s(ad: Ad) -> float:
+    """How long a job has been in its state."""
+    now_s = float(ad.get("ServerTime") or 0)
+    return now_s - float(ad.get("EnteredCurrentStatus") or now_s) if now_s else 0.0
+
+
+def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
+    """Whether an idle job has run, and was not held since. A machine that refuses a job leaves a code, too: that means
+    an end only of a job that was seen running."""
+    if ad.get("LastJobStatus") != JobStatus.RUNNING:
+        return False
+    code = ad.get("VacateReasonCode")
+    return bool(ad.get("NumJobStarts")) or (code is not None and (ran or code not in _NOT_STARTED))
 
 
 def loss_of_vacate(ad: Ad) -> LossReason:
@@ -154,6 +178,8 @@ _PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
 """VacateReasonCode: the machine's PREEMPT, condor_now, a better rank or user priority."""
 _NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
 """VacateReasonCode: shadow and starter lost each other, the startd or its scratch folder failed, the slot is broken."""
+_NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
+"""VacateReasonCode: a slot was claimed for the job, and did not start it. A shadow that is killed leaves one, too."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
 """HoldReasonCode (or VacateReasonCode) and subcode of a job that took more than its slot has."""
@@ -185,9 +211,8 @@ _BY_POLICY = frozenset({3, 21, 26, 34})
 """HoldReasonCode: by a policy of the job, the machine or the system, or for what the job took; the words say which."""
 
 
-def _advice(ad: Ad, *, memory_bytes: int) -> str:
+def _advice(ad: Ad, cause: str, *, memory_bytes: int) -> str:
     """What to do about a hold."""
-    cause = _cause(ad)
     if cause == _MEMORY:
         asked = memory_bytes or int(ad.get("RequestMemory") or 0) * 2**20
         used = int(ad.get("ResidentSetSize_RAW") or 0) * 1024
@@ -196,6 +221,11 @@ def _advice(ad: Ad, *, memory_bytes: int) -> str:
         return f"{has}{took}; raise [provider] memory in the site file"
     if cause == "disk":
         return "the pilot used more disk than it was granted; raise [pilot] cache_size, for which disk is requested"
+    if "permission denied" in str(ad.get("HoldReason") or ad.get("LastHoldReason")).lower():
+        return (
+            "jobs run as users of the pool's own there, who may not use the session's folder; set [provider]"
+            ' shared_files = false and [environment] kind = "packed" in the site file'
+        )
     return "mend what HTCondor says, in the site file or on its machines"
 
 
@@ -209,12 +239,19 @@ def is_unmatched(ad: Ad) -> bool:
     return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejected(ad)
 
 
+def is_unseen(ad: Ad, *, for_s: float) -> bool:
+    """Whether a job has waited for this long and no negotiator has looked at it, as far as its ad says: of jobs that
+    are alike, only one is looked at."""
+    return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejected(ad)
+
+
 def read_analysis(text: str) -> str:
     """What `condor_q -better-analyze` found out of a job: how many slots its requirements rule out, and by which of
     their conditions. Empty when it says nothing of that, or that slots suit: the next negotiation finds them.
 
-    A machine that is divided into slots counts with what is free of it now, also where all would be enough. Where
-    HTCondor 25 sees that, it adds a column to its table, and tells how many would match if nothing ran on them.
+    A machine that is divided into slots counts with what is free of it now, also where all would be enough. HTCondor
+    24.4 and later, which say `slots` of what they count, look at the whole machine then, too, and tell how many would
+    match if nothing ran on them.
     """
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)
@@ -222,13 +259,45 @@ def read_analysis(text: str) -> str:
         return ""
     said = [f"{out} are ruled out by the job's requirements"] if out else []
     drained = r"0\s+" if re.search(r"^Step\s+Matched\s+Drained\s", text, re.MULTILINE) else ""
-    nowhere = re.findall(rf"^\s*\[\d+\]\s+0\s+{drained}(\S.*?)\s*$", text, re.MULTILINE)
+    rows = dict(re.findall(rf"^\s*(\[\d+\])\s+0\s+{drained}(\S.*?)\s*$", text, re.MULTILINE))
+    nowhere = [_written_out(row, text) for row in _unmet(rows)]
     if nowhere and out == int(total[1]):
-        now = " with what is free now" if any(_DIVIDED.search(condition) for condition in nowhere) else ""
+        of_machines = "slots on" in text[total.start() :]
+        now = "" if of_machines or not any(_DIVIDED.search(part) for part in nowhere) else " with what is free now"
         said = [f"{said[0]}: none meets {', '.join(nowhere)}{now}"]
     said += [f"{own} refuse it by their own"] if own else []
     said += [f"{later} would suit, and are taken"] if later else []
     return f"of {total[1]} slots {', '.join(said)}" if said else ""
+
+
+def _unmet(rows: Mapping[str, str]) -> list[str]:
+    """Of conditions that no slot meets, by their numbers: not the parts of a choice, and nothing that holds a part that
+    no slot meets by itself."""
+    parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
+    choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
+    return [
+        row for number, row in rows.items() if number not in choices and ("||" in row or not parts[number] & set(rows))
+    ]
+
+
+def _written_out(condition: str, text: str) -> str:
+    """A condition without numbers of other ones: the analysis writes `[0] && [1]` of two that it lists before."""
+    parts: dict[str, str] = dict(re.findall(r"^\s+(\[\d+\])\s+: (\S.*?)\s*$", text, re.MULTILINE))
+    parts |= dict(re.findall(r"^\s*(\[\d+\])\s+\d+\s+(?:\d+\s+)?(\S.*?)\s*$", text, re.MULTILINE))
+
+    def part(number: re.Match[str]) -> str:
+        found = parts.pop(number[0], "")  # no condition holds itself
+        return f"({found})" if re.search(r"&&|\|\||\?", found) else found or number[0]
+
+    while parts:
+        before, condition = condition, _NUMBER.sub(part, condition)
+        if condition == before:
+            break
+    return condition
+
+
+_NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
+"""`[3]` of a condition, and not of a list: `split(TARGET.CondorVersion)[1]`."""
 
 
 def _how(ad: Ad) -> str:
@@ -246,12 +315,14 @@ def _how(ad: Ad) -> str:
 
 
 def _why_evicted(ad: Ad) -> str:
-    """`evicted from slot1@n1: PREEMPT expression evaluated to True`."""
-    where = f" from {ad['LastRemoteHost']}" if ad.get("LastRemoteHost") else ""
-    what = {LossReason.PREEMPTED: "preempted", LossReason.NODE_LOST: "lost its machine"}.get(
-        loss_of_vacate(ad), "evicted"
-    )
-    return ": ".join([f"{what}{where}", *filter(None, [_line(ad.get("VacateReason", ""))])])
+    """`preempted from slot1@n1: PREEMPT expression evaluated to True`, or `node failed: n1: ...`."""
+    slot, loss = str(ad.get("LastRemoteHost") or ""), loss_of_vacate(ad)
+    if loss is LossReason.NODE_LOST:
+        what = ": ".join(["node failed", *filter(None, [slot.partition("@")[2]])])
+    else:
+        what = "preempted" if loss is LossReason.PREEMPTED else "evicted"
+        what += f" from {slot}" if slot else ""
+    return ": ".join([what, *filter(None, [_line(ad.get("VacateReason", ""))])])
 
 
 def _rejected(ad: Ad) -> str:
@@ -263,16 +334,12 @@ def _rejected(ad: Ad) -> str:
     return _line(ad.get("LastRejMatchReason", "")).partition(" |")[0]  # where a negotiator numbers its diagnoses
 
 
-def _held(ad: Ad, *, since_s: float, held_s: float, memory_bytes: int) -> Verdict:
+def _held(ad: Ad, *, since_s: float, held_s: float) -> Verdict:
     reason = f"held: {_line(ad.get('HoldReason', 'HTCondor does not say why'))}"
-    loss = loss_of_hold(ad) if ad.get("NumJobStarts") else None
-    cause = _cause(ad)
+    has_run = ad.get("NumJobStarts") or ad.get("LastJobStatus") == JobStatus.RUNNING
     stays = ad.get("HoldReasonCode") in (BY_OWNER, SPOOLING) or since_s < held_s
     phase = BlockPhase.PENDING if stays else BlockPhase.ENDED
-    status = BatchJobStatus(
-        phase, reason, loss=loss, cause=cause, advice=_advice(ad, memory_bytes=memory_bytes) if cause else ""
-    )
-    return Verdict(status, remove=not stays)
+    return Verdict(BatchJobStatus(phase, reason, loss=loss_of_hold(ad) if has_run else None), remove=not stays)
 
 
 def _slots(what: str, text: str) -> int | None:

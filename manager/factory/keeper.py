@@ -346,7 +346,7 @@ class BlockKeeper:
         return is_over
 
     def _saw(self, kept: KeptBlock, status: BatchJobStatus) -> None:
-        kept.cause, kept.advice = status.cause, status.advice
+        kept.cause, kept.advice, kept.holds = status.cause, status.advice, status.holds
         if status.phase is BlockPhase.ENDED:
             by_us = kept.cancelled_at and status.reason != "done"  # whatever else the batch system may call it
             kept.loss = None if by_us else status.loss
@@ -364,7 +364,7 @@ class BlockKeeper:
         expected_at = self._clock() + status.expected_in_s if status.expected_in_s else 0.0
         moved = abs(expected_at - kept.expected_at) > EXPECTED_SLACK_S
         kept.phase = status.phase
-        if moved or kept.told != (status.phase, kept.job, reason, kept.loss):
+        if moved or kept.told != (status.phase, kept.job, reason, kept.loss, kept.holds):
             kept.expected_at = expected_at
             self._tell(kept, reason, expected_in_s=status.expected_in_s)
 
@@ -409,9 +409,9 @@ class BlockKeeper:
     # ---- what is said
 
     def _tell(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
-        kept.told = (kept.phase, kept.job, reason, kept.loss)
+        kept.told = (kept.phase, kept.job, reason, kept.loss, kept.holds)
         source = self.name if kept.is_unknown else ""
-        why = (kept.loss, source, kept.cause, kept.advice)
+        why = (kept.loss, source, kept.cause, kept.advice, kept.holds)
         update = BlockUpdate(kept.block, kept.phase, kept.job, reason, expected_in_s, *why)
         self._updates.append(update)
         return update

@@ -19,12 +19,13 @@ class KeptBlock:
     block: BlockId
     job: str = ""
     phase: BlockPhase = BlockPhase.ASKED
-    told: tuple[BlockPhase, str, str, LossReason | None] | None = None
+    told: tuple[BlockPhase, str, str, LossReason | None, int] | None = None
     expected_at: float = 0.0
     again: str = ""
     loss: LossReason | None = None
     cause: str = ""
     advice: str = ""
+    holds: int = 0
     is_unknown: bool = False
     """Whether the manager did not know of it: it is told the source."""
     cancel: str = ""

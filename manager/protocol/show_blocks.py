@@ -22,13 +22,17 @@ def coming(jobs: Sequence[BlockStatus]) -> list[str]:
     jobs = [job for job in jobs if not job.leaving]
     asked = [job for job in jobs if job.phase == BlockPhase.ASKED.value]
     pending = pending_of(jobs)
-    starting = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots and not job.emptied_s]
-    emptied = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots and job.emptied_s]
+    running = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots]
+    suspended = [job for job in running if is_suspended(job.reason)]
+    starting = [job for job in running if job not in suspended and not job.emptied_s]
+    emptied = [job for job in running if job not in suspended and job.emptied_s]
     texts = []
     if asked:
         texts.append(f"{len(asked)} to be submitted")
     if pending:
         texts.append(f"{len(pending)} queued{_in_brackets(reasons(pending), soonest(pending))}")
+    if suspended:
+        texts.append(f"{len(suspended)} suspended by the batch system")
     if starting:
         longest_s = max(job.since_s for job in starting)
         advice = f": {READ_JOB}" if longest_s > SILENT_S else ""
@@ -39,6 +43,11 @@ def coming(jobs: Sequence[BlockStatus]) -> list[str]:
     if leaving:
         texts.append(f"{len(leaving)} being cancelled")
     return texts
+
+
+def is_suspended(reason: str) -> bool:
+    """Whether the batch system has stopped a job that it counts as running, by the reason that it gives."""
+    return reason.startswith("suspended")
 
 
 def pending_of(jobs: Iterable[BlockStatus]) -> list[BlockStatus]:

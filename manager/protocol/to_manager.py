@@ -182,9 +182,11 @@ class BlockUpdate(_Message, frozen=True, tag="block-news"):
     source: str = ""
     """The block's source. Sent for a block that the manager may have lost with its journal."""
     cause: str = ""
-    """Why the batch system holds the job (`memory`); empty if it does not."""
+    """Why the batch system holds the job, or has held it (`memory`); empty if it never did."""
     advice: str = ""
     """What the user can do about that."""
+    holds: int = 0
+    """How often the batch system has held the job. With one hold more, `cause` and `advice` are of that hold."""
 
 
 class SourceTrouble(_Message, frozen=True, tag="source-trouble"):

@@ -326,6 +326,32 @@ def test_gpus_are_asked_for_where_the_pool_has_some(gpus: list[int], line: str) 
     assert next(text for text in draft.text.splitlines() if "gpus =" in text).startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("machines", "level", "told"),
+    [
+        ("4 6000 0 pool.edu\n2 4000 undefined pool.edu\n", None, ""),
+        ("4 6000 0 n1.edu\n2 4000 0 n2.edu\n", Level.NEED, ": machines of the pool run jobs as users of their own"),
+        ("4 6000 0 POOL.edu\n2 4000 0 n2.edu\n", Level.WARN, "1 of 2 machines of the pool run jobs as users of"),
+        ("undefined undefined undefined undefined\n4 6000 0 undefined\n", None, ""),
+    ],
+)
+def test_a_pool_whose_jobs_may_not_read_the_session_is_told(machines: str, level: Level | None, told: str) -> None:
+    """Sessions are closed to other users, and HTCondor runs jobs as those where `UID_DOMAIN` differs."""
+    nodes = tuple(surroundings.read_nodes(machines))
+    pool = around(kind=ProviderKind.CONDOR, slurm=None, nodes=nodes, user_domain="pool.edu")
+    findings = list(cluster.slot_users("site pool", pool))
+    assert [finding.level for finding in findings] == ([level] if level else [])
+    assert told in "".join(finding.text for finding in findings)
+    assert all("shared_files = false" in finding.fix for finding in findings)
+
+
+def test_machines_that_say_nothing_are_not_known() -> None:
+    """As daemons are printed instead of slots, with exit code 0."""
+    assert surroundings.read_nodes("undefined undefined undefined undefined\n") == []
+    [node] = surroundings.read_nodes("4 6000 undefined undefined\n")
+    assert (node.gpus, node.user_domain) == (0, "")
+
+
 def test_a_home_that_is_closed_to_others_is_told_where_slot_users_run_jobs(tmp_path: Path) -> None:
     closed = tmp_path / "home"
     (closed / "venv" / "bin").mkdir(parents=True)

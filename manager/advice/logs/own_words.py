@@ -77,8 +77,12 @@ JOB: tuple[FaultRule, ...] = (
     FaultRule(_U, "site", r"(?:sbatch|srun|qsub|bsub): .{0,20}error|invalid (?:partition|account|qos)|"
               r"Unable to allocate resources", "the batch system did not take what the site file asks for",
               "Slurm: sbatch", sure=0.96),
+    FaultRule(_U, "other_user", r"is not a session folder that you can read: .*Permission denied",
+              "its job runs as another user, who may not read the session's folder", "protocol/session.py", sure=0.97),
+    FaultRule(_U, "other_user", r"[Pp]ermission denied",
+              "what the job begins with is closed to the user that the job runs as", "bash; env; CPython", sure=0.85),
     FaultRule(_F, "environment", r"command not found|[Nn]o such file or directory|No module named|cannot execute"
-              r"|[Nn]ot found$|Permission denied",
+              r"|[Nn]ot found$",
               "what the job begins with is not on its node", "bash; env; CPython", sure=0.94),
 )  # fmt: skip
 

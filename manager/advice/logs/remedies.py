@@ -29,6 +29,7 @@ BY_COMPONENT: dict[tuple[FaultKind, str], str] = {
     (_U, "network"): "check the token and the name, and whether you may use what they belong to",
     (_U, "scheduler"): "ask for what the job or the partition has: nodes, tasks, memory ([provider] in the site file)",
     (_U, "site"): "mend the site file; stoker doctor SITE checks it without a job",
+    (_U, "other_user"): 'open it, or [provider] shared_files = false with [environment] kind = "packed"',
     (_F, "package"): "install it where the pilots run, or import your own module in the function: then it travels",
     (_F, "environment"): "mend [environment] python or [provider] worker_init; stoker doctor SITE --probe tries a node",
     (_F, "versions"): "install versions that fit together; compare `pip list` here and on the node",

@@ -69,8 +69,8 @@ def test_a_job_in_the_queue(job: Ad, phase: BlockPhase, reason: str) -> None:
         (1019, 0, LossReason.PREEMPTED, "preempted from slot1@n1: why"),
         (1004, 0, LossReason.VACATED, "evicted from slot1@n1: why"),
         (1014, 0, LossReason.VACATED, "evicted from slot1@n1: why"),
-        (1008, 0, LossReason.NODE_LOST, "lost its machine from slot1@n1: why"),
-        (1024, 0, LossReason.NODE_LOST, "lost its machine from slot1@n1: why"),
+        (1008, 0, LossReason.NODE_LOST, "node failed: n1: why"),
+        (1024, 0, LossReason.NODE_LOST, "node failed: n1: why"),
         (34, 102, LossReason.OUT_OF_MEMORY, "evicted from slot1@n1: why"),
     ],
 )
@@ -84,12 +84,44 @@ def test_an_evicted_job_is_over_for_its_reason(code: int, subcode: int, loss: Lo
     assert (verdict.status.loss, verdict.remove, verdict.force) == (loss, True, False)
 
 
+def evicted(code: int, **more: Any) -> Ad:
+    """An idle job that has left its machine, before or after a shadow had noted that it started."""
+    return ad(1, LastJobStatus=2, NumJobStarts=0, LastRemoteHost="slot1@n1", VacateReasonCode=code, **more)
+
+
+@pytest.mark.parametrize("code", [1011, 1022, 1002, 1008])
+def test_a_job_is_evicted_before_its_shadow_notes_its_start(code: int) -> None:
+    """A shadow writes `NumJobStarts` when it ends; one that is killed never does."""
+    verdict = judge(evicted(code))
+    assert (verdict.status.phase, verdict.remove) == (BlockPhase.ENDED, True)
+
+
+@pytest.mark.parametrize("code", [1003, 1006, 1026, 1032, 1036])
+def test_a_slot_that_refuses_a_job_ends_only_one_that_ran(code: int) -> None:
+    assert judge(evicted(code)).status.phase is BlockPhase.PENDING
+    assert judge(evicted(code), ran=True).status.phase is BlockPhase.ENDED
+
+
+def test_the_owners_hold_of_a_job_that_runs_is_no_eviction() -> None:
+    look = judge(ad(5, HoldReason="via condor_hold", HoldReasonCode=1, LastJobStatus=2, NumJobStarts=0)).status
+    assert (look.phase, look.loss, look.cause, look.holds) == (BlockPhase.PENDING, LossReason.HELD, "", 0)
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_hold_that_is_over_is_still_told(status: int) -> None:
+    """A pool that releases held jobs by itself may do so before anybody has seen the hold."""
+    look = judge(ad(status, LastHoldReason=_OVER, LastHoldReasonCode=34, LastHoldReasonSubCode=102, NumHolds=3)).status
+    assert (look.cause, look.holds) == ("memory", 3)
+    assert look.advice.endswith("raise [provider] memory in the site file")
+
+
 def test_a_condor_that_gives_no_code_has_vacated_the_job() -> None:
     verdict = judge(ad(1, LastJobStatus=2, NumJobStarts=1, LastRemoteHost="slot1@n1"))
     assert told(verdict) == (BlockPhase.ENDED, "evicted from slot1@n1")
     assert verdict.status.loss is LossReason.VACATED
 
 
+_OTHER_USER = "Error from slot1_1@n1: Failed to open '/home/ana/s/submit/b1.out' as standard output: Permission denied"
 _OVER = "Error from slot1@n1: Job has gone over memory limit of 3072 megabytes. Last measured usage: 3400 megabytes."
 
 
@@ -104,6 +136,9 @@ _OVER = "Error from slot1@n1: Job has gone over memory limit of 3072 megabytes. 
          "the pilot used more disk than it was granted; raise [pilot] cache_size, for which disk is requested"),
         (3, 0, "The job attribute PeriodicHold evaluated to TRUE", LossReason.HELD, "hold code 3",
          "mend what HTCondor says, in the site file or on its machines"),
+        (6, 13, _OTHER_USER, LossReason.HELD, "hold code 6",
+         "jobs run as users of the pool's own there, who may not use the session's folder; set [provider]"
+         ' shared_files = false and [environment] kind = "packed" in the site file'),
         (1, 0, "via condor_hold (by user ana)", LossReason.HELD, "", ""),
     ],
 )  # fmt: skip
@@ -220,6 +255,34 @@ Step   Matched   Drained  Condition
 WARNING:  Be advised:
    No machines matched the job's constraints
 """
+COMPOUND = """
+    [0]    : TARGET.HasTape is true
+    [1]    : TARGET.Cpus > 99
+    [2]    : [0] || [1]
+    [3]    : split(TARGET.CondorVersion)[1] == "9"
+    [4]    : [2] && [3]
+    [5]    : TARGET.Memory >= RequestMemory
+    [6]    : [3] && [5]
+
+The Requirements expression for job 6.000 reduces to these conditions:
+
+        Slots
+Step   Matched  Condition
+----- --------- ---------
+[0]           0  TARGET.HasTape is true
+[1]           0  TARGET.Cpus > 99
+[2]           0  [0] || [1]
+[3]           1  split(TARGET.CondorVersion)[1] == "9"
+[4]           0  [2] && [3]
+[5]           1  TARGET.Memory >= RequestMemory
+[6]           0  [3] && [5]
+
+
+006.000:  Run analysis summary ignoring user priority.  Of 1 slots on 1 machines,
+      1 slots are rejected by your job's requirements
+      0 slots reject your job because of their own requirements
+      0 slots match and are willing to run your job
+"""
 TAKEN = """
 The Requirements expression for job 38.000 reduces to these conditions:
 
@@ -252,9 +315,18 @@ Step   Matched   Drained  Condition
             "",
         ),
         (
-            ANALYSIS.format("2 slots on 1 machines", " slots", 0, " slots"),
+            ANALYSIS.format("2 machines", "", 0, ""),
             "of 2 slots 2 are ruled out by the job's requirements: none meets TARGET.Memory >= RequestMemory"
             " with what is free now",
+        ),
+        (
+            ANALYSIS.format("2 slots on 1 machines", " slots", 0, " slots"),
+            "of 2 slots 2 are ruled out by the job's requirements: none meets TARGET.Memory >= RequestMemory",
+        ),
+        (
+            COMPOUND,
+            "of 1 slots 1 are ruled out by the job's requirements: none meets TARGET.HasTape is true || "
+            'TARGET.Cpus > 99, split(TARGET.CondorVersion)[1] == "9" && TARGET.Memory >= RequestMemory',
         ),
         (
             ANALYSIS.format("9 machines", "", 3, ""),

@@ -159,7 +159,7 @@ def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, worl
             until(lambda: gone not in [p.pilot for p in session.status().pilots], limit_s=60, why="the held pilot ends")  # noqa: B023
         with pytest.raises(stoker.StokerError) as failed:
             slow.result(60)
-        assert "two jobs in a row were held for the same cause" in str(failed.value)
+        assert "jobs were held twice in a row for the same cause" in str(failed.value)
         assert 'memory = "2.1 GB" is too small for what the pilot used (2.4 GB)' in str(failed.value)
         assert "no more jobs are asked for" in session.status().trouble["pool"]
         assert session.status().losses == {"out of memory": 2}
