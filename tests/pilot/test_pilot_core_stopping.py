@@ -1,4 +1,4 @@
-"""How a pilot stops a running call: it is told to, has its time, and costs its library only if nothing else helps."""
+"""How a pilot stops a running call: it tells the call, waits for its grace, and kills the library last."""
 
 from __future__ import annotations
 
