@@ -178,7 +178,7 @@ def token_dues(prompt_tokens: int) -> tuple[float, float]:
 
 
 def call_stop(*, own_thread: bool = False) -> CallStop:
-    """For contexts whose methods take long: what tells the running call to stop. Outside of a call nothing does.
+    """The stop of the running call, for contexts whose methods take long. Outside of a call, one that is never asked.
 
     A thread that the user's function has started belongs to the call that runs, if that is the only one. With
     `own_thread` only a call that runs in this thread counts.
@@ -283,8 +283,8 @@ def enter_call(
     dues: TokenDues | None = None,
     stop: CallStop | None = None,
 ) -> None:
-    """Begin a call in this thread: its progress hook, its folder, the checkpoint that it goes on from, what gives a
-    member of a gang its place, when its tokens are due, and what tells it to stop."""
+    """Begin a call in this thread: its progress hook, its folder, the checkpoint from which it resumes, the function
+    that gives a member of a gang its place, the function that says when its tokens are due, and its stop."""
     global _latest_call
     _latest_call = scope = _SlotScope(hook=hook, folder=folder, state=state, seat=seat, dues=dues, stop=stop)
     _running[scope] = None

@@ -1,9 +1,9 @@
-"""Stops one running call, and no other.
+"""Stops one running call.
 
-A library stops a call when its client has cancelled it or has gone, when its time is over, and when a policy evicts it.
-It asks the call's `CallStop`, which wakes whatever the call waits for: an engine aborts the call's requests before its
-next step, a batch drops the call's rows. The wait then raises `Evicted`, and so do later waits of the same call and its
-next `stoker.progress(...)`. So the slot is free within a step, and the library serves its other calls meanwhile.
+A library stops a call when its client cancels it or leaves, when its `timeout` is over, and when a policy evicts it. It
+asks the call's `CallStop`, which wakes the call's waits: an engine aborts the call's requests before its next
+step, a batch drops the call's rows. The wait raises `Evicted`, and so do later waits of the call and its next
+`stoker.progress(...)`. The slot is free within a step, and the library continues to serve its other calls.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Evicted(BaseException):
     """Ends a call that was told to stop: at its `stoker.progress(...)`, or while it waits for a model. `state` is its
     checkpoint, pickled.
 
-    It is not an `Exception`, so that the `except Exception` of a function, or of a library that it uses, does not
-    swallow it and start the next request of a call that nobody waits for.
+    It is not an `Exception`: the `except Exception` of a retry loop would swallow it and start the next request of a
+    call whose client has left.
     """
 
     def __init__(self, state: bytes = b"") -> None:
@@ -25,23 +25,23 @@ class Evicted(BaseException):
 
 
 class CallStop:
-    """Whether a call is to stop. One thread asks; the call's threads look, and register what wakes them."""
+    """The order to one call to stop. One thread gives it; the call's threads check it and register how to wake them."""
 
     __slots__ = ("_wakes", "asked")
 
     def __init__(self) -> None:
         self.asked = False
-        """True from the moment at which the call was told to stop."""
+        """True once the call was told to stop."""
         self._wakes: dict[Callable[[], None], None] = {}
 
     def ask(self) -> None:
-        """Tell the call to stop, and wake what it waits for."""
+        """Tell the call to stop, and wake its waits."""
         self.asked = True
         for wake in list(self._wakes):
             wake()
 
     def check(self) -> None:
-        """Raise Evicted if the call is to stop."""
+        """Raise Evicted if the call was told to stop."""
         if self.asked:
             raise Evicted
 

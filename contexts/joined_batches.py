@@ -3,8 +3,8 @@
 A caller adds its rows and waits. One caller at a time *leads*: it takes the row that has waited longest, joins rows of
 like length to it, whoever added them, and computes them as one batch, until its own are done; then the caller that has
 waited longest leads. So one batch is computed at a time, no thread is made, and a caller that is alone waits for
-nobody. A caller whose call is told to stop takes its rows back: one that waits at once, one that leads after the batch
-that it computes.
+nobody. When a call is told to stop, its rows that are not computed leave: at once if the caller waits, after the
+current batch if it leads.
 
 A batch's longest row has at most twice the tokens of its shortest and a few more: little is padded. A batch has no more
 rows than any caller in it asked for.
@@ -61,8 +61,8 @@ class JoinedBatches(Generic[Row, Result]):
         self._is_led = False
 
     def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
-        """The results of these rows, in their order. Raises what computing any of them raises, and Evicted if the
-        caller's call is to stop."""
+        """The results of these rows, in their order. Raises what computing any of them raises, and Evicted when the
+        caller's call is told to stop."""
         if not rows:
             return []
         stop = ambient.call_stop()
@@ -90,7 +90,7 @@ class JoinedBatches(Generic[Row, Result]):
         self._open.append(request)
 
     def _wait(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        """Wait until the request is over, or leads, or its call is to stop."""
+        """Wait until the request is over, or leads, or its call is told to stop."""
         wake = request.woken.set
         stop.wakes(wake)
         try:
@@ -103,14 +103,14 @@ class JoinedBatches(Generic[Row, Result]):
                     self._drop(request)
 
     def _drop(self, request: _Request[Row, Result]) -> None:
-        """Take out the rows of a request that are not computed yet. No-op if it is over. The caller holds the lock."""
+        """Take out a request and its rows that are not computed. No-op if it is over. The caller holds the lock."""
         if request in self._open:
             self._open.remove(request)
             waiting = self._waiting[request.kind]
             waiting[:] = [entry for entry in waiting if entry[3] is not request]
 
     def _lead(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        """Compute batches until this request is over, or its call is to stop; then have another caller lead."""
+        """Compute batches until this request is over or its call is told to stop; then let another caller lead."""
         try:
             while not (request.is_over or stop.asked):
                 self._step(request)

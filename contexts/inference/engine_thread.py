@@ -8,8 +8,8 @@ Other readings of the model (label scores) are jobs that the thread runs between
 thread that computes has helper threads of its own, so slots that computed themselves would each bring theirs. Code
 that wants the model for itself (tuning) holds it; the thread then waits.
 
-A call that is told to stop (`call_stop.py`) does not wait any more: its requests leave the engine before the next step,
-and its jobs that have not begun do not run.
+When a call is told to stop (`call_stop.py`), its waits end at once, its requests leave the engine before the next step,
+and jobs of it that have not begun do not run.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _PACE = 0.2
 _EXIT_S = 30.0
 """A process that ends waits so long for a step that is being computed."""
 _LOOK_S = 0.1
-"""A call that waits until it may hold the model looks this often whether it is to stop."""
+"""Seconds between two checks of a call that waits until it may hold the model, whether it was told to stop."""
 
 
 class Generation:
-    """What one request gives: its new tokens, one after the other, or the error that ended it. `stop` is that of the
-    call that made the request; `leave` takes the request out of the engine."""
+    """The new tokens of one request, one after the other, or the error that ended it. `stop` is the stop of the call
+    that made the request; `leave` takes the request out of the engine."""
 
     def __init__(
         self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None
@@ -83,14 +83,14 @@ class Generation:
                 return
 
     def abort(self) -> None:
-        """Nobody waits for it any more: it leaves the engine, if it has not ended."""
+        """Take the request out of the engine. No-op if it has ended."""
         if not self.over:
             self._ends()
             if self._leave is not None:
                 self._leave(self.request.id)
 
     def stopped(self) -> None:
-        """Its call is to stop: leave the engine, and wake the reader."""
+        """Take the request out of the engine and wake its reader: its call was told to stop."""
         if self._leave is not None:
             self._leave(self.request.id)
         self._come.put(Evicted())
@@ -122,7 +122,7 @@ class Generation:
 
 
 class _ModelJob(Generic[T]):
-    """A function that the engine's thread runs, and what comes of it. It does not run if its call is to stop before."""
+    """A function that the engine's thread runs, and its result. It does not run if its call was told to stop before."""
 
     def __init__(self, function: Callable[[], T], stop: CallStop) -> None:
         self._function = function
@@ -142,7 +142,7 @@ class _ModelJob(Generic[T]):
         self._done.put((None, error))
 
     def result(self) -> T:
-        """What the function returned; raises what it raised, and Evicted as soon as the call is to stop."""
+        """Wait for the result. Raises the function's exception, and Evicted as soon as the call is told to stop."""
         self._stop.wakes(self._wake)
         try:
             found, error = self._done.get()
@@ -207,8 +207,8 @@ class EngineThread:
         self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
         tpot_s: float = 0.0,
     ) -> Generation:  # fmt: skip
-        """Hand a request to the engine; it joins the batch before the next step. Raises Evicted if the call is to
-        stop; a call that is told so later takes the request along."""
+        """Hand a request to the engine; it joins the batch before the next step, and leaves it when the call is told to
+        stop. Raises Evicted if the call was told already."""
         self._check_process()
         self._check_not_held()
         stop = ambient.call_stop()
@@ -232,8 +232,8 @@ class EngineThread:
             self._work.notify()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Run a function that reads the model, between two steps; returns its result. Raises Evicted if the call is to
-        stop: a function that runs then goes on, and nobody waits for it."""
+        """Run a function that reads the model, between two steps; returns its result. Raises Evicted when the call is
+        told to stop; a function that has begun finishes, and its result is dropped."""
         self._check_process()
         stop = ambient.call_stop()
         stop.check()

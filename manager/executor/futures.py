@@ -35,7 +35,7 @@ class CallFuture(Future[Any]):
     the last checkpoint that it has told, and `forecast` what the manager expects of its end, if it has a deadline, in
     seconds since the epoch as this machine counts them. `due_at`: that deadline on the monotonic clock.
 
-    A call that runs can be cancelled too: it is stopped even if that costs its library. Parsl logs
+    A call that runs can be cancelled too: it is told to stop, and its library goes on. Parsl logs
     `parsl_executor_task_id`.
     """
 

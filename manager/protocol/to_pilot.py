@@ -111,8 +111,8 @@ class TakeBack(_Message, frozen=True, tag="take-back"):
 
 
 class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
-    """Drop these calls if they have not begun; if `running`, stop them even if that costs the library. They are asked
-    to end by themselves first, and have `grace_s` for it."""
+    """Drop these calls if they have not begun; if `running`, stop them. A call that runs is told to stop, and has
+    `grace_s` for it, or more. If it does not react, its library ends when its other calls have ended."""
 
     library: LibraryId
     calls: tuple[CallId, ...]

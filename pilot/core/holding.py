@@ -47,7 +47,7 @@ def returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
 
 
 def does_not_react(library: PilotLibrary, calls: Iterable[CallId], *, now: float) -> None:
-    """Calls run on although they were told to stop."""
+    """Record calls that still run after the grace of their stop."""
     library.stuck_at = library.stuck_at or now
     library.stuck.update(calls)
     for call in calls:

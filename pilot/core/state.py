@@ -78,8 +78,8 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class StoppingCall(msgspec.Struct, frozen=True):
-    """A running call that was told to stop: when it has had its time to react, and how it ends if it has no result by
-    then (None: its end was told by somebody else)."""
+    """A running call that was told to stop: the end of its grace, and its end if it returns no result (None if the
+    manager has ended the call already)."""
 
     until: float
     failure: Failure | None = None
@@ -137,13 +137,13 @@ class PilotLibrary:
         """What other libraries use in the cache and would have to go, so that its objects fit."""
 
         self.is_killed = False
-        """Whether its process was ordered to be killed."""
+        """True once the pilot has ordered the kill of its process."""
         self.stopping: dict[CallId, StoppingCall] = {}
         """Calls that were told to stop."""
         self.stuck: set[CallId] = set()
         """Calls that were told to stop and did not react in time."""
         self.stuck_at = 0.0
-        """When the first of them had had its time."""
+        """When the grace of the first of them ended; 0 if there are none."""
         self.asked_back_at = 0.0
         """Since when it owes an answer to an order to give calls back; 0 = it owes none."""
         self.orders_back = 0

@@ -1,10 +1,10 @@
-"""How a running call is stopped, at the least cost that its code allows.
+"""How the pilot stops a running call, at the least cost that the call's code allows.
 
-1. It is told to stop. Its library aborts what the call has asked of a model, and the function ends at its next wait for
-   a model or its next progress report. That costs nothing else.
-2. A call that still runs when its grace is over does not react. Its end is told now, and its library takes no further
-   calls: it gives back those that it has not begun, and finishes the others that it runs.
-3. A library that runs nothing but such calls is killed. Its context is loaded again where calls want it.
+1. The pilot tells the call to stop. Its library aborts the call's requests to a model, and the function ends at its
+   next wait for a model or its next progress report. The library and its other calls continue.
+2. A call that still runs after its grace does not react. The pilot tells the manager its end, and drains the library:
+   the library returns the calls that it has not begun, and finishes its other running calls.
+3. The pilot kills the library when only calls that do not react run in it. Calls that need the context load it again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from stoker.pilot.core.state import CoreState, PilotLibrary, StoppingCall
 from stoker.units import show_seconds
 
 LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0
-"""The bounds of the time that a call has to react."""
+"""Seconds that a call has to react, at least and at most."""
 ANSWER_S = 1.0
-"""A library that is to give back what it has not begun, and has not done so for this long, lets no thread of it run."""
+"""Seconds in which a draining library returns the calls that it has not begun. If it does not, its code holds the
+interpreter, and no thread of it reads messages."""
 
 
 def ask(
     state: CoreState, library: PilotLibrary, calls: Iterable[CallId], *, least_s: float = 0.0, failure: Failure | None
 ) -> None:
-    """Tell running calls to stop. They have a grace of `least_s` or more; `failure` is how each ends that has no result
-    then (None: somebody else has told its end)."""
+    """Tell running calls to stop, with a grace of at least `least_s`. `failure` is the end of a call without a result;
+    None if the manager has ended the call already."""
     until = state.now + max(least_s, grace_s(library))
     for call in calls:
         state.out.append(TellLibrary(library.number, Evict(call=call)))
@@ -42,19 +43,19 @@ def ask(
 
 
 def grace_s(library: PilotLibrary) -> float:
-    """How long a call has to react: as long as its library took to load, within bounds. To wait longer than a load
-    would cost more than to kill the library."""
+    """Seconds that a call has to react: the load time of its library, within bounds. A longer wait would cost more than
+    a kill and a load."""
     return min(MOST_GRACE_S, max(LEAST_GRACE_S, library.ready_at - library.started_at))
 
 
 def was_stopped(library: PilotLibrary, seconds: float) -> None:
-    """Nothing of the pilot ran for this time: its calls could not react."""
+    """Extend the graces by the time in which the pilot and its libraries were suspended."""
     for call, stop in library.stopping.items():
         library.stopping[call] = msgspec.structs.replace(stop, until=stop.until + seconds)
 
 
 def evicted(state: CoreState, library: PilotLibrary, progress: CallProgress) -> None:
-    """A call has stopped as it was told. It counts as served: the library counts it too."""
+    """Handle the end of a call that stopped as it was told. It counts as served, as in the library."""
     stop = library.stopping.get(progress.call)
     if not holding.ended(library, [progress.call]):
         return
@@ -65,7 +66,8 @@ def evicted(state: CoreState, library: PilotLibrary, progress: CallProgress) -> 
 
 
 def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
-    """The ends of calls, where those that failed because they were told to stop have that failure. A result counts."""
+    """Return the ends of calls. A call that was told to stop and raised an exception gets the failure of its stop; a
+    call that returned keeps its result."""
 
     def one(end: CallEnd) -> CallEnd:
         stop = library.stopping.get(end.call)
@@ -77,7 +79,7 @@ def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
 
 
 def observed(state: CoreState, library: PilotLibrary, running: Sequence[CallId]) -> None:
-    """Go on with calls that do not react, when it was observed what runs."""
+    """Check the calls that were told to stop against the calls that run."""
     stuck = [call for call in running if (stop := library.stopping.get(call)) is not None and state.now >= stop.until]
     if stuck:
         _give_up(state, library, stuck)
@@ -90,7 +92,7 @@ def observed(state: CoreState, library: PilotLibrary, running: Sequence[CallId])
 
 
 def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> None:
-    """These calls do not react: tell their ends, and have the library take nothing new."""
+    """Report the ends of calls that do not react, and drain their library."""
     failure = library.stopping[calls[0]].failure
     if failure is None:
         what = (

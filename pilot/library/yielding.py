@@ -56,7 +56,7 @@ def as_list(result: Any, stop: CallStop) -> list[Any]:
 
 
 def in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> Any:
-    """Run a coroutine in an event loop of its own. Its task is cancelled when the call is to stop: then this raises
+    """Run a coroutine in an event loop of its own. When the call is told to stop, cancel the coroutine's task and raise
     Evicted."""
     import asyncio  # takes 50 ms, which libraries without coroutines save
 

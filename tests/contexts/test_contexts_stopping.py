@@ -1,4 +1,4 @@
-"""A call that is told to stop leaves its model at once: its requests, its scores, its rows; others write the same."""
+"""A call that is told to stop leaves its model: its requests, scores and rows end, and other calls write the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.contexts.loading import load_context
 torch = lazily("torch", needs="transformers")
 LONG = {"max_new_tokens": 1_900}
 SEEN = 3
-"""Passes through the model before a call is told to stop."""
+"""The number of the pass through the model in which the call is told to stop."""
 
 
 def until(true: Callable[[], Any], *, why: str) -> None:
@@ -62,7 +62,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 class RunningCall(threading.Thread):
-    """A call in a slot of its own."""
+    """A call in a thread, as a slot of a library runs it."""
 
     def __init__(self, work: Callable[[], Any], *, in_thread: bool = False) -> None:
         super().__init__(daemon=True)
@@ -125,8 +125,8 @@ def test_requests_leave_the_engine_and_others_go_on(model: Any, method: str, in_
     until(lambda: model.batch_load().running + model.batch_load().waiting == 0, why="its requests have left")
 
 
-def test_a_stream_that_nobody_reads_leaves_the_engine(model: Any) -> None:
-    """The function does something else when it is told to stop."""
+def test_an_unread_stream_leaves_the_engine(model: Any) -> None:
+    """The function waits for an event when its call is told to stop."""
     kept: list[Any] = []
     told = threading.Event()
 
@@ -144,7 +144,7 @@ def test_a_stream_that_nobody_reads_leaves_the_engine(model: Any) -> None:
     assert isinstance(call.ended(), Evicted)
 
 
-def test_a_call_that_was_told_to_stop_asks_for_nothing_more(model: Any, embedder: Any) -> None:
+def test_a_stopped_call_starts_no_further_request(model: Any, embedder: Any) -> None:
     steps = model.batch_load().steps
     for ask in (
         lambda: model.generate(["a"]), lambda: model.complete("a"), lambda: list(model.stream("a")),
@@ -158,7 +158,7 @@ def test_a_call_that_was_told_to_stop_asks_for_nothing_more(model: Any, embedder
 
 
 class Passes:
-    """Passes through a model of Transformers. The call is told to stop in the middle of one."""
+    """Counts the passes through a model of Transformers, and tells the call to stop within one of them."""
 
     def __init__(self, model: Any) -> None:
         self.count = 0
@@ -216,7 +216,7 @@ def test_an_embedding_ends_with_the_batch_that_is_computed(embedder: Any, leads:
         else:
             assert first.ended() is None
             assert len(first.result) == 500
-    assert len(embedder.embed(["paris"])) == 1  # nobody is left who would lead
+    assert len(embedder.embed(["paris"])) == 1  # the next caller leads
 
 
 def test_a_wait_for_the_model_alone_ends(model: Any) -> None:
@@ -232,7 +232,7 @@ def test_a_wait_for_the_model_alone_ends(model: Any) -> None:
 
     def wait() -> None:
         with model.alone():
-            raise AssertionError("somebody else has it")
+            raise AssertionError("the holder has it")
 
     call = RunningCall(wait)
     call.stop.ask()

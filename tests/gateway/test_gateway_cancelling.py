@@ -1,4 +1,4 @@
-"""What a client leaves is stopped in the model, and costs no other client anything: the library serves on."""
+"""When a client leaves, its request stops in the model, and the library continues to serve the other clients."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def events_of(answer):
 
 
 def reads(http):
-    """A stream of another client, that takes its time."""
+    """A long stream of another client."""
     url, body = body_of("chat", stream=True, max_tokens=READ)
     return http.stream("POST", url, json=body)
 

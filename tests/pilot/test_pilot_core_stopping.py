@@ -1,4 +1,4 @@
-"""How a pilot stops a running call: it is told to, has its time, and costs its library only if nothing else helps."""
+"""How a pilot stops a running call: it tells the call, waits for its grace, and kills the library last."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_other_calls_are_given_back_or_end_before_the_kill(pilot: CoreShell) -> 
     assert (pilot.take(told.LibraryGone).running, pilot.all(told.CallsReturned)) == ((1,), [])
 
 
-def test_calls_of_a_library_that_gives_nothing_back_run_elsewhere(pilot: CoreShell) -> None:
+def test_unbegun_calls_of_a_deaf_library_run_elsewhere(pilot: CoreShell) -> None:
     """Its code keeps the interpreter to itself: no thread of it reads what it is told."""
     pilot.ready().run(1, 2).forget()
     cancel(pilot, 1)
@@ -97,7 +97,7 @@ def test_calls_of_a_library_that_gives_nothing_back_run_elsewhere(pilot: CoreShe
     assert pilot.take(told.LibraryGone).unstarted == (2,)
 
 
-def test_a_deaf_call_that_ends_after_all_saves_its_library_the_kill(pilot: CoreShell) -> None:
+def test_a_late_reaction_saves_the_library_from_the_kill(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2).forget()
     cancel(pilot, 1)
     pilot.wait(over(pilot)).observe(c1=2.0, c2=2.0)
@@ -125,7 +125,7 @@ def test_a_call_over_its_limit_is_told_to_stop_and_times_out(pilot: CoreShell) -
 
 
 @pytest.mark.parametrize("ok", [True, False])
-def test_a_result_within_the_grace_counts_and_an_error_is_the_limits(pilot: CoreShell, ok: bool) -> None:
+def test_a_result_in_the_grace_counts_and_an_error_times_out(pilot: CoreShell, ok: bool) -> None:
     pilot.ready().run(1, limit_s=2.0).observe(c1=2.1).forget()
     pilot.say(1, to_agent.RunsEnded([CallEnd(CallId(1), ok=ok, payload=b"its own")]))
     (end,) = pilot.take(told.CallsEnded).ends
@@ -133,7 +133,7 @@ def test_a_result_within_the_grace_counts_and_an_error_is_the_limits(pilot: Core
     assert (end.failure is None) == ok
 
 
-def test_a_deaf_call_over_its_limit_times_out_once_and_then_costs_its_library(pilot: CoreShell) -> None:
+def test_a_deaf_call_over_its_limit_times_out_once(pilot: CoreShell) -> None:
     pilot.ready().run(1, limit_s=2.0).run(2).observe(c1=2.1, c2=2.1).forget()
     pilot.wait(over(pilot)).observe(c1=9.0, c2=9.0)
     (end,) = pilot.take(told.CallsEnded).ends
@@ -159,7 +159,7 @@ def test_limits_hold_in_a_library_that_finishes_its_calls(pilot: CoreShell) -> N
     assert pilot.take(commands.KillProcess)
 
 
-def test_a_call_that_was_evicted_and_comes_again_is_not_told_to_stop(pilot: CoreShell) -> None:
+def test_an_evicted_call_that_comes_again_is_not_stopped(pilot: CoreShell) -> None:
     """A gang that loses a member begins again at once, partly in the libraries where it was."""
     pilot.ready().run(1)
     evicted(cancel(pilot, 1), 1).run(1).forget()

@@ -1,4 +1,4 @@
-"""Real libraries with real engines: whatever stops a call, and whatever it asks of a model, the library goes on."""
+"""Real libraries with real engines stop a call for each reason, in each method of a model, and continue to serve."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def generate(model: Any, begun: str) -> Any:
 
 
 def complete(model: Any, begun: str) -> Any:
-    """As the gateway's function does it: a call that yields its one piece at its end."""
+    """Yields its one piece at its end, as the gateway's function does."""
     open(begun, "w").close()
     yield [model.complete("abc", max_new_tokens=1_900) for _ in range(1_000)]
 
 
 def stream(model: Any, begun: str) -> Any:
-    """It yields few of the pieces: nobody acknowledges them here."""
+    """It yields few of the pieces, because the test acknowledges no pieces."""
     open(begun, "w").close()
     for _ in range(100):
         for number, piece in enumerate(model.stream("abc", max_new_tokens=1_900)):
@@ -80,7 +80,7 @@ def embed(model: Any, begun: str) -> Any:
 
 
 def careless(model: Any, begun: str) -> Any:
-    """User code that takes every exception for a passing trouble, and translates others."""
+    """User code that retries after each exception, and translates exceptions at its end."""
     open(begun, "w").close()
     try:
         for _ in range(10_000):
