@@ -28,7 +28,7 @@ _TAIL_BYTES = 4096
 
 def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
     """Start `stoker run` with these arguments as a detached run, and say how to reach it. Raises ConfigError, and
-    SessionError with what it printed for a program that ends at once."""
+    SessionError, with the program's output, if it ends at once."""
     working_folder()
     run = runs.new_run(name, what=what)
     try:
@@ -58,11 +58,11 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
 
 
 def render(run: DetachedRun) -> list[str]:
-    """What `stoker run --detach` says."""
+    """The lines of `stoker run --detach`."""
     facts = run.facts
     where = f" on {facts.host} (pid {facts.pid})" if facts is not None else ""
     return [
-        f"{run.name} runs{where} and goes on when you log out; its log is {run.log}",
+        f"{run.name} runs{where} and keeps running when you log out; its log is {run.log}",
         f"  follow   stoker logs {run.name} -f",
         f"  attach   stoker attach {run.name}    until it ends, with its exit status; Ctrl-C leaves it running",
         f"  stop     stoker down {run.name}",
@@ -94,7 +94,9 @@ def follow(run: DetachedRun) -> None:
     except OSError as error:
         raise SessionError(f"{run.log} cannot be read: {error.strerror}", log=str(run.log)) from None
     except KeyboardInterrupt:
-        console.note(f"{run.name} goes on; stoker attach {run.name} shows it again, stoker down {run.name} stops it")
+        console.note(
+            f"{run.name} keeps running; stoker attach {run.name} shows it again, stoker down {run.name} stops it"
+        )
         return
     facts, end = run.facts, run.end
     took = f" after {show_seconds(end.ended_at - facts.began_at)}" if facts is not None and end is not None else ""
@@ -103,7 +105,7 @@ def follow(run: DetachedRun) -> None:
 
 
 def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
-    """Have a run's program end as after Ctrl-C, and wait for that. Raises SessionError."""
+    """End a run's program as Ctrl-C does, and wait for its end. Raises SessionError."""
     facts = run.facts
     if run.is_running():
         if facts is None or facts.machine != machine():
@@ -125,7 +127,7 @@ def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
 
 
 def facts_of(run: DetachedRun) -> dict[str, object]:
-    """What `--json` says of a run."""
+    """The facts of a run for `--json`."""
     end, facts = run.end, run.facts
     return {
         "run": run.name,
@@ -139,7 +141,7 @@ def facts_of(run: DetachedRun) -> dict[str, object]:
 
 
 def wait_until(true: Callable[[], bool], *, limit_s: float) -> None:
-    """Wait until something is so, or the time is over."""
+    """Wait until this is true, at most `limit_s`."""
     until = time.monotonic() + limit_s
     while not true() and time.monotonic() < until:
         time.sleep(_LOOK_EVERY_S)

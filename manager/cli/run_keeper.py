@@ -3,8 +3,8 @@
     python -m stoker.manager.cli.run_keeper RUN_FOLDER COMMAND...
 
 It leads a session of its own (setsid), so neither a closed terminal nor Ctrl-C reaches it. The program ignores SIGHUP,
-as under `nohup`. The keeper passes SIGTERM and SIGINT on to the program. If the keeper is killed, the program goes on,
-and its exit status stays unknown.
+as under `nohup`. The keeper passes SIGTERM and SIGINT on to the program. If the keeper is killed, the program keeps
+running, and its exit status stays unknown.
 """
 
 from __future__ import annotations

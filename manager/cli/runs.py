@@ -1,8 +1,8 @@
-"""Detached runs (`stoker run --detach`): programs that go on when their terminal is closed.
+"""Detached runs (`stoker run --detach`): programs that keep running when their terminal is closed.
 
-Each has a folder in the state folder, `runs/NAME`: `run.json` says what runs and where, `log` has what it prints,
-`end.json` its exit status, and `session` the folder of the session that it has loaded. A keeper (`run_keeper`) starts
-the program, waits for its end and writes it down; while it does it holds a lock on `lock`, which other login nodes see.
+Each has a folder in the state folder, `runs/NAME`: `run.json` has the command, host and process id, `log` the output,
+`end.json` the exit status, and `session` the folder of the session that it has loaded. A keeper (`run_keeper`) starts
+the program and writes down its exit status. Until then the keeper holds a lock on `lock`, which other login nodes see.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _STATUS_OF_SIGNAL = 128
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """What runs: `command` in `folder`, as process `pid` of a `machine`. Times in seconds since the epoch."""
+    """A program that was started: `command` in `folder`, as process `pid` of a `machine`. Times in seconds since the
+    epoch."""
 
     name: str
     command: tuple[str, ...]
@@ -63,7 +64,7 @@ class DetachedRun:
 
     @property
     def facts(self) -> RunFile | None:
-        """What runs; None while the keeper has not started it."""
+        """The program's command and process; None until the keeper has started it."""
         return _read(self.file, RunFile)
 
     @property
@@ -88,7 +89,7 @@ class DetachedRun:
         return facts is not None and facts.machine == machine() and started(facts.pid) == facts.pid_started != 0
 
     def state(self) -> str:
-        """What `stoker sessions` says: `running`, `exit status 0`, or that the exit status is unknown."""
+        """`running`, `exit status 0`, or the words for an unknown exit status."""
         if (end := self.end) is not None:
             return show_status(end.status)
         return "running" if self.is_running() else "ended without an exit status (killed, or its host was restarted)"

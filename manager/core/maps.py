@@ -1,7 +1,7 @@
-"""Maps of programs: how far each is, and what it has still to submit.
+"""The open maps of programs: their progress, and the calls that they have still to submit.
 
 A map submits its calls as earlier ones end, so the calls that are open say little about when it will be done. Its
-program reports its length, what is done, and how many calls are to come (`to_manager.MapReport`): at its start, and
+program reports its length, its progress, and the number of calls to come (`to_manager.MapReport`): at its start, and
 then once a second at most.
 """
 

@@ -1,8 +1,8 @@
 """How a `stoker.map` keeps its results: each is in the file before the program gets it.
 
-A thread of the map takes the ends of its calls from the link, writes the results of all that have come with one
-`write(2)`, and then hands the ends to the stream. What a program has seen is therefore in the file, whatever kills the
-program. Every few seconds the file is synced, so a crash of the host costs the last seconds.
+A thread of the map takes the ends of its calls from the link, writes the results of all that have arrived with one
+`write(2)`, and then hands the ends to the stream. So every result that the program has seen is in the file, whatever
+kills the program. Every few seconds the file is synced, so a crash of the host costs the last seconds.
 
 An item whose call fails is not kept: it runs again the next time.
 """
@@ -74,7 +74,7 @@ class KeepingInbox(MapInbox):
         self._keys.update(zip(calls, keys, strict=True))
 
     def close(self) -> None:
-        """Keep what has come, and give the file back."""
+        """Write the results that have arrived, and release the file."""
         self._came.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
@@ -120,7 +120,7 @@ class Keeping:
     def __init__(self, path: Path, calls: MapCalls, *, batch_size: int | None, reuse: bool) -> None:
         self.file = open_kept(path)
         try:
-            begin_or_go_on(self.file, header_of(calls, batch_size=batch_size), reuse=reuse)
+            begin_or_continue(self.file, header_of(calls, batch_size=batch_size), reuse=reuse)
         except BaseException:
             self.file.close()
             raise
@@ -139,17 +139,17 @@ class Keeping:
         return None if at is None else KeptItem(self.file, at, items=items)
 
     def close(self) -> None:
-        """Keep what has come, and give the file back."""
+        """Write the results that have arrived, and release the file."""
         self.inbox.close()
 
-    def how_to_go_on(self) -> str:
-        """What to do after the map was stopped."""
+    def how_to_continue(self) -> str:
+        """A sentence for a user who has stopped the map."""
         kept = len(self.file) + self.file.added
-        return f"{kept:,} results are in {self.file.path}; run it again to go on"
+        return f"{kept:,} results are in {self.file.path}; run it again to continue"
 
 
 def header_of(calls: MapCalls, *, batch_size: int | None) -> KeptHeader:
-    """What the results of these calls depend on, beside the items."""
+    """The facts that the results of these calls depend on, in addition to the items."""
     content = calls.content()
     return KeptHeader(
         function=calls.name,
@@ -162,7 +162,7 @@ def header_of(calls: MapCalls, *, batch_size: int | None) -> KeptHeader:
     )
 
 
-def begin_or_go_on(file: KeptFile, header: KeptHeader, *, reuse: bool) -> None:
+def begin_or_continue(file: KeptFile, header: KeptHeader, *, reuse: bool) -> None:
     """Begin a new file, or check that an old one is of the same function. Raises ConfigError, StokerError."""
     there = file.header
     if there is None:
@@ -180,7 +180,7 @@ def begin_or_go_on(file: KeptFile, header: KeptHeader, *, reuse: bool) -> None:
 
 
 def difference(there: KeptHeader, now: KeptHeader) -> str:
-    """In what way the results of a file are not those of this map, in words; empty if they are."""
+    """Why the results of a file do not fit this map, in words; empty if they fit."""
     name, since = there.function, f" since {there.since}" if there.since else ""
     if there.function != now.function:
         return f"it has results of {name}, and this map calls {now.function}"
@@ -197,7 +197,7 @@ def difference(there: KeptHeader, now: KeptHeader) -> str:
 
 
 def _what_to_do(there: KeptHeader, now: KeptHeader) -> str:
-    """What a user does about a difference."""
+    """The remedy for a difference, as the end of its sentence."""
     if there.function != now.function:
         return "; name another file"
     if there.batch_size != now.batch_size:
@@ -222,7 +222,7 @@ def _size(end: CallEnd | None) -> int:
 
 
 def path_of(keep: str | os.PathLike[str]) -> Path:
-    """The file that `keep` names. Raises ConfigError for what is no path of a file."""
+    """The path of the file that `keep` names. Raises ConfigError if it cannot be one."""
     if not isinstance(keep, str | os.PathLike) or not os.fspath(keep):
         raise ConfigError(f'keep: {keep!r:.80} is not the path of a file; write keep="run.jsonl"', key="keep")
     path = Path(os.fspath(keep))

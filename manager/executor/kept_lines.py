@@ -92,7 +92,7 @@ class Record:
 
 
 class Damaged:
-    """In place of the value of a damaged record."""
+    """Stands for the value of a damaged record."""
 
 
 DAMAGED = Damaged()
@@ -138,7 +138,7 @@ class Scan:
 
 
 def _head_of(head: bytes) -> tuple[str, int] | None:
-    """The key and the item of a record that begins so; None for what is no record."""
+    """The key and the item of a record that begins with these bytes; None for any other line."""
     key, rest = head[len(_BEGIN) : len(_BEGIN) + _KEY_CHARACTERS], head[len(_BEGIN) + _KEY_CHARACTERS :]
     number = rest.removeprefix(b'","item":').partition(b",")[0]
     if not head.startswith(_BEGIN) or not number.isdigit():
@@ -155,7 +155,7 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
     file.seek(at)
     try:
         return _value_of(file.readline(), key=key, opens=opens)
-    except Exception as error:  # what the classes of the result raise
+    except Exception as error:  # classes of the result may raise anything
         raise SerializationError(
             f"{path}: a result cannot be unpickled here: {error!r}; the modules that define it must be importable in"
             " this program, as they were in the one that kept it",

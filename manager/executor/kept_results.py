@@ -1,9 +1,10 @@
-"""The file of `stoker.map(..., keep=PATH)`: results of earlier runs are found in it, those of this run are appended.
+"""The file of `stoker.map(..., keep=PATH)`: finds results of earlier runs, and appends new ones.
 
 An item is found by the digest of its content. So items may be added, removed or reordered between two runs, and each
 item that has a result keeps it. Equal items have a record each: the second one takes the second record.
 
-The index of a million records takes 24 MB. Values stay in the file until they are handed over.
+The index of a million records takes 24 MB, and 120 MB while the file is opened. Values stay in the file until they are
+handed over.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from stoker.whole_files import write_all
 
 
 class KeptFile:
-    """An open file of kept results: those of earlier runs can be found, those of this one are appended.
+    """An open file of kept results: finds results of earlier runs, and appends new ones.
 
     Made by `open_kept`, which locks it. One thread appends; another one may search at the same time.
     """
@@ -70,12 +71,12 @@ class KeptFile:
         return len(self._index)
 
     def begin(self, header: KeptHeader) -> None:
-        """Say what the records from here on are of. Raises StokerError if the disk refuses."""
+        """Write a header for the records that follow. Raises StokerError if the disk refuses."""
         self._append([header.line()], added=0)
         self.header = header
 
     def append(self, records: Iterable[Record]) -> None:
-        """Write results. Raises StokerError if the disk refuses; those of this call are then not in the file."""
+        """Write results. Raises StokerError if the disk refuses; the file is then as before."""
         kept = list(records)
         self._append((piece for record in kept for piece in record.pieces()), added=len(kept))
 
@@ -94,7 +95,7 @@ class KeptFile:
                 os.ftruncate(self._file, self._end)
             raise StokerError(
                 f"{self.path}: cannot be written: {error.strerror}; the {len(self) + self.added:,} results before are"
-                " in it: make room, and run the program again to go on",
+                " in it: make room, and run the program again to continue",
                 file=str(self.path),
             ) from error
         self._end = at + size
@@ -120,7 +121,7 @@ class KeptFile:
         return value_at(self._reader, at, path=self.path, key=key, opens=opens)
 
     def sync(self) -> None:
-        """Have what was written survive a crash of this host, where the file system can."""
+        """Flush the file to the disk, so that it survives a crash of this host."""
         with suppress(OSError):
             os.fsync(self._file)
 
@@ -171,9 +172,13 @@ class KeptResults:
         if not self._file.read(len(BEGINS)) == BEGINS:
             raise not_kept(self._path)
         scan = Scan(self._file)
-        found = sorted((item, at) for _, item, at in scan)
-        self._places = array("Q", (at for _, at in found))
-        self.items = array("Q", (item for item, _ in found))
+        items, places = array("Q"), array("Q")
+        for _, item, at in scan:
+            items.append(item)
+            places.append(at)
+        order = sorted(range(len(items)), key=items.__getitem__)
+        self._places = array("Q", (places[each] for each in order))
+        self.items = array("Q", (items[each] for each in order))
         self.function = scan.header.function if scan.header is not None else ""
 
     def __len__(self) -> int:

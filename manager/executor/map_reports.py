@@ -1,4 +1,4 @@
-"""What a `stoker.map` reports to the manager: its length, and how far it is.
+"""Reports of a `stoker.map` to the manager: its length and its progress.
 
 The link's thread counts the results that come, also while the program is busy in its loop; the program's thread counts
 the calls that it sends. A report leaves once a second at most, with the next frame.
@@ -39,28 +39,28 @@ class MapReports:
         self._items = None if items is None else min(items, MOST_NUMBER)
         self._size = batch_size or 1
         self._sent = self._ended = self._kept = 0
-        """Calls that were sent, those of them that have ended, and calls whose results an earlier run has kept."""
+        """Calls sent, calls ended, and calls whose results an earlier run has kept."""
         self._clock = clock
         self._told_at: float | None = None
         self._is_over = False
 
     def sent(self, calls: int) -> None:
-        """So many more calls were packed, and leave with the next frame."""
+        """Count calls that leave with the next frame."""
         self._sent += calls
         self._report()
 
     def ended(self, calls: int) -> None:
-        """So many more calls have ended."""
+        """Count calls that have ended."""
         self._ended += calls
         self._report()
 
     def kept(self) -> None:
-        """The result of a call was found in the map's file."""
+        """Count a call whose result is in the map's file."""
         self._kept += 1
         self._report()
 
     def close(self) -> None:
-        """The map is over."""
+        """Report the end of the map."""
         if not self._is_over:
             self._is_over = True
             if self._told_at is not None:

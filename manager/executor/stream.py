@@ -182,7 +182,7 @@ class ResultStream(Iterator[Any]):
             else "they came in any order, so to go on let each result say which item it is of"
         )
         if self._keeping is not None:
-            go_on = self._keeping.how_to_go_on()
+            go_on = self._keeping.how_to_continue()
         return f"stoker.map stopped: {self.items:,}{left} {what} were taken{also}; {go_on}"
 
     def __enter__(self) -> ResultStream:

@@ -3,14 +3,14 @@
 Results come in bursts: several devices, a batch each, every few seconds or minutes. A count over a fixed window doubles
 and halves with each burst that enters or leaves it. This estimator does four things about that.
 
-- It measures from burst to burst. The rate is what came after one arrival, up to and including a later one, over the
-  time between the two. The window is 30 s, or five times the longest gap between arrivals if that is more.
+- It measures from burst to burst. The rate is the count of the results after one burst, up to the end of a later one,
+  over the time between these two. The window is 30 s, or five times the longest gap between arrivals if that is more.
 - It follows changes slowly: the rate moves towards a new measurement with a time constant of 10 s, by a factor of
   1.4 in 10 s at most.
 - The time until the first burst counts until as much time has passed again with gaps half as long: it may hold the
   load of a model.
-- It counts down between bursts: what is being computed is partly done. If nothing comes for 1.5 times the longest gap,
-  the rate falls.
+- It counts down between bursts, because the next burst is partly computed. If nothing arrives for 1.5 times the
+  longest gap, the rate falls, also by a factor of 1.4 in 10 s at most.
 
 Times are seconds on any clock that does not go back.
 """
@@ -35,7 +35,7 @@ _STALLED = 1.5
 
 
 class _Burst:
-    """Arrivals that came together: the times of the first and the last, and what they brought."""
+    """Arrivals close together: the times of the first and the last, and their count."""
 
     __slots__ = ("count", "first", "last")
 
@@ -61,7 +61,7 @@ class WorkPace:
             self._bursts[0] = _Burst(now, 0.0)
 
     def add(self, count: float, now: float) -> None:
-        """Count what is done."""
+        """Count results that arrive now."""
         if count <= 0:
             return
         last = self._bursts[-1]
@@ -123,7 +123,7 @@ class WorkPace:
             bursts.popleft()
 
     def _follow(self) -> None:
-        """Move the rate towards what is measured up to the last burst, which is complete."""
+        """Move the rate towards the measurement up to the last burst, which is complete."""
         if len(self._bursts) < 2 or self._bursts[-1].last - self._bursts[0].last < _TOGETHER_S:
             return
         now, measured, before = self._bursts[-1].last, self._measured(), self._rate

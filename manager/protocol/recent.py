@@ -1,7 +1,6 @@
 """The recent rate of something that is counted: calls that ended a second, over the last half minute. Pure.
 
-The manager counts for the session, each context and each pilot, and a program's progress bar counts its own results:
-all show a rate of the same window, so that their figures agree.
+The manager counts for the session, each context and each pilot. Forecasts of a map and progress bars use `pace`.
 """
 
 from __future__ import annotations
@@ -34,6 +33,14 @@ def total(counts: Counts, *, now: float) -> int:
 
 
 def per_second(counts: Counts, *, now: float) -> float:
-    """The rate over the window, or since the first count within it; 0.0 if nothing was counted."""
-    first = next((second for second, _ in counts if second > now - WINDOW_S), None)
-    return 0.0 if first is None else total(counts, now=now) / max(1.0, now - first)
+    """The rate over the window, or since the first count within it; 0.0 if nothing was counted.
+
+    Results come in bursts, so it is measured from the first burst to the last: counts over the time until now would
+    double with each burst, and halve until the next one. Without a burst when one is due, the rate falls.
+    """
+    window = [(second, count) for second, count in counts if second > now - WINDOW_S]
+    if not window:
+        return 0.0
+    (first, first_count), (last, _), counted = window[0], window[-1], sum(count for _, count in window)
+    until_now = counted / max(1.0, now - first)
+    return min(until_now, (counted - first_count) / (last - first)) if last > first else until_now

@@ -1,4 +1,4 @@
-"""What a map reports to the manager of its length and progress."""
+"""A map reports its length and its progress to the manager."""
 
 from __future__ import annotations
 

@@ -174,6 +174,17 @@ def test_amap_keeps_and_continues(session, tmp_path, kept):
     assert ran(tmp_path / "log") == list(range(8)), "each ran once"
 
 
+def test_amap_takes_kept_results_of_a_changed_function(session, kept):
+    async def collect(function, **options):
+        return [each async for each in stoker.amap(function, [1, 2], keep=kept, **options)]
+
+    functions = [lambda item: item + 1, lambda item: item + 2]
+    assert asyncio.run(collect(functions[0])) == [2, 3]
+    with pytest.raises(ConfigError, match="has changed since"):
+        asyncio.run(collect(functions[1]))
+    assert asyncio.run(collect(functions[1], reuse=True)) == [2, 3]
+
+
 def test_an_app_that_yields_keeps_its_list(session, kept):
     @stoker.app
     def count(upto):
@@ -378,7 +389,7 @@ def test_a_map_on_a_full_disk_says_so(session, kept):
         file.write(b"\n")
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(StokerError, match="make room, and run the program again to go on"):
+        with pytest.raises(StokerError, match="make room, and run the program again to continue"):
             list(stoker.map(abs, [1, 2], keep=kept))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -69,7 +69,9 @@ def test_a_detached_run_is_followed_to_its_exit_status(waits: Path, tmp_path: Pa
     assert run is not None
     assert run.facts is not None
     first, *ways = done.stdout.splitlines()
-    assert first.startswith(f"waits-1 runs on {run.facts.host} (pid {run.facts.pid}) and goes on when you log out")
+    assert first.startswith(
+        f"waits-1 runs on {run.facts.host} (pid {run.facts.pid}) and keeps running when you log out"
+    )
     assert str(run.log) in first
     assert [" ".join(way.split()[:4]) for way in ways] == [
         "follow stoker logs waits-1", "attach stoker attach waits-1", "stop stoker down waits-1",
@@ -97,7 +99,7 @@ def test_ctrl_c_leaves_an_attached_run_running(waits: Path) -> None:
     assert attached.stdout.readline() == "began\n"
     attached.send_signal(signal.SIGINT)
     _, err = attached.communicate(timeout=PATIENCE_S)
-    assert f"{run.name} goes on; stoker attach {run.name} shows it again" in err
+    assert f"{run.name} keeps running; stoker attach {run.name} shows it again" in err
     assert attached.returncode == 0
     assert run.is_running()
 
@@ -137,7 +139,7 @@ def test_a_killed_program_has_an_exit_status(waits: Path) -> None:
     assert command("attach", run.name).returncode == 137
 
 
-def test_a_run_without_its_keeper_goes_on_and_says_so_at_its_end(waits: Path) -> None:
+def test_a_run_without_its_keeper_runs_to_its_end(waits: Path) -> None:
     run = detach("waits.py")
     assert run.facts is not None
     program = psutil.Process(run.facts.pid)
