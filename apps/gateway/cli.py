@@ -11,7 +11,7 @@ import click
 from stoker.apps.gateway.key_file import KeyFile
 from stoker.apps.gateway.limits import KeyLimits
 from stoker.apps.gateway.options import GatewayOptions
-from stoker.console import Screen, WholeNumber, line, lines, note
+from stoker.console import ByteSize, Screen, WholeNumber, line, lines, note
 from stoker.console import json as print_json
 from stoker.errors import StokerError
 
@@ -73,7 +73,7 @@ def command() -> None:
 @click.option("--tls-cert", metavar="FILE", default="", help="Serve HTTPS with this certificate (PEM).")
 @click.option("--tls-key", metavar="FILE", default="", help="The certificate's key (PEM).")
 @click.option("--session", metavar="ID", default="", help="The session to join (stoker up).")
-@click.option("--max-body", metavar="BYTES", type=WholeNumber(), help="No request may be larger. [32000000]")
+@click.option("--max-body", metavar="SIZE", type=ByteSize(), help="No request may be larger, as in 8MB. [32MB]")
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as one JSON document, for programs.")
 @click.pass_context
 def run(

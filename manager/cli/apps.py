@@ -66,6 +66,8 @@ class Apps(FromEntryPoints):
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
             hint = hint if names else entry_points.RENEW
             hint += "; a program of your own is named by its file: stoker run ./my_app.py"
+            if Path(f"{args[0]}.py").is_file():
+                hint = f"did you mean ./{args[0]}.py?"
             ctx.fail(f"no application {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
