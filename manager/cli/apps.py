@@ -91,7 +91,7 @@ def with_session(command: click.Command) -> click.Command:
         if session:
             wait_for_begun(session)
             if over := find_session(session).over():  # one line here, and a traceback of the program later
-                raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists those that are up")
+                raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists all sessions")
             os.environ[JOINS] = session
         return inner(*args, **options)
 

@@ -40,7 +40,9 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
     from stoker.manager.live.verify import session_in, verify
 
     if run.startswith("c-") and is_call(run):
-        raise click.UsageError(f"{run} is a call, and a session is replayed; `stoker explain {run}` tells of the call")
+        raise click.UsageError(
+            f"{run} is a call, and stoker replay takes a session; `stoker explain {run}` shows the call"
+        )
     path = Path(run)
     where = path if run and path.is_file() else choosing.session_to_show(run, hint="stoker replay").path
     journal, session = session_in(where)

@@ -388,7 +388,7 @@ def test_output_that_cannot_be_written_is_an_error_and_closed_output_is_none(arg
     ("words", "said"),
     [
         (["explain"], "name a call, pilot, library, context or block; `stoker calls` lists calls"),
-        (["replay", "c-2"], "c-2 is a call, and a session is replayed; `stoker explain c-2` tells of the call"),
+        (["replay", "c-2"], "c-2 is a call, and stoker replay takes a session; `stoker explain c-2` shows the call"),
         (["run", "mine"], "did you mean ./mine.py?"),
         (["serve", "models.toml", "--max-body", "32"], 'the unit of 32 is missing; write "32 GB" or "32 MB"'),
         (["serve", "models.toml", "--max-body", "0 MB"], "is not a size that can be"),
