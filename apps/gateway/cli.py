@@ -12,7 +12,7 @@ import click
 from stoker.apps.gateway.key_file import KeyFile
 from stoker.apps.gateway.limits import KeyLimits
 from stoker.apps.gateway.options import GatewayOptions
-from stoker.console import Screen, WholeNumber, line, lines, note
+from stoker.console import ByteSize, Screen, WholeNumber, line, lines, note
 from stoker.console import json as print_json
 from stoker.errors import StokerError
 
@@ -78,7 +78,7 @@ def command() -> None:
     "--origin", "origins", metavar="URL", multiple=True,
     help="A site whose pages may ask with a key; may be given several times. [all sites]",
 )  # fmt: skip
-@click.option("--max-body", metavar="BYTES", type=WholeNumber(), help="No request may be larger. [32000000]")
+@click.option("--max-body", metavar="SIZE", type=ByteSize(), help="No request may be larger, as in 8MB. [32MB]")
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as one JSON document, for programs.")
 @click.pass_context
 def run(

@@ -88,6 +88,8 @@ class Apps(FromEntryPoints):
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
             hint = hint if names else entry_points.RENEW
             hint += "; a program of your own is named by its file: stoker run ./my_app.py"
+            if Path(f"{args[0]}.py").is_file():
+                hint = f"did you mean ./{args[0]}.py?"
             ctx.fail(f"no application {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
@@ -111,7 +113,7 @@ def with_session(command: click.Command) -> click.Command:
         if session:
             wait_for_begun(session)
             if over := find_session(session).over():  # one line here, and a traceback of the program later
-                raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists those that are up")
+                raise SessionError(f"session {session} is over: {over}; `stoker sessions` lists all sessions")
             os.environ[JOINS] = session
         return inner(*args, **options)
 

@@ -40,7 +40,7 @@ CHANGED_BY_DEFAULT = "the one that is up; of several this folder's"
 """Which session a command means that changes it."""
 _ASKED_AT_ONCE = 16
 _SEARCHED = 8
-"""Sessions that are searched for a call. Reading the journal of one that is over can take seconds."""
+"""The most sessions to search for a call. Reading the journal of an ended session can take seconds."""
 _CHOSEN = "stoker.manager.cli.choosing"
 _TOLD = "stoker.manager.cli.choosing.told"
 
@@ -138,7 +138,7 @@ _NAMED = 3
 
 
 def _ran_in(folder: Path) -> Path:
-    """Return the folder of the program whose session this is: that of `runinfo`, if there is one."""
+    """Return the program's folder, which holds `runinfo`; of a session elsewhere its own folder."""
     return folder.parents[2] if folder.parent.parent.name == "runinfo" else folder
 
 

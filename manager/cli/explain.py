@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import re
 
 import click
 
@@ -15,7 +16,7 @@ from stoker.manager.protocol.to_client import Story
 
 
 @click.command(short_help="Tell why a call, pilot, context or block is where it is.")
-@click.argument("subject")
+@click.argument("subject", default="")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=choosing.SHOWN_BY_DEFAULT)
 def explain(*, subject: str, session: str, as_json: bool) -> None:
@@ -28,6 +29,8 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
     The beginning of a pilot's or a context's name is enough, if no other name begins so. Libraries, pilots and blocks
     that are gone are remembered for a while.
     """
+    if not subject:
+        raise click.UsageError("name a call, pilot, library, context or block; `stoker calls` lists calls")
     folder, story, over = story_of(session, subject)
     fault = verdicts.verdict_of(folder, story) if story.found else None
     progress = logged_progress.progress_of(folder, story) if story.found and not over else None
@@ -57,6 +60,8 @@ def _nearest(session: str, subject: str) -> str:
     except SessionError:
         return ""
     close = difflib.get_close_matches(subject, names, n=1, cutoff=0.5)
+    if number := re.fullmatch(r"[cC][-_. ]?(\d[\d.]*)", subject):
+        close = [f"c-{number[1]}"] if f"c-{number[1]}" != subject else []
     if close:
         return f"; did you mean {close[0]}?"
     return f"\nthere are {', '.join(names[:12])}; calls are written c-0, c-1, …" if names else ""

@@ -7,6 +7,10 @@ from typing import Any
 
 import click
 
+from stoker.errors import UnitError
+from stoker.largest import MOST_BYTES
+from stoker.units import parse_bytes
+
 MOST = 10**9
 
 
@@ -28,6 +32,22 @@ class WholeNumber(click.ParamType[int]):
         if not self.least <= number <= self.most:
             self.fail(f"{value!s:.40} is not a whole number from {self.least:,} to {self.most:,}", param, ctx)
         return number
+
+
+class ByteSize(click.ParamType[int]):
+    """A size with its unit, `32 MB`, in bytes; more than none."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The bytes. Fails for a number without a unit, and for no bytes at all."""
+        try:
+            size = value if isinstance(value, int) else parse_bytes(value)
+        except UnitError as error:
+            self.fail(str(error), param, ctx)
+        if not 0 < size <= MOST_BYTES:
+            self.fail(f"{value!s:.40} is not a size that can be: write 32 MB, say", param, ctx)
+        return size
 
 
 class Seconds(click.ParamType[float]):

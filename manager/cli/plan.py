@@ -92,8 +92,8 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
 
 
 def _function_of(app: str, measured: Sequence[str]) -> str:
-    """Return the function that is meant, as its calls are remembered. Raises ConfigError for a name that several
-    programs have, or that none has."""
+    """Return the name under which a function's calls are remembered. Raises ConfigError for the name of several
+    functions, or of no function."""
     of_a_file = OF_A_FILE.fullmatch(app)
     if of_a_file is not None:
         named = f"{os.path.realpath(os.path.expanduser(of_a_file['file']))}:{of_a_file['function']}"
@@ -101,12 +101,12 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
     if ":" in app and app in measured:
         return app
     found = [each for each in measured if each.rpartition(":")[2] == app]
-    found = [each for each in found if ":" in each] or found  # what was measured before places were remembered
+    found = [each for each in found if ":" in each] or found  # an older version stored names without a file
     if len(found) > 1:
-        names = "".join(f"\n  {_shortest(each)}" for each in found[:_OFFERED])
+        offered = "".join(f"\n  {_shortest(each)}" for each in found[:_OFFERED])
         more = f"\n  and {len(found) - _OFFERED} more" if len(found) > _OFFERED else ""
         raise ConfigError(
-            f"several programs have a function {app}; name one of them, the last that ran first:{names}{more}"
+            f"several programs have a function {app}; name one of them, the last that ran first:{offered}{more}"
         )
     if found:
         return found[0]

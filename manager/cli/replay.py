@@ -12,6 +12,7 @@ import click
 
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing, console
+from stoker.manager.cli.logs import is_call
 from stoker.manager.live import presence
 from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_seconds
@@ -38,6 +39,10 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
     from stoker.manager.live.chosen import policies_of
     from stoker.manager.live.verify import session_in, verify
 
+    if run.startswith("c-") and is_call(run):
+        raise click.UsageError(
+            f"{run} is a call, and stoker replay takes a session; `stoker explain {run}` shows the call"
+        )
     path = Path(run)
     where = path if run and path.is_file() else choosing.session_to_show(run, hint="stoker replay").path
     journal, session = session_in(where)

@@ -224,7 +224,6 @@ def waits_for(state: State, context: Context) -> str:
         more = f", {len(loading)} loading" if loading else ""
         return f"the next call wants {gang} devices at once; {len(ready)} hot here{more}"
     if ready:
-        plural = "library is" if len(ready) == 1 else "libraries are"
         more = f"; {len(loading)} more loading" if loading else ""
         kept = [x.pilot for x in ready if x.pilot.reserved is not None]
         if len(kept) == len(ready) and kept[0].reserved is not None:
@@ -233,10 +232,10 @@ def waits_for(state: State, context: Context) -> str:
         free = sum(library.id in context.idle for library in ready)
         if gang > 1 and free:
             return f"the next call wants {gang} devices at once; {free} of its {len(ready)} hot libraries free{more}"
-        whose = "the" if context.lists else "its"
         which = f" of {context.recipe.name} and of longer runtimes" if context.lists else ""
-        plural = plural.replace(" ", f"{which} ", 1)
-        return f"{whose} {len(ready)} hot {plural} busy{more}{_limited(context)}"
+        if len(ready) == 1:
+            return f"{'the' if which else 'its'} library{which} runs other calls{more}{_limited(context)}"
+        return f"all {len(ready)} libraries{which} run other calls{more}{_limited(context)}"
     if loading:
         first = loading[0]
         usual = f", usually {show_seconds(context.load_s)}" if context.load_s else ""

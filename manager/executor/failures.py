@@ -88,7 +88,7 @@ _NO_NAME = re.compile(
     r"Can't pickle .*?(?:attribute lookup (\S+) on|the same object as (\S+)|local object '?([^\s']+))"
     r"|Can't get (?:local )?(?:attribute|object) '?([^\s']+)"
 )
-"""What pickle says of functions and classes that it cannot find by their names."""
+"""Messages of pickle about functions and classes that it does not find by their names."""
 
 
 def _about_names(error: Exception) -> str:

@@ -38,7 +38,6 @@ from stoker.manager.executor.questions import wait_for_answer
 from stoker.manager.executor.retries import retry_cost
 from stoker.manager.executor.standing import JOINS, RUN
 from stoker.manager.executor.stream import interrupt_open
-from stoker.manager.executor.tracebacks import hide_own_frames
 from stoker.manager.executor.wants import read_wants
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.show_status import calls_in_words
@@ -75,7 +74,6 @@ def load(
     Raises SessionError when a session is loaded already or cannot start, ConfigError for a wrong site or option.
     """
     global _current
-    hide_own_frames()
     with _lock:
         _refuse_second()
         if site is None and provider is None and session is None:

@@ -201,7 +201,8 @@ def place_of(function: Callable[..., Any]) -> str:
         code = getattr(inner, "__code__", None)
         if is_installed(module) or code is None or not os.path.isfile(code.co_filename):
             return module
-        return os.path.realpath(code.co_filename).encode("utf-8", "replace").decode()
+        file: str = code.co_filename
+        return os.path.realpath(file).encode("utf-8", "replace").decode()
     return ""
 
 

@@ -89,7 +89,8 @@ def forecast_in_words(status: SessionFacts) -> str:
 def _waits(context: ContextStatus, *, apart: bool) -> str:
     """What a context's calls wait for. `apart`: others wait too, so the forecast of the headline is not its own."""
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
-    return f"{context.title} waits: {context.waits_for}{done}"
+    which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
+    return f"{which} wait: {context.waits_for}{done}"
 
 
 def _rate(per_second: float) -> str:

@@ -57,7 +57,7 @@ class DefineManifest(_Message, frozen=True, tag="manifest"):
 
 
 class DefineFunction(_Message, frozen=True, tag="function"):
-    """A function that calls may name from now on. `blob` is its cloudpickle; `name` is for people; `place` is that of
+    """A function that calls may name from now on. `blob` is its cloudpickle; `name` is for people; `place`: see
     `to_pilot.FunctionBlob`."""
 
     key: FunctionKey

@@ -90,6 +90,7 @@ def __getattr__(name: str) -> Any:
         home = _HOME[name]
     except KeyError:
         raise AttributeError(f"module 'stoker' has no attribute {name!r}") from None
+    importlib.import_module("stoker.tracebacks").hide_own_frames()
     value = getattr(import_whole(home), name)
     globals()[name] = value
     return value

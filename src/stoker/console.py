@@ -5,7 +5,8 @@ every ten seconds, and one when the run begins to wait for something else, or ha
 `json_only` people's lines go to stderr, so that stdout holds one JSON document and nothing else.
 
 `line`, `lines`, `json`, `note` and `error` are what the `stoker` command itself prints with; `redrawn` is a place for a
-block of lines that changes; `WholeNumber` is the type of a click option that takes a whole number in a range.
+block of lines that changes; `WholeNumber` and `ByteSize` are types of click options: a whole number in a range, and a
+size with its unit.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ from stoker.manager.cli.console import (
     redrawn,
     survive_closed_pipe,
 )
-from stoker.manager.cli.numbers import WholeNumber
+from stoker.manager.cli.numbers import ByteSize, WholeNumber
 from stoker.manager.protocol.pace import WorkPace, left_in_words
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
 
 __all__ = [
-    "Progress", "Redrawn", "Screen", "WholeNumber", "error", "is_terminal", "json", "line", "lines", "note", "redrawn",
+    "ByteSize", "Progress", "Redrawn", "Screen", "WholeNumber", "error", "is_terminal", "json", "line", "lines", "note",
+    "redrawn",
 ]  # fmt: skip
 
 _LINE_EVERY_S = 10.0

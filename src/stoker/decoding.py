@@ -1,4 +1,4 @@
-"""Bytes that cannot be read as what they should be: what decoders raise, and what to tell the user about the file.
+"""Damaged bytes and files in another format: the exceptions of decoders, and messages for users.
 
 msgspec raises more than its DecodeError: UnicodeDecodeError (a ValueError) for text that is not UTF-8, RecursionError
 for values nested too deep, MemoryError and OverflowError for a length that no machine has. So does `json`.

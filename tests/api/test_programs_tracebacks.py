@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.manager.executor.tracebacks import trim
+from stoker.tracebacks import trim
 
 SITE = 'name = "here"\n[pilot]\ndevices = "cpu:1"\n'
 OWN = ("manager/executor", "site-packages/parsl")
@@ -56,6 +56,20 @@ def test_an_error_of_an_option_shows_the_users_line_alone(tmp_path: Path) -> Non
         "    stoker.load('hree.toml')",
         "stoker.errors.ConfigError: hree.toml: no such file; did you mean here.toml?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("@stoker.context(memory=16)\ndef load(): ...", "RecipeError: @context(memory=16): 16 is not a size"),
+        ("@stoker.app(timeout='2')\ndef run(): ...", "SpecificationError: timeout: '2' is not a duration"),
+        ("stoker.app()(abs)(1)", "SessionError: abs was called before a site was loaded"),
+    ],
+)
+def test_an_error_before_a_session_shows_the_users_line_alone(tmp_path: Path, line: str, why: str) -> None:
+    said = stderr_of(tmp_path, f"import stoker\n{line}\n")
+    assert why in said
+    assert said.count("  File ") == 1
 
 
 def test_an_error_of_the_users_inputs_keeps_both_of_their_frames(tmp_path: Path) -> None:

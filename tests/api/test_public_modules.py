@@ -21,8 +21,8 @@ NAMES = {
         "load_site", "parse_site", "read_unit",
     },
     "console": {
-        "Progress", "Redrawn", "Screen", "WholeNumber", "error", "is_terminal", "json", "line", "lines", "note",
-        "redrawn",
+        "ByteSize", "Progress", "Redrawn", "Screen", "WholeNumber", "error", "is_terminal", "json", "line", "lines",
+        "note", "redrawn",
     },
     "contexts": {
         "Awareness", "CausalLM", "EncoderModel", "EncoderProfile", "Evicted", "Family", "Gang", "Needs", "ObjectRef",

@@ -382,3 +382,23 @@ def test_output_that_cannot_be_written_is_an_error_and_closed_output_is_none(arg
         ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, timeout=60
     )
     assert (closed.returncode, closed.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["explain"], "name a call, pilot, library, context or block; `stoker calls` lists calls"),
+        (["replay", "c-2"], "c-2 is a call, and stoker replay takes a session; `stoker explain c-2` shows the call"),
+        (["run", "mine"], "did you mean ./mine.py?"),
+        (["serve", "models.toml", "--max-body", "32"], 'the unit of 32 is missing; write "32 GB" or "32 MB"'),
+        (["serve", "models.toml", "--max-body", "0 MB"], "is not a size that can be"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_command_that_lacks_something_says_what_to_type(tmp_path: Path, words: list[str], said: str) -> None:
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "models.toml").touch()
+    command = [sys.executable, "-m", "stoker.manager.cli.main", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())

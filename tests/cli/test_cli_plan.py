@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,31 @@ def test_functions_of_one_name_in_two_programs_are_told_apart(stoker: Stoker) ->
     choice = str(stoker("plan", "here.toml", "slow", "--inputs", "9").exception)
     assert "several programs have a function slow; name one of them" in choice
     assert {"  first.py:slow", "  second.py:slow"} <= set(choice.splitlines())
+
+
+PROGRAM_THAT_RUNS = """
+import stoker
+
+@stoker.app
+def slow(number):
+    return number
+
+if __name__ == "__main__":
+    with stoker.load("here.toml"):
+        print(sum(stoker.map(slow, range(8))))
+"""
+
+
+def test_a_function_that_just_ran_is_found_by_its_file(stoker: Stoker) -> None:
+    Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\n')
+    for program in ("first.py", "second.py"):
+        Path(program).write_text(PROGRAM_THAT_RUNS)
+        ran = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=90, check=False)
+        assert ran.stdout == "28\n", ran.stderr
+    shown = stoker("plan", "here.toml", "first.py:slow", "--inputs", "9")
+    assert "a call of slow ran" in shown.output, shown.exception
+    assert "(8 calls measured)" in shown.output
+    assert "first.py:slow" in str(stoker("plan", "here.toml", "slow", "--inputs", "9").exception)
 
 
 def test_a_name_that_one_program_has_needs_no_file(stoker: Stoker) -> None:

@@ -52,7 +52,7 @@ def test_the_logs_of_a_call_that_has_not_ended_say_what_it_waits_for_and_where_t
     c = cluster(pilots=1).call("x").hot(run_s=100.0, load_s=100.0).calls(2)
     waits = nothing_kept(c.the_story("c-3"))
     assert waits == (
-        "c-3 waits: its 1 hot library is busy\nwhat it prints can be read when it has ended: stoker logs c-3"
+        "c-3 waits: its library runs other calls\nwhat it prints can be read when it has ended: stoker logs c-3"
     )
     assert nothing_kept(c.the_story("c-2")).splitlines() == [
         "c-2 runs in lib-1; what it prints can be read when it has ended: stoker logs c-2",
@@ -88,7 +88,7 @@ def test_behind_busy_libraries_the_wait_is_predicted(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=2.0, load_s=100.0)
     c.calls(6)
     story = c.story("c-7")
-    assert "behind 4 calls of the same context; its 1 hot library is busy" in story
+    assert "behind 4 calls of the same context; its library runs other calls" in story
     assert "is expected to start in about 10 s" in story
     assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-2")
 
@@ -161,7 +161,7 @@ def test_status_counts_everything_once(cluster: Make) -> None:
     context = next(x for x in status.contexts if x.name == "a")
     assert (context.hot, context.queued, context.running, context.loads, context.ended) == (2, 1, 2, 2, 2)
     assert (context.load_total_s, context.run_total_s, context.memory_bytes) == (4.2, 4.0, 10**9)
-    assert context.waits_for == "its 2 hot libraries are busy"
+    assert context.waits_for == "all 2 libraries run other calls"
     assert [pilot.pilot for pilot in status.pilots] == ["p1", "p2"]
     assert status.pilots[0].devices[0].promised_bytes > 0
     assert {library.running for library in status.libraries} == {1}

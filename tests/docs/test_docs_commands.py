@@ -49,7 +49,7 @@ NOT_RUN = {
     ". .venv/bin/activate": "changes the shell of the reader",
     "stoker doctor": "tests/cli/test_cli_commands.py runs it, and this machine may lack something",
     "make wheel": "pip fetches setuptools; tests/suite/test_suite_wheel.py makes the wheel without a network",
-    "python3 -m venv stoker-venv": "tests/suite/test_suite_wheel.py runs a program from the wheel in a bare environment",
+    "python3 -m venv stoker-venv": "tests/suite/test_suite_wheel.py runs the wheel in a bare environment",
     "stoker-venv/bin/pip install stoker-0.1.0-py3-none-any.whl": "the same",
     "stoker-venv/bin/stoker doctor": "the same",
     "stoker tune submit questions.toml claims.toml hurry.toml": "three tunings of minutes; "

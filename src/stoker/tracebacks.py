@@ -14,16 +14,12 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-import parsl
-
-import stoker
 from stoker.errors import StokerError
 
 OF_A_CALL = "call c-"
 """How the note begins that Stoker adds to an exception of a call."""
-_OURS = os.path.dirname(os.path.abspath(stoker.__file__)) + os.sep
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _APPS = os.path.join(_OURS, "apps") + os.sep
-_PARSLS = os.path.dirname(os.path.abspath(parsl.__file__)) + os.sep
 
 
 def hide_own_frames() -> None:
@@ -80,7 +76,7 @@ def _is_of_user(error: BaseException) -> bool:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    frames = [each for each in _frames(trace) if not _is_ours(each) and not _file_of(each).startswith(_PARSLS)]
+    frames = [each for each in _frames(trace) if not _is_ours(each) and not _is_parsls(each)]
     kept: TracebackType | None = None
     for each in reversed(frames):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
@@ -96,6 +92,11 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 def _is_ours(trace: TracebackType) -> bool:
     file = _file_of(trace)
     return file.startswith(_OURS) and not file.startswith(_APPS)
+
+
+def _is_parsls(trace: TracebackType) -> bool:
+    parsl = sys.modules.get("parsl")
+    return parsl is not None and _file_of(trace).startswith(os.path.dirname(str(parsl.__file__)) + os.sep)
 
 
 def _file_of(trace: TracebackType) -> str:
