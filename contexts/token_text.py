@@ -1,4 +1,4 @@
-"""The text of one token, and its bytes where they are no text: a character may take several tokens."""
+"""The text of one token, with its bytes if it is a part of a character: a character may take several tokens."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class TokenText(str):
 
 
 def token_text(text: str, piece: str) -> str:
-    """The text of a token: `text` is what its tokenizer decodes of it alone, `piece` its name in the vocabulary. Where
-    it is no whole text, a TokenText."""
+    """The text of a token; a TokenText for a part of a character. `text` is the token decoded alone, `piece` its name
+    in the vocabulary."""
     if piece.startswith(_SPACE) and _SPACE not in text:  # a decoder drops the space that begins a text
         return piece.replace(_SPACE, " ")
     if "\N{REPLACEMENT CHARACTER}" not in text:
@@ -39,7 +39,7 @@ def token_text(text: str, piece: str) -> str:
 
 
 def _bytes_of(piece: str) -> bytes | None:
-    """The bytes that the name of a token stands for; None if it stands for none."""
+    """The bytes behind a token's name, or None."""
     if found := _BYTE.fullmatch(piece):
         return bytes([int(found[1], 16)])
     try:

@@ -5,7 +5,8 @@ Pure:
     wishes.py       what of a body is the gateway's own business: how many choices, and whether in pieces
     batch_bodies.py what the body of a request for a batch asks
     chunks.py       the events of an answer that is streamed
-    failures.py     errors of calls as OpenAI words them
+    failures.py     errors of calls as OpenAI words them, without their causes
+    failure_log.py  the causes, in the log
     first_tokens.py when a request may have its first token
     meters.py       what was asked of a model, and how fast it answered
 The session:
@@ -24,6 +25,9 @@ HTTP:
     batches.py      batches, each of which is a `stoker batch`
     batch_following.py
                     the process of an open batch, and what is tried again because there was no room
+    batch_pace.py   the limits of a key, for its batches
+    batch_answers.py
+                    output files of a batch that was cut short
     batch_routes.py the addresses of files and batches
     pages.py        the page, its figures, metrics
     metrics.py      the figures for Prometheus

@@ -1,4 +1,4 @@
-"""The answers of a batch that ended before all its requests were answered: it was cancelled, expired or failed."""
+"""The output files of a batch that was cancelled, expired or failed: they keep the answers so far."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _ANSWERED = b'"response":{"status_code":200'
 
 
 class KeptAnswers(msgspec.Struct, frozen=True):
-    """How many requests have an answer, and how many were refused."""
+    """Counts of answered and of refused requests."""
 
     completed: int = 0
     failed: int = 0
 
 
 def keep_answers(log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str) -> KeptAnswers:
-    """Write the two files of such a batch. `log`: what it has kept of its answers; `requests`: its input file. Each
-    request without an answer has a line in `errors` with this code and message. Raises OSError."""
+    """Write the two output files of a batch. `log` is the log of its `stoker batch`, `requests` its input file. Each
+    request without an answer gets a line in `errors` with this code and message. Raises OSError."""
     seen: set[str] = set()
     completed = 0
     with responses.open("wb") as answered, errors.open("wb") as others:
@@ -47,7 +47,7 @@ def keep_answers(log: Path, requests: Path, *, responses: Path, errors: Path, co
 
 
 def count_answers(log: Path) -> KeptAnswers:
-    """What a batch that runs has come to so far. Raises OSError."""
+    """Count the answers of a running batch. Raises OSError."""
     lines = completed = 0
     with log.open("rb") as file:
         for line in file:
@@ -57,7 +57,7 @@ def count_answers(log: Path) -> KeptAnswers:
 
 
 def for_client(errors: Path, out: Path) -> None:
-    """Copy a file of errors. Why a call failed stays here: it names hosts, folders and calls. Raises OSError."""
+    """Copy a file of errors without the causes of failed calls, which name hosts, folders and calls. Raises OSError."""
     with out.open("wb") as cleaned:
         for line in _objects(errors):
             error = ((line.get("response") or {}).get("body") or {}).get("error") or {}
@@ -72,7 +72,7 @@ def _line(value: Any) -> bytes:
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, a line each; what is none is left out, and a file that is not there has none."""
+    """The JSON objects of a file with one object a line. Other lines are skipped; a missing file is empty."""
     with suppress(FileNotFoundError), path.open("rb") as lines:
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -45,8 +45,7 @@ def read_batch(data: bytes) -> AskedBatch:
     known = [each.value for each in Endpoint]
     if endpoint not in known:
         raise _refused("endpoint", f"must be one of {', '.join(known)}", "invalid_value")
-    window = body.get("completion_window")
-    window_s = _window_s(window)
+    window, window_s = _window(body.get("completion_window"))
     if file is None:
         raise _refused("input_file_id", "is missing", "missing_required_parameter")
     if not isinstance(file, str):
@@ -54,13 +53,13 @@ def read_batch(data: bytes) -> AskedBatch:
     return AskedBatch(endpoint, file, _metadata(body.get("metadata")), window, window_s)
 
 
-def _window_s(value: Any) -> int:
-    """The seconds of a window such as `24h` or `7d`."""
+def _window(value: Any) -> tuple[str, int]:
+    """A window (`24h`, `7d`) and its seconds."""
     found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
     seconds = int(found[1]) * (3600 if found[2] == "h" else 86_400) if found else 0
     if not 0 < seconds <= _LONGEST_WINDOW_S:
         raise _refused("completion_window", "must be 24h, or other hours or days up to 30d", "invalid_value")
-    return seconds
+    return str(value), seconds
 
 
 def _metadata(value: Any) -> dict[str, str] | None:

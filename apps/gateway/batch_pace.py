@@ -1,8 +1,8 @@
-"""The limits of a key, for the requests of its batches: each is counted as if its client had sent it.
+"""Apply the limits of a key to its batches: each request of a batch counts as if its client had sent it.
 
-The requests of a batch run in a `stoker batch` (batch_inference/pacing.py says how it is allowed to begin them). A
-batch leaves a part of each limit to the other requests of its key (`KeyLimits.for_batches`). If tokens are limited, no
-more requests run at once than the tokens that are left allow, by the mean of those that have ended.
+A batch runs in a `stoker batch`, which gets permits from here (batch_inference/pacing.py). It leaves a part of each
+limit to other requests of the key (`KeyLimits.for_batches`). With a token limit, the number of running requests is the
+tokens left in this minute over the mean tokens of the ended requests.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MOST_AHEAD = 256
 
 
 class BatchUse(msgspec.Struct, frozen=True):
-    """What a `stoker batch` has used of its permits."""
+    """Calls of a `stoker batch` that have ended, and their tokens."""
 
     ended: int = 0
     tokens: int = 0
 
 
 class BatchPace:
-    """Lets the requests of one batch begin. `file`: of its permits; `owner`: the name of its key."""
+    """Grants permits to one batch. `file` holds the permits; `owner` is the name of the batch's key."""
 
     def __init__(self, file: Path, guard: Guard, *, owner: str) -> None:
         self._file = file
@@ -40,12 +40,12 @@ class BatchPace:
         self._held: deque[HeldRequest] = deque()
 
     def begin(self) -> None:
-        """A new process of the batch is about to start."""
+        """Start from 0 for a new process of the batch."""
         self._file.with_suffix(".use").unlink(missing_ok=True)
         self._write(0)
 
     def find(self) -> None:
-        """The process of the batch runs since before this gateway: what it may do already is counted."""
+        """Count the permits of a process that an earlier gateway started."""
         with suppress(OSError, ValueError):
             self._allowed = int(self._file.read_text())
         self._use = self._used()
@@ -53,7 +53,7 @@ class BatchPace:
             self._held.extend(self._guard.resume(caller) for _ in range(self._allowed - self._use.ended))
 
     async def keep(self) -> None:
-        """Let requests begin until this is cancelled; requests that still run then count no longer."""
+        """Grant permits until this task is cancelled, then release the running requests."""
         try:
             while True:
                 with suppress(OSError):  # a disk without room: it is tried again
@@ -64,7 +64,7 @@ class BatchPace:
                 self._held.popleft().end()
 
     def step(self) -> None:
-        """Count the requests that have ended, and let others begin. Raises OSError."""
+        """Count ended requests and grant new permits. Raises OSError."""
         use = self._used()
         tokens = max(0, use.tokens - self._use.tokens)
         for _ in range(min(use.ended - self._use.ended, len(self._held))):
@@ -74,18 +74,17 @@ class BatchPace:
         self._use = use
         before = self._allowed
         caller = self._guard.caller_named(self._owner)
-        while caller is not None and len(self._held) < self._ahead(caller) and (held := self._next(caller)):
-            self._held.append(held)
+        while caller is not None and len(self._held) < self._ahead(caller):
+            following = self._guard.begin_if(caller, limits=caller.limits.for_batches)
+            if following is None:
+                break
+            self._held.append(following)
             self._allowed += 1
         if self._allowed != before:
             self._write(self._allowed)
 
-    def _next(self, caller: Caller) -> HeldRequest | None:
-        """The next request of the batch, if the limits of its key allow it."""
-        return self._guard.begin_if(caller, limits=caller.limits.for_batches)
-
     def _ahead(self, caller: Caller) -> int:
-        """How many requests may run at once."""
+        """Requests that may run at once."""
         most = caller.limits.for_batches.tokens_per_minute
         if not most:
             return _MOST_AHEAD

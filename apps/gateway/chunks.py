@@ -103,7 +103,7 @@ class Chunks:
             if likelihoods:
                 self._offsets[index] = offset + sum(len(token) for token, _, _ in likelihoods)
         choice["finish_reason"] = finish or None
-        chunk = {**self._head, "choices": [choice]}
+        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
         if self._usage:
             chunk["usage"] = token_usage(self.read, self.written) if self._continuous else None
         return _event(chunk)

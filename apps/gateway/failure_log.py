@@ -1,4 +1,4 @@
-"""What the gateway's log says of requests that failed: all that their clients do not hear, by the request's id."""
+"""Log lines for failed requests: the full cause with the request's id. Clients get a short message."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _OWN_FAULT = 500
 
 
 def log_failure(error: BaseException, request: Request) -> None:
-    """Log why a request failed, unless its client hears all of it. The traceback is that of an error that nobody
-    foresaw."""
+    """Log why a request failed, unless the answer has the whole cause. Unexpected errors are logged with a
+    traceback."""
     if isinstance(error, RequestRefused) and not (isinstance(error, TryLater) and error.why):
         return
     why = error.why if isinstance(error, TryLater) else str(error) or type(error).__name__

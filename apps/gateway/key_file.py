@@ -91,15 +91,15 @@ class KeyFile:
 
     def find(self, key: str) -> KeyRecord | None:
         """Whose key it is; the file is read again if it has changed. Raises ConfigError as `read`."""
-        self._look()
+        self._refresh_keys()
         return self._by_digest.get(digest_of(key))
 
     def named(self, name: str) -> KeyRecord | None:
         """The key of this name; the file is read again if it has changed. Raises ConfigError as `read`."""
-        self._look()
+        self._refresh_keys()
         return next((each for each in self._by_digest.values() if each.name == name), None)
 
-    def _look(self) -> None:
+    def _refresh_keys(self) -> None:
         stat = self.path.stat() if self.path.exists() else None
         stamp = (stat.st_mtime_ns, stat.st_ino) if stat else None
         if stamp != self._stamp:

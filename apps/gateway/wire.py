@@ -31,7 +31,7 @@ _REQUEST_ID = "x-request-id"
 
 
 class RequestIds:
-    """Gives each request an id, which all its responses have as a header, and by which the log tells of it."""
+    """Give each request an id: a header of its response, and a word of its log lines."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -53,8 +53,8 @@ class RequestIds:
 
 
 class CrossOrigin:
-    """Lets pages of other sites ask where keys are wanted (CORS). Without keys nothing changes: a page of another site
-    is refused. `origins`: the sites; none: all of them, since a page has to know a key."""
+    """Answer pages of other sites (CORS) while the gateway requires keys. Without keys the guard refuses such pages.
+    `origins` lists the sites; empty means all sites, because a page needs a key anyway."""
 
     def __init__(self, app: ASGIApp, *, is_open: Callable[[], bool], origins: Sequence[str]) -> None:
         self._app = app
@@ -88,8 +88,7 @@ class JSONAnswer(Response):  # type: ignore[misc]  # starlette is not looked int
 
 
 class JSONParts(Response):  # type: ignore[misc]
-    """A JSON body that is encoded while it is sent, so that a large one is never whole in memory. One of a single part
-    says its length."""
+    """A JSON body that is encoded part by part while it is sent, to bound memory. A single part has a length header."""
 
     media_type = "application/json"
 
@@ -113,7 +112,7 @@ class JSONParts(Response):  # type: ignore[misc]
 
 
 def error_answer(error: BaseException) -> Response:
-    """An error in OpenAI's form. OpenAI's clients do not repeat a request whose answer says so."""
+    """An error in OpenAI's form, with headers that say when or whether to retry."""
     refusal = refusal_of(error)
     headers = {}
     if refusal.retry_after_s:

@@ -91,8 +91,10 @@ def test_chunks(http, address, body, more):
 def test_models_and_lists(http):
     listed = http.get("/v1/models").json()
     assert listed.keys() == {"object", "data"}
-    assert {strict(Model, model).object for model in listed["data"]} == {"model"}
-    strict(Model, http.get("/v1/models/small").json())
+    one = http.get("/v1/models/small").json()
+    for model in (*listed["data"], one):
+        model.pop("max_model_len", None)  # vLLM's
+        assert strict(Model, model).object == "model"
 
 
 def test_files_and_batches(http):

@@ -24,6 +24,7 @@ SITE = "https://lab.example"
 BROKEN = """
 [models.broken]
 path = "models/broken"
+min = 1
 """
 
 
@@ -144,6 +145,11 @@ def test_every_answer_has_an_id_that_the_log_knows(gateway):
         assert why in "".join(gateway.said[gateway.said.index(said[0]) :])
         for inside in (str(gateway.folder), "c-", "/", "\n"):
             assert inside not in answer.json()["error"]["message"]
+
+
+def test_a_model_that_cannot_be_loaded_is_not_loaded_forever(gateway):
+    said = "broken is not loaded again until a request asks for it"
+    until(lambda: said in "".join(gateway.said), why="the gateway leaves the model alone")
 
 
 def test_the_list_of_models_says_how_much_each_reads(gateway):

@@ -1,13 +1,13 @@
 """What a request's body may ask for, field by field: the table of the gateway and of batch files.
 
 - Honoured fields have their effect: `HONOURED`, and `ENGINE_FIELDS` where the model's engine has the option.
-- Ignored fields concern OpenAI's service or the client alone and change no answer (`IGNORED`). The reader of a body is
-  told of them, so that it can say so once.
-- A field that would change the answer and that nothing here honours is refused by its name, unless its value is the one
-  that changes nothing (`n` of 1, `logit_bias` of `{}`). So is a field that OpenAI's API does not have.
+- Ignored fields concern OpenAI's service or the client alone and change no answer (`IGNORED`). `read_body` reports
+  them, so that its caller can log each once.
+- All other fields are refused by name, unless the value changes nothing (`n` of 1, `logit_bias` of `{}`). Unknown
+  fields are refused too.
 
-A field that is null is not there. Messages of a conversation have a table of their own: clients send back what they
-got, so every field of OpenAI's own answers is taken.
+A null field counts as absent. Messages have a table of their own: clients send back the messages of earlier answers, so
+every field of OpenAI's answers is accepted.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _MESSAGE_IGNORED = frozenset(
         "reasoning_details", "provider_specific_fields", "cache_control", "logprobs", "finish_reason", "index",
     }
 )  # fmt: skip
-"""Fields of messages that no prompt is made of: facts of earlier answers, and notes of clients."""
+"""Fields of messages that never reach a prompt: facts of earlier answers, and notes of clients."""
 _MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {"tool_calls": ([],), "function_call": ({},), "audio": ({},)}
 _COMPLETION_TOKENS = 16
 """What OpenAI writes of a completion whose request does not say how much."""
@@ -93,8 +93,8 @@ def _ignore(field: str) -> None:
 def read_body(
     body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0, ignored: Note = _ignore
 ) -> ApiRequest:
-    """The request of a body. `max_tokens`: for a request that names none; 0 is OpenAI's own. `ignored` is told of each
-    field that is there and changes nothing.
+    """The request of a body. `max_tokens`: for a request that names none; 0 is OpenAI's own. `ignored` is called with
+    the name of each ignored field.
 
     Raises RequestRefused; its message begins with the field, and with nothing before it.
     """
@@ -281,7 +281,7 @@ def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int
 
 
 def _engine_options(body: Body) -> Iterable[tuple[str, Any]]:
-    """Options that not every engine has, and that differ from what every engine does."""
+    """Options that only some engines have. Neutral values are left out."""
     for name, (fits, shape, neutral) in ENGINE_FIELDS.items():
         if name not in body or any(_equals(body[name], each) for each in neutral):
             continue
@@ -403,5 +403,4 @@ ENGINE_FIELDS: dict[str, tuple[Callable[[Any], bool], str, tuple[Any, ...]]] = {
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false", (False,)),
     "stop_token_ids": (_are_tokens, "a list of token ids", ([],)),
 }
-"""Fields that have their effect where the model's engine has the option: which values there are, in words, and those
-that change nothing."""
+"""Fields for options of the model's engine: a check of the value, the valid values in words, and neutral values."""
