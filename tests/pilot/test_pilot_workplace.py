@@ -236,7 +236,7 @@ def test_library_that_cannot_clear_ends_after_the_result(served: FakeManager, tm
     (call,) = served.run(spoils, [()], options=at(tmp_path / "run"))
     assert served.results([call]) == ["hours of work"]
     served.gone()
-    assert "could not be cleared away" in served.logs()
+    assert "could not be removed" in served.logs()
 
 
 def test_where_threads_share_a_folder_two_programs_take_turns(tmp_path: Path) -> None:
