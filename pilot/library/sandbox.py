@@ -82,7 +82,7 @@ class ClearedFolder:
     def keep(self) -> None:
         """Keep all that is in the folder now."""
         self._kept = frozenset(os.listdir(self.path))
-        self._look()
+        self._remember_state()
 
     def clear(self) -> None:
         """Empty the folder; make it if it is gone."""
@@ -101,9 +101,9 @@ class ClearedFolder:
             with suppress(OSError):  # what resists (no descriptor is free, another user's file) is put aside
                 os.rename(self.path, f"{self.path}-{time.monotonic_ns()}")
             os.mkdir(self.path, mode=0o700)
-        self._look()
+        self._remember_state()
 
-    def _look(self) -> None:
+    def _remember_state(self) -> None:
         os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
         facts = os.stat(self.path)
         self._is = (facts.st_ino, facts.st_dev, facts.st_nlink)
