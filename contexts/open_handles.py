@@ -1,4 +1,4 @@
-"""What cannot leave the process that opened it: open files, and objects that remove files when they go.
+"""Objects that cannot leave their process: open files, and temporary files and folders.
 
 A copy of an open file in another process writes elsewhere, or nowhere. A copy of a temporary file or folder removes the
 program's own file when the copy goes, even a copy that is only half rebuilt. So both are refused by name when they are
@@ -47,7 +47,7 @@ _told: set[str] = set()
 
 
 class OpenHandle(pickle.PicklingError):
-    """An open file, or the like, that was about to be pickled. `what` names it, `advice` is what to do instead."""
+    """Raised for a handle that would be pickled. `what` names it, `advice` says how to do without."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}; {advice}")
@@ -57,7 +57,7 @@ class OpenHandle(pickle.PicklingError):
 
 def is_handle(value: Any) -> bool:
     """True for an open file or archive, or a temporary file or folder. False for a stream of this process, a file in
-    memory, and classes of packages, which know best how their files are pickled."""
+    memory, and classes of packages: these define themselves how their files are pickled."""
     if not isinstance(value, SUSPECTS) or any(value is getattr(sys, name, None) for name in _STREAMS):
         return False
     if isinstance(value, (*_FILES, *_TEMPORARY, *_ARCHIVES)):
@@ -67,8 +67,8 @@ def is_handle(value: Any) -> bool:
 
 
 def reduce_handle(value: Any) -> Any:
-    """How one of SUSPECTS travels: a stream of this process by its name. NotImplemented for what is no handle, as
-    `reducer_override` has it. Raises OpenHandle."""
+    """The reduction of one of SUSPECTS: a stream of this process goes by name. NotImplemented if it is no handle.
+    Raises OpenHandle."""
     for name in _STREAMS:
         if value is getattr(sys, name, None):
             return getattr, (sys, name)

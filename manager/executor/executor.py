@@ -207,10 +207,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def start(self) -> None:
         """Join the session, or start its manager and the initial blocks, and connect to it. Raises SessionError."""
         super().start()
-        home = working_folder()
-        named = os.path.abspath(self.working_dir) if self.working_dir is not None else ""
-        refuse_odd_path(named or home, what="the folder in which calls run", advice="start the program in another")
-        self.call_place = CallPlace(named, program_folder(home))
+        named = "" if self.working_dir is None else os.path.abspath(self.working_dir)
+        place = named or working_folder()
+        refuse_odd_path(place, what="the folder in which calls run", advice="start the program in another")
+        self.call_place = CallPlace(named, program_folder())
         try:
             if self._joins:
                 self.folder, self.site = detached.find(self._joins)

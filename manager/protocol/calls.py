@@ -155,8 +155,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files that a call of `function` left in a folder of its own, where they are lost: the first names, how many there
-    are, and the program's folder `home`, which its pilot does not see."""
+    """Files that a call of `function` left in a folder of its own, which is cleared: the first names, the count, and
+    the program's folder `home`, which its pilot does not see."""
 
     function: str
     names: tuple[str, ...]

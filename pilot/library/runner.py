@@ -123,6 +123,8 @@ class Runner:
         """Another thread asks it to end the call."""
         self.forked = False
         """True in a forked child of this process, which must end and never go on as the library."""
+        self.is_clean = True
+        """False if the last call left files that `clean` has to remove."""
         self.ended_at = 0.0
         """When the last call ended, on `time.perf_counter`."""
 
@@ -216,22 +218,18 @@ class Runner:
                 return self._evicted(call)
         printed = self._finish()
         work.function.took(run_s)
-        left = self._workplace.left(work.function.name)
+        left = None if self.is_clean else self._workplace.left(work.function.name)
         return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised, left)
 
-    @property
-    def is_clean(self) -> bool:
-        """True if the last call has left nothing to clear away. Tell first how the call ended: `clean` may fail."""
-        return self._workplace.is_clean
-
     def clean(self) -> LibraryFault | None:
-        """Clear away what the last call has left. Returns why the library can run no further call, if it cannot."""
+        """Remove the files that the last call left. Returns a fault if that fails: the library can run no further call.
+        It may take long, so the call's end is sent before."""
         self._marker.idle(self._slot)  # its time is over
         try:
             self._workplace.clean()
         except Exception as error:
             code = exits.FOLDER_GONE if self._ground.is_gone else exits.NOT_CLEARED
-            return LibraryFault(code, f"what a call left could not be cleared away: {error}")
+            return LibraryFault(code, f"the files that a call left could not be removed: {error}")
         return None
 
     def _advise(self, error: BaseException) -> None:
@@ -332,6 +330,7 @@ class Runner:
             self._yielding = None
         self._may_checkpoint = True
         self.call = NO_CALL
+        self.is_clean = self._workplace.is_clean()
         return self._tail.take()
 
     def _explained(self, error: BaseException) -> tuple[BaseException, str]:

@@ -50,19 +50,19 @@ class ClearedFolder:
     def __init__(self, path: str) -> None:
         self.path = path
         self._kept: frozenset[str] = frozenset()
-        self._is = (0, 0, 0, 0)
+        self._is = (0, 0, 0)
+        self._changed_ns = 0
         self._open = -1
         self._was_open = (0, 0)
         self.clear()
 
-    @property
     def is_touched(self) -> bool:
         """True if an entry of the folder was made or removed since it was cleared, or the folder itself."""
         try:
             facts = os.fstat(self._open)
         except OSError:  # a call has closed it
             return True
-        return (facts.st_ino, facts.st_dev, facts.st_mtime_ns, facts.st_nlink) != self._is
+        return facts.st_mtime_ns != self._changed_ns or (facts.st_ino, facts.st_dev, facts.st_nlink) != self._is
 
     @property
     def short_path(self) -> str:
@@ -82,7 +82,7 @@ class ClearedFolder:
     def keep(self) -> None:
         """Keep all that is in the folder now."""
         self._kept = frozenset(os.listdir(self.path))
-        self._look()
+        self._remember_state()
 
     def clear(self) -> None:
         """Empty the folder; make it if it is gone."""
@@ -101,12 +101,13 @@ class ClearedFolder:
             with suppress(OSError):  # what resists (no descriptor is free, another user's file) is put aside
                 os.rename(self.path, f"{self.path}-{time.monotonic_ns()}")
             os.mkdir(self.path, mode=0o700)
-        self._look()
+        self._remember_state()
 
-    def _look(self) -> None:
+    def _remember_state(self) -> None:
         os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
         facts = os.stat(self.path)
-        self._is = (facts.st_ino, facts.st_dev, facts.st_mtime_ns, facts.st_nlink)
+        self._is = (facts.st_ino, facts.st_dev, facts.st_nlink)
+        self._changed_ns = facts.st_mtime_ns
         self._reopen()
 
     def _reopen(self) -> None:

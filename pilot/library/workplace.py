@@ -1,11 +1,11 @@
-"""Where the calls of one slot run, and what is put back after each of them.
+"""The folders and the umask of the calls of one slot.
 
 A call runs in the folder of its program where this process sees it (`contexts.program_folder`), with the program's
 umask. Elsewhere it runs in a folder of the slot's own, which is empty when it begins: files that it leaves there are
 named in its end before they are removed. `TMPDIR` is a folder of the library's own in both cases.
 
 The working folder and the umask belong to the thread where the system allows it (`stand_apart`), else to the process.
-They are set when a call begins. That is one system call each, and undoes whatever the call before has done.
+They are set when a call begins: one system call each, which undoes the changes of the call before.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ def stand_apart() -> bool:
 
 
 def links_of(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
-    """Where the files lie that travelled with a context, by the relative paths that its program listed in `files`."""
+    """The local paths of files that travelled with a context, by the relative paths that its program listed in
+    `files`."""
     return {path: objects[name] for path, name in recipe.named if name in objects}
 
 
 class Workplace:
-    """One slot's. `own` is the path of its own folder, `temporary` the folder that is cleared after each call, `links`
-    what lies in its own folder under relative names: files that travelled with the context."""
+    """The folders of one slot. `own` is the path of its own folder, `temporary` the folder that is cleared after each
+    call. `links`: files that travelled with the context, by the relative names that they have in its own folder."""
 
     def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str] | None = None) -> None:
         self.temporary = temporary
@@ -55,17 +56,25 @@ class Workplace:
         self._is_in_own = False
 
     def enter(self, options: CallOptions) -> None:
-        """Stand where a call with these options runs. Raises OSError."""
+        """Enter the folder of a call with these options, and set its umask. Raises OSError."""
+        home = options.home
+        if home is not None and home is self._home and not self._is_in_own and not options.folder:
+            try:  # the calls of a frame share their options
+                os.chdir(home.path)
+                os.umask(home.umask)
+                return
+            except OSError:
+                pass
         if options.folder:
-            os.umask(self._umask if options.home is None else options.home.umask)
-            self._home, self._is_in_own = options.home, False
+            os.umask(self._umask if home is None else home.umask)
+            self._home, self._is_in_own = None, False
             os.makedirs(options.folder, exist_ok=True)
             os.chdir(options.folder)
         else:
-            self.enter_home(options.home)
+            self.enter_home(home)
 
     def enter_home(self, home: ProgramFolder | None) -> None:
-        """Stand in the program's folder where it is seen, else in the slot's own. Raises OSError."""
+        """Enter the program's folder if it is seen here, else the slot's own. Raises OSError."""
         self._home, self._is_in_own = home, False
         os.umask(self._umask if home is None else home.umask)
         if home is not None and self._sees(home):
@@ -96,7 +105,7 @@ class Workplace:
 
     def left(self, function: str) -> LeftFiles | None:
         """The files that the call of this function has left in the slot's own folder; None if there are none."""
-        if not self._is_in_own or self._own is None or not self._own.is_touched:
+        if not self._is_in_own or self._own is None or not self._own.is_touched():
             return None
         names = self._own.names()
         if not names:
@@ -105,7 +114,8 @@ class Workplace:
         return LeftFiles(function, shown, len(names), self._home.path if self._home is not None else "")
 
     def advice(self, error: BaseException) -> str:
-        """What to do about a file that was not found because the program's folder is not seen here; else empty."""
+        """Advice for an exception about a file that is missing because the program's folder is not seen here; empty
+        for any other exception."""
         if not self._is_in_own or self._home is None:
             return ""
         link: BaseException | None = error
@@ -123,20 +133,19 @@ class Workplace:
             link = link.__cause__ or link.__context__
         return ""
 
-    @property
     def is_clean(self) -> bool:
-        """True if the call has left nothing to clear away."""
-        return not self.temporary.is_touched and not (
-            self._is_in_own and self._own is not None and self._own.is_touched
-        )
+        """True if the call left no files behind in the folders that are cleared."""
+        if self.temporary.is_touched():
+            return False
+        return not self._is_in_own or self._own is None or not self._own.is_touched()
 
     def clean(self) -> None:
-        """Clear away what the call has left. Raises OSError."""
-        if self._is_in_own and self._own is not None and self._own.is_touched:
+        """Remove the files that the call left. Raises OSError."""
+        if self._is_in_own and self._own is not None and self._own.is_touched():
             self._own.clear()
             if not os.listdir(self._own.path):  # it was made anew
                 self._link(self._own)
-        if self.temporary.is_touched:
+        if self.temporary.is_touched():
             self.temporary.clear()
             forget_temporary()
 

@@ -128,30 +128,30 @@ def cleared(tmp_path: Path) -> ClearedFolder:
 
 
 def test_cleared_folder_notices_a_file_within_one_clock_tick(cleared: ClearedFolder) -> None:
-    assert not cleared.is_touched
+    assert not cleared.is_touched()
     for n in range(200):
         Path(cleared.path, f"file-{n}").write_text("x")
-        assert cleared.is_touched
+        assert cleared.is_touched()
         cleared.clear()
-        assert not cleared.is_touched
+        assert not cleared.is_touched()
         assert os.listdir(cleared.path) == []
 
 
 def test_cleared_folder_notices_its_removal_and_closed_descriptor(cleared: ClearedFolder) -> None:
     shutil.rmtree(cleared.path)
-    assert cleared.is_touched
+    assert cleared.is_touched()
     cleared.clear()
     os.close(cleared._open)
-    assert cleared.is_touched
+    assert cleared.is_touched()
     cleared.clear()
-    assert not cleared.is_touched
+    assert not cleared.is_touched()
     assert os.path.isdir(cleared.path)
 
 
 def test_cleared_folder_keeps_what_it_was_told_to_keep(cleared: ClearedFolder) -> None:
     Path(cleared.path, "of the loader").write_text("x")
     cleared.keep()
-    assert not cleared.is_touched
+    assert not cleared.is_touched()
     Path(cleared.path, "of a call").write_text("x")
     assert cleared.names() == ["of a call"]
     cleared.clear()

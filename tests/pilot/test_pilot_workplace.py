@@ -236,7 +236,7 @@ def test_library_that_cannot_clear_ends_after_the_result(served: FakeManager, tm
     (call,) = served.run(spoils, [()], options=at(tmp_path / "run"))
     assert served.results([call]) == ["hours of work"]
     served.gone()
-    assert "could not be cleared away" in served.logs()
+    assert "could not be removed" in served.logs()
 
 
 def test_where_threads_share_a_folder_two_programs_take_turns(tmp_path: Path) -> None:
@@ -262,3 +262,21 @@ def test_where_threads_share_a_folder_two_programs_take_turns(tmp_path: Path) ->
         assert taken.spec.call == call
         assert turns.take(queue, 1) is None
         turns.end(0)
+
+
+def test_each_short_call_finds_the_process_as_it_was(served: FakeManager, tmp_path: Path) -> None:
+    """Also when it follows within a moment, and the call before has replaced `os.environ`."""
+
+    def changes(n: int) -> tuple[Any, ...]:
+        mask = os.umask(0o777)
+        found = os.environ.get("LEFT"), os.getcwd(), mask, os.fstat(0).st_rdev, type(os.environ).__name__
+        os.environ["LEFT"] = "1"
+        os.chdir("/")
+        os.close(n % 3)
+        if n % 2:
+            os.environ = {}  # type: ignore[assignment]  # noqa: B003
+        return found
+
+    served.ready(recipe())
+    wanted = (None, str(tmp_path / "run"), 0o022, os.stat(os.devnull).st_rdev, "_Environ")
+    assert served.results(served.run(changes, [(n,) for n in range(60)], options=at(tmp_path / "run"))) == [wanted] * 60

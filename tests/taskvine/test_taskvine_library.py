@@ -310,4 +310,4 @@ def test_result_arrives_though_the_workers_folder_is_gone(library):
     assert value(answer.ends[0]) == "hours of work"
     assert library.wait() == 1
     (log,) = library.logs.iterdir()
-    assert "the library ends: what a call left could not be cleared away" in log.read_text()
+    assert "the library ends: the files that a call left could not be removed" in log.read_text()
