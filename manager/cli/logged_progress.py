@@ -12,12 +12,17 @@ from stoker.units import show_about, show_seconds
 
 
 def progress_of(folder: SessionFolder, story: Story) -> LoggedProgress | None:
-    """What the log of the one library that runs a call says; None where it says nothing of progress, or lies on another
-    machine. Of a library that runs several calls at once the newest lines count, whichever call has printed them."""
-    if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for:
+    """What a running call has printed of its progress into the log of its library.
+
+    None if it has printed nothing of the kind, if the log is on another machine, or if the library runs several calls
+    at once: it writes their lines when they have ended.
+    """
+    if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
-    return FollowedLog(own[0].path).track(at_s=time.time()).progress if len(own) == 1 else None
+    if len(own) != 1:
+        return None
+    return FollowedLog(own[0].path, start=story.runs_from).track(at_s=time.time()).progress
 
 
 def show(progress: LoggedProgress) -> str:

@@ -108,7 +108,7 @@ def verdict_of(folder: SessionFolder, story: Story) -> FailureVerdict | None:
         remedy(fault, story.subject),
         tuple(_done(texts)),
         _happened(story, said),
-        _look(story),
+        _where_to_look(story),
     )
 
 
@@ -147,7 +147,7 @@ def _happened(story: Story, said: list[str]) -> str:
     return first_words(said[0]) if said else story.headline.strip()
 
 
-def _look(story: Story) -> str:
+def _where_to_look(story: Story) -> str:
     """Where to read more about a failure."""
     if is_call(story.subject):
         texts = [line.text for line in story.lines]

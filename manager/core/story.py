@@ -46,7 +46,9 @@ def tell(state: State, subject: str) -> to_client.Story:
     call = state.calls.get(id) or state.failed.get(id)
     if call is not None:
         story = _with_payload(_story(show_call(id), _of_call(state, call)), call)
-        return msgspec.structs.replace(story, waits_for=_why_not_running(state, call), runs_in=_runs_in(call))
+        return msgspec.structs.replace(
+            story, waits_for=_why_not_running(state, call), runs_in=_runs_in(call), runs_from=_runs_from(call)
+        )
     number = id >> CLIENT_SHIFT
     client = state.clients_by_number.get(number)
     if number in state.departed or (client is not None and id <= client.last_call):
@@ -173,6 +175,14 @@ def _runs_in(call: Call) -> tuple[str, ...]:
     holder = call.holder if call.state is CallState.HELD else None
     members = holder.members if isinstance(holder, Gang) else (holder,)
     return tuple(show_library(library.id) for library in members if library is not None)
+
+
+def _runs_from(call: Call) -> int:
+    """Where the output of a running call begins in its library's log; -1 if the library may run several at once."""
+    holder = call.holder if call.state is CallState.HELD else None
+    if not isinstance(holder, Library):
+        return 0
+    return holder.printed_to if holder.slots == 1 else -1
 
 
 def _expected(state: State, call: Call) -> str:

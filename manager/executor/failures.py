@@ -24,6 +24,7 @@ from stoker.errors import (
     SerializationError,
     StokerError,
 )
+from stoker.manager.executor.bash_failures import with_its_command
 from stoker.manager.executor.large import read_result
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
 from stoker.manager.protocol.ids import show_call, show_library
@@ -64,7 +65,7 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
     if end.failure is not None:
         cause = payloads.load_exception(_bytes(end.payload, end)) if end.payload else None
         raise failure_error(end.failure, call=end.call, session=session, printed=end.printed) from cause
-    error = payloads.load_exception(_bytes(end.payload, end))
+    error = with_its_command(payloads.load_exception(_bytes(end.payload, end)))
     if isinstance(error, Exception):
         error.add_note(_where(end, session))
         if advice := _about_names(error):

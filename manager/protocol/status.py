@@ -180,7 +180,9 @@ class StoryFacts(msgspec.Struct, frozen=True):
     """Why a call, pilot, library or context is where it is. `found` is False for an unknown subject.
 
     Of a call: `payload` are its pickled arguments, where they are few, and `arguments` what the asker reads in them.
-    `waits_for`: why it has not begun to run, in words, while that is so; `runs_in`: the libraries that have it now."""
+    `waits_for`: why it has not begun to run, in words, while that is so; `runs_in`: the libraries that have it now.
+    `runs_from`: the byte of that library's log where its output begins; -1: the library runs several calls at once, and
+    writes their output when they have ended."""
 
     subject: str
     found: bool
@@ -190,3 +192,4 @@ class StoryFacts(msgspec.Struct, frozen=True):
     arguments: str = ""
     waits_for: str = ""
     runs_in: tuple[str, ...] = ()
+    runs_from: int = 0

@@ -1,7 +1,9 @@
-"""What Parsl's `bash_app` raises for a command that failed, with the command and what it printed last.
+"""What ran, and what it printed last, where a command of Parsl's `bash_app` has failed.
 
-Parsl's own exception names the app and the exit code alone. The command stands in a local variable of Parsl's function,
-and its output in the file that the call named for standard error, or else in the library's log.
+Parsl's own exception names the app and the exit code alone. The command is in a local variable of Parsl's function, and
+its output in the file that the call named for standard error, or else in the library's log. Both become attributes of
+the exception, with which it travels (`stoker.manager.executor.bash_failures`). A library imports Parsl only if a call
+does.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ import os
 from types import TracebackType
 from typing import Any
 
-from parsl.app import errors
-
+NAME = "BashExitFailure"
+"""Parsl's class of such an exception."""
 _LINES = 10
 _MOST_BYTES = 16_384
 _COMMAND_MOST = 1_000
@@ -20,41 +22,26 @@ _HEAD_ENDS = "--> end executable <--"
 """Parsl writes the command into the file for standard error, up to this line."""
 
 
-class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
-    """A command of a `bash_app` ended with another exit code than 0.
-
-    `app_name` and `exitcode` are those of Parsl's exception; `command` is what ran, `last_lines` what it printed last.
-    """
-
-    def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:
-        super().__init__(app_name, exitcode)
-        self.args = (app_name, exitcode)
-        self.command = command
-        self.last_lines = last_lines
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.app_name, self.exitcode, self.command, self.last_lines)
-
-    def __str__(self) -> str:
-        first = super().__str__()
-        if self.command:
-            shown = self.command.strip()
-            first += f": {shown if len(shown) <= _COMMAND_MOST else shown[:_COMMAND_MOST] + ' …'}"
-        printed = ["its last lines:", *(f"  {line}" for line in self.last_lines.splitlines())]
-        return "\n".join([first, *printed]) if self.last_lines else f"{first}\nit printed nothing"
-
-
-def explained(error: BaseException, *, log: str, log_from: int) -> tuple[BaseException, str]:
-    """The exception that Parsl raised for a command, as one that says more, and that in short for people; any other one
-    as it is, and nothing. The output of the call begins at the byte `log_from` of the library's log."""
+def explain(error: BaseException, *, log: str, log_from: int) -> str:
+    """Set `command` and `last_lines` of an exception that Parsl raised for a command. Returns both in short, for
+    people; nothing for any other exception. The call's output begins at the byte `log_from` of the library's log."""
     found = _locals(error.__traceback__)
-    if found is None or not isinstance(error, errors.BashExitFailure):
-        return error, ""
+    if found is None or type(error).__name__ != NAME:
+        return ""
     stderr = found.get("std_err")
     lines = _tail(str(stderr.name)) if stderr is not None else _tail(log, start=log_from)
-    said = BashExitFailure(error.app_name, error.exitcode, str(found.get("executable", "")), "\n".join(lines[-_LINES:]))
-    said.__cause__, said.__suppress_context__ = error.__cause__, True
-    return said.with_traceback(error.__traceback__), f"BashExitFailure: {said}"
+    command, last_lines = str(found.get("executable", "")).strip(), "\n".join(lines[-_LINES:])
+    error.command, error.last_lines = command, last_lines  # type: ignore[attr-defined]
+    return f"{NAME}: {in_words(str(error), command=command, last_lines=last_lines)}"
+
+
+def in_words(first: str, *, command: str, last_lines: str) -> str:
+    """What Parsl says first, then the command and its last lines."""
+    if command:
+        first += f": {command if len(command) <= _COMMAND_MOST else command[:_COMMAND_MOST] + ' …'}"
+    if not last_lines:
+        return f"{first}\nit printed nothing"
+    return "\n".join([first, "its last lines:", *(f"  {line}" for line in last_lines.splitlines())])
 
 
 def _locals(trace: TracebackType | None) -> dict[str, Any] | None:

@@ -88,11 +88,15 @@ class Packer:
     def _tell(self, error: BaseException, what_was: str) -> None:
         """Note on an exception that it was raised by unpickling. Raises TransferError instead of one that says that a
         package is missing or that the bytes are damaged."""
-        if isinstance(error, ImportError | SerializationError):
-            more = "; what it imports must be installed there" if isinstance(error, ImportError) else ""
-            what = what_was.rpartition(" ")[0]
-            text = f"{what} could not be unpickled on {self._settings.pilot}: {type(error).__name__}: {error}{more}"
+        what, pilot = what_was.rpartition(" ")[0], self._settings.pilot
+        if isinstance(error, ImportError):
+            text = (
+                f"{what} could not be unpickled on {pilot}: {type(error).__name__}: {error}; what it imports must be"
+                " installed there"
+            )
             raise TransferError(self.failure(text)) from error
+        if isinstance(error, SerializationError):
+            raise TransferError(self.failure(f"{what} could not be unpickled on {pilot}: {error}")) from error
         with contextlib.suppress(Exception):  # a class of the user's may refuse it
             error.add_note(f"while {what_was} unpickled on {self._settings.pilot}")
 

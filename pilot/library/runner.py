@@ -36,7 +36,7 @@ from stoker.manager.protocol.calls import (
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_library import Run
 from stoker.pilot.core import exits
-from stoker.pilot.library import evidence
+from stoker.pilot.library import bash_failures, evidence
 from stoker.pilot.library.forks import leave_child, leave_fork
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.lane import PieceLane, YieldingRun
@@ -56,7 +56,6 @@ _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 """What a function returns that has not done its work yet."""
 _PARSLS_FAILURE = "RemoteExceptionWrapper"
 """The class of what a function of Parsl returns instead of raising, under wrappers that the program cannot take off."""
-_BASH_FAILURE = "BashExitFailure"
 NO_CALL = -1
 """Stands for a call's id while no call runs; ids count from 0."""
 _now = time.perf_counter
@@ -197,10 +196,7 @@ class Runner:
             if isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = packer.failure(str(error), kind=FailureKind.GANG)
             else:
-                raised = ""
-                if type(error).__name__ == _BASH_FAILURE:
-                    error, raised = self._explained(error)
-                lacked_descriptors, raised = out_of_descriptors(error), raised or in_short(error)
+                lacked_descriptors, raised = out_of_descriptors(error), self._in_short(error)
                 failure = self._infrastructure(error)
                 payload = packer.pack_error(call, error)
                 if failure is not None and isinstance(payload, ObjectRef):  # nobody would fetch it
@@ -333,11 +329,13 @@ class Runner:
         self.is_clean = self._workplace.is_clean()
         return self._tail.take()
 
-    def _explained(self, error: BaseException) -> tuple[BaseException, str]:
-        """What Parsl raises for a command that failed, with the command and its last lines; and that in short."""
-        from stoker.pilot.library.bash_failures import explained  # imports Parsl, which this call has imported
-
-        return explained(error, log=self._packer.log, log_from=self._log_from)
+    def _in_short(self, error: BaseException) -> str:
+        """What was raised, in short; of a command of Parsl's `bash_app` what ran, and its last lines."""
+        if type(error).__name__ == bash_failures.NAME:
+            said = bash_failures.explain(error, log=self._packer.log, log_from=self._log_from)
+            if said:
+                return said
+        return in_short(error)
 
     def _infrastructure(self, error: BaseException) -> Failure | None:
         """What the infrastructure did to a call that raised this; None if the exception is the user's own."""

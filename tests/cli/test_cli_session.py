@@ -174,7 +174,8 @@ def test_calls_of_a_session_that_is_over_come_from_its_journal(
     assert shown.startswith("session test ended at")
     assert "1 x  verify  an exception" in shown
     assert "the last is c-0" in shown
-    assert "c-0  failed" in stoker("calls", "--all").output
+    shown = stoker("calls", "--all").output
+    assert "c-0  failed" in shown
     assert "raised an exception in your code after 0.010 s" in shown
 
 

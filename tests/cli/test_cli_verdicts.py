@@ -425,6 +425,15 @@ def test_how_far_a_running_call_is_is_told_by_what_it_prints(folder: SessionFold
     assert "loss" in logged_progress.show(progress)
 
 
+def test_progress_of_earlier_calls_in_the_library_is_not_that_of_a_call(folder: SessionFolder) -> None:
+    path = log(folder, "lib-3.log", [f"step {step}/200" for step in range(1, 91)])
+    running = story("c-2", "submitted", runs_in=("lib-3",))
+    assert logged_progress.progress_of(folder, running) is not None
+    ended = msgspec.structs.replace(running, runs_from=path.stat().st_size)
+    assert logged_progress.progress_of(folder, ended) is None
+    assert logged_progress.progress_of(folder, msgspec.structs.replace(running, runs_from=-1)) is None
+
+
 def test_a_call_that_waits_or_prints_nothing_of_the_kind_has_no_progress(folder: SessionFolder) -> None:
     log(folder, "lib-3.log", ["loading", "ready"])
     assert logged_progress.progress_of(folder, story("c-1", runs_in=("lib-3",))) is None

@@ -404,6 +404,8 @@ def test_a_call_that_follows_another_one_is_asked_about_from_where_that_has_prin
     c.report("p1", say.CallsEnded(library.id, [end])).call("2").wait(3 * printing.EVERY_S)
     question = asked(c, OfPace)[0]
     assert (question.about, question.start) == (OfPace(library.id, c.ids["2"]), 400)
+    c.tell("ana", say.AskStory(show_call(c.ids["2"])), numbered=False)
+    assert c.hears("ana", to_client.Story).runs_from == 400
 
 
 def test_what_a_call_printed_in_a_run_before_is_forgotten(cluster: Make) -> None:

@@ -17,7 +17,7 @@ from stoker.contexts.carried_modules import NO_MODULES
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code
 from stoker.contexts.loading import load_context
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import CallOptions, CallSpec, Failure, FailureKind
+from stoker.manager.protocol.calls import CallOptions, CallSpec, Failure
 from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
 from stoker.manager.protocol.to_library import Run
 from stoker.manager.protocol.to_manager import CallsReturned
@@ -200,8 +200,9 @@ def test_a_table_of_modules_that_is_garbage_fails_its_call_alone(served: FakeMan
     ):
         bad = FunctionBlob(key=FunctionKey(data.hex()), name="bad", blob=data)
         (failure,) = served.results(served.run(bad, [()]))
-        assert isinstance(failure, Failure)
-        assert failure.kind is FailureKind.SERIALIZATION
+        said = failure.message if isinstance(failure, Failure) else failure.__notes__[0]
+        assert "the function bad" in said
+        assert "unpickled on" in said
     assert served.results(served.run(good, [(str(folder / "log"),)] * 3)) == ["a"] * 3
 
 
