@@ -133,9 +133,11 @@ class ListedBatch:
 
     def _accounted(self, jobs: Sequence[str]) -> dict[str, ListedJob]:
         """What the accounting says of these jobs, which no listing shows."""
-        command, read = _ACCOUNTING.get(self._kind, ([], None))
+        if not self._accounting or self._kind not in _ACCOUNTING:
+            return {}
+        command, read = _ACCOUNTING[self._kind]
         found = {}
-        for job in jobs[:_ONE_BY_ONE] if self._accounting and read is not None else ():
+        for job in jobs[:_ONE_BY_ONE]:
             try:
                 row = read(self._jobs.commands.run([*command, job]).out)
             except BatchTrouble as error:
