@@ -1,4 +1,4 @@
-"""What `stoker up` checks before it submits anything: whether a cluster has what a site file asks for."""
+"""Checks of `stoker up` before it submits anything: does the cluster fit the site file?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.units import show_seconds
 
 
 class SiteFault(msgspec.Struct, frozen=True):
-    """What a site file asks for and the cluster does not have. `never`: such a job waits for good."""
+    """A setting that does not fit the cluster. `never`: a job with this setting never starts."""
 
     text: str
     never: bool = False
@@ -40,7 +40,7 @@ def refuse(sites: Iterable[Site]) -> list[str]:
 
 
 def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
-    """What a site file asks of a Slurm cluster that is not there."""
+    """Yield the settings of a site file that do not fit this Slurm cluster."""
     ask = site.provider
     known = {each.name: each for each in slurm.partitions}
     names = ask.partition.split(",") if ask.partition else [each.name for each in slurm.partitions if each.default]

@@ -7,6 +7,8 @@ reason, or after `SETTLE_S`. `Pilot.loss` holds the reason so far; `explained` a
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from stoker.manager.core import suspects, walltime
 from stoker.manager.core.commands import RecordStay
 from stoker.manager.core.manager import Manager
@@ -98,13 +100,20 @@ def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
         pilot.loss = loss
     pilot.loss_settled = True
     suspects.settled(manager, pilot)
-    pilot.note(state.now, f"counted as lost: {loss.value}")
+    block = state.block_of(pilot)
+    said = f"; block {block.id}'s job {block.job} was {block.reason}" if loss.explained and _is_told(block) else ""
+    pilot.note(state.now, f"counted as lost: {loss.value}{said}")
     _record(manager, pilot, pilot.lost_at, PilotEnd.WALLTIME if loss is LossReason.WALLTIME else PilotEnd.LOST, loss)
 
 
 def _record(manager: Manager, pilot: Pilot, until: float, end: PilotEnd, loss: LossReason | None) -> None:
     if pilot.source:
         manager.out.append(RecordStay(pilot.source, until - pilot.notes[0][0], end, loss))
+
+
+def _is_told(block: Block | None) -> TypeGuard[Block]:
+    """True if the batch system has said how the job of a block ended, in words that follow "was"."""
+    return block is not None and block.loss in (LossReason.CANCELLED, LossReason.PREEMPTED) and bool(block.reason)
 
 
 def _count(state: State, loss: LossReason, change: int) -> None:

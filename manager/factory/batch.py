@@ -84,8 +84,8 @@ class Batch(Protocol):
         """Cancel these jobs. Those that are over, or unknown, are no error."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Every job of the session that is not over, by its id, also those that nobody here has submitted. Two jobs of
-        one block show that it was submitted twice: the caller cancels one."""
+        """Return every listed job of the session that has not ended, by its id, whichever process submitted it. Two
+        jobs of one block show that it was submitted twice: the caller cancels one."""
 
 
 @runtime_checkable

@@ -38,9 +38,9 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
     ProviderKind.GRID_ENGINE: (["qacct", "-j"], read_qacct),
 }
-"""What tells of one job that is not listed any more. PBS lists such jobs itself (`qstat -x`)."""
+"""The command that shows a job that is no longer listed. PBS lists such jobs itself (`qstat -x`)."""
 _ONE_BY_ONE = 3
-"""The accounting is asked for up to this many jobs in one query: it may be a long file that is read each time."""
+"""One query asks the accounting about up to this many jobs: the command may read a long file each time."""
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 
 
@@ -132,10 +132,12 @@ class ListedBatch:
         return [word for word in words if _PBS_ID.fullmatch(word)]
 
     def _accounted(self, jobs: Sequence[str]) -> dict[str, ListedJob]:
-        """What the accounting says of these jobs, which no listing shows."""
-        command, read = _ACCOUNTING.get(self._kind, ([], None))
+        """Ask the accounting about these jobs, which the listing lacks."""
+        if not self._accounting or self._kind not in _ACCOUNTING:
+            return {}
+        command, read = _ACCOUNTING[self._kind]
         found = {}
-        for job in jobs[:_ONE_BY_ONE] if self._accounting and read is not None else ():
+        for job in jobs[:_ONE_BY_ONE]:
             try:
                 row = read(self._jobs.commands.run([*command, job]).out)
             except BatchTrouble as error:

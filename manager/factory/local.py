@@ -42,7 +42,7 @@ class LocalBatch:
     def submit(self, block: BlockId) -> str:
         """Start the pilot of a block; its process id."""
         name = job_name(self._session, block)
-        # What the shell is called: a later factory finds it by these words before it becomes the pilot.
+        # Arguments of the shell, by which a later factory finds it before it becomes the pilot.
         called = [name, PILOT, "--session", str(self._folder.parent), "--block", block]
         with (self._folder / f"{name}.out").open("ab") as out, (self._folder / f"{name}.err").open("ab") as err:
             process = subprocess.Popen(

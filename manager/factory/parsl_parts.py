@@ -22,7 +22,7 @@ class _Parts(ModuleType):
             raise AttributeError(name)
         with _lock:
             if type(self) is _Parts:
-                self.__class__ = ModuleType
+                object.__setattr__(self, "__class__", ModuleType)
                 assert self.__spec__ is not None
                 assert self.__spec__.loader is not None
                 self.__spec__.loader.exec_module(self)

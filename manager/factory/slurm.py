@@ -1,15 +1,14 @@
 """Slurm, for the factory.
 
-Submission goes through Parsl's SlurmProvider (`providers`); what it knows of jobs afterwards is not enough. It asks
-`sacct` for states alone, never for reasons, start times or nodes; a job that is out of `squeue` counts as completed; a
-failed one is rewritten to completed at the next query; preemption is a timeout, or an unknown word; and one job id that
-Slurm has forgotten makes `squeue --job` fail for all of them. So, instead:
+Parsl's SlurmProvider (`providers`) submits. It does not watch jobs well enough: it asks `sacct` for states, not for
+reasons, start times or nodes; it takes a job that is not in `squeue` for completed, and at the next query also a failed
+one; it does not know preemption; and `squeue --job` fails for all jobs if Slurm has forgotten one of them.
 
-One `squeue` shows all jobs of this user, those that ended within the last minutes (MinJobAge) among them, and is
-filtered here. A site's `squeue` may answer from a cache. So `scontrol`, which asks slurmctld, is asked about each job
-that the list lacks, or that the list still shows after it was cancelled; where there is accounting `sacct` is asked
-too. A job that neither knows is absent; its output may say how it ended, where Slurm writes "CANCELLED AT ... DUE TO
-PREEMPTION".
+Here one `squeue` lists all jobs of this user, including jobs that ended within the last minutes (MinJobAge), and the
+result is filtered. A site's `squeue` may answer from a cache, so this module asks `scontrol` (that is, slurmctld) about
+each job that the list lacks, and about a cancelled job that the list still shows. If slurmctld does not know a job,
+`sacct` may. A job that neither knows is absent; its output may tell how it ended, because Slurm writes "CANCELLED AT
+... DUE TO PREEMPTION" there.
 """
 
 from __future__ import annotations
@@ -199,7 +198,7 @@ class SlurmBatch:
         return slurm_output.read_squeue(said.out)
 
     def _ask_each(self, jobs: list[str]) -> dict[str, AccountedJob]:
-        """What Slurm says of these jobs when it is asked about each; a job that it does not know is left out."""
+        """Ask slurmctld, then the accounting, about these jobs; leave out jobs that neither knows."""
         wanted = [[job] for job in jobs] if len(jobs) <= _ONE_BY_ONE else [[]]
         shown: dict[str, AccountedJob] = {}
         for words in wanted:

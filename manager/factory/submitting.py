@@ -24,7 +24,7 @@ _NOT_NOW = re.compile(
 )
 """Scheduler errors that say nothing about the job."""
 _NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
-"""Those of them after which the scheduler may have taken the job all the same."""
+"""Errors of these after which the scheduler may have taken the job."""
 
 
 class Submitter:

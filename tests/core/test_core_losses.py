@@ -104,6 +104,13 @@ def test_a_pilot_that_refused_work_because_of_a_signal_is_lost_also_if_it_is_kil
     assert c.status().losses == {"cancelled": 1}
 
 
+def test_a_pilots_story_names_the_job_that_somebody_cancelled(cluster: Make) -> None:
+    c = running(cluster).lose("p1")
+    c.block("b1", phase=BlockPhase.ENDED, reason="cancelled by someone (scancel)", loss=LossReason.CANCELLED)
+    said = "counted as lost: cancelled; block b1's job job-b1 was cancelled by someone (scancel)"
+    assert said in [text for _, text in c.core.state.gone_pilots["p1"].notes]
+
+
 def test_the_end_of_the_session_settles_what_is_open(cluster: Make) -> None:
     c = running(cluster).lose("p1").tell("ana", say.EndSession("done"))
     assert recorded(c) == [(PilotEnd.LOST, LossReason.UNEXPLAINED)]
