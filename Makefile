@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel run test soak soak-serve check bench fuzz gpu gpu-kit reproduce format clean
+.PHONY: help install wheel run test condor soak soak-serve check bench fuzz gpu gpu-kit reproduce format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,6 +40,9 @@ run: $(STAMP) ## verify claims with a small language model; make run ARGS="--all
 
 test: $(STAMP) ## every test; make test ARGS="tests/core -k gang" for some; JOBS=1 for one after the other
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+condor: $(STAMP) ## the tests of HTCondor over its own daemons where they are on PATH; writes benchmarks/records/condor.json
+	PYTHONPATH=tests $(BIN)/python -m batch.condor.record $(ARGS)
 
 soak: $(STAMP) ## ten thousand faults over a real Slurm, an hour, root; make soak ARGS="--faults 500 --folder /tmp/soak"
 	PYTHONPATH=tests $(BIN)/python -m batch.soak $(ARGS)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import getpass
 import sys
 from pathlib import Path
-from typing import Any
 
-from batch.condor.ads import HELD, IDLE, REMOVED, RUNNING, Ad, is_true, turn
+from batch.condor.ads import HELD, IDLE, REMOVED, RUNNING, Ad, is_true, no_longer_held, turn
 from batch.condor.queue import Queue, id_of, schedd_is_up
 
 _WORDS = {
@@ -102,7 +101,7 @@ class _Act:
         elif status == REMOVED:
             return "already marked for removal"
         elif self._command == "condor_rm":
-            turn(ad, REMOVED, RemoveReason=self._reason, **_no_longer_held(ad))
+            turn(ad, REMOVED, RemoveReason=self._reason, **no_longer_held(ad))
             self._queue.put(ad)
         elif self._command == "condor_hold" and status == HELD:
             return "already held"
@@ -112,15 +111,10 @@ class _Act:
         elif self._command == "condor_release":
             if status != HELD:
                 return "not held to be released"
-            turn(ad, IDLE, **_no_longer_held(ad))
+            turn(ad, IDLE, **no_longer_held(ad))
             self._queue.put(ad)
         elif status != RUNNING:
             return f"not running to be {self._done}"
         else:
             self._queue.order_vacate(id_of(ad), wanted=True)
         return ""
-
-
-def _no_longer_held(ad: Ad) -> dict[str, Any]:
-    held = {"HoldReason": None, "HoldReasonCode": None, "HoldReasonSubCode": None}
-    return {**held, **{f"Last{name}": ad[name] for name in held if name in ad}}

@@ -23,8 +23,10 @@ def now() -> int:
 
 
 def turn(ad: Ad, status: int, **attributes: Any) -> None:
-    """A job's new state, and what is new with it; None takes an attribute away."""
+    """A job's new state, and what is new with it; None takes an attribute away. Holds are counted."""
     if ad["JobStatus"] != status:
+        if status == HELD:
+            ad["NumHolds"] = int(ad.get("NumHolds", 0)) + 1
         ad["LastJobStatus"] = ad["JobStatus"]
         ad["JobStatus"] = status
         ad["EnteredCurrentStatus"] = now()
@@ -33,6 +35,12 @@ def turn(ad: Ad, status: int, **attributes: Any) -> None:
             ad[name] = value
         elif name in ad:
             del ad[name]
+
+
+def no_longer_held(ad: Ad) -> dict[str, Any]:
+    """What changes in the ad of a held job that is held no more."""
+    held = {"HoldReason": None, "HoldReasonCode": None, "HoldReasonSubCode": None}
+    return {**held, **{f"Last{name}": ad[name] for name in held if name in ad}}
 
 
 def value(ad: Ad, name: str, default: Any = None) -> Any:
@@ -57,7 +65,8 @@ def machine_ad(machine: dict[str, Any], *, name: str, free: dict[str, int], gpus
         {
             "MyType": "Machine", "Name": name, "Machine": machine["name"], "Arch": "X86_64", "OpSys": "LINUX",
             "State": "Unclaimed", "Activity": "Idle", "HasFileTransfer": True, "TotalGPUs": len(machine["gpus"]),
-            "FileSystemDomain": machine["domain"], "UidDomain": machine["domain"], "GPUs": len(gpus), **free,
+            "FileSystemDomain": machine["domain"], "UidDomain": machine["user_domain"], "GPUs": len(gpus), **free,
+            "TotalSlotCpus": free["Cpus"], "TotalSlotMemory": free["Memory"], "TotalSlotGPUs": len(gpus),
         }
     )  # fmt: skip
     ad["Start"] = True

@@ -17,25 +17,26 @@ def analyze(folder: Path, ads: Sequence[Ad]) -> str:
 
 
 def _one(folder: Path, job: Ad) -> str:
-    slots = list(_slots(folder))
+    offered = list(slots(folder))
     lines = [f"The Requirements expression for job {id_of(job)} reduces to these conditions:", "", "        Slots"]
     lines += ["Step   Matched  Condition", "----- --------- ---------"]
     for number, condition in enumerate(_conditions(str(job.lookup("Requirements")))):
-        met = sum(_meets(job, slot, condition) for slot in slots)
+        met = sum(_meets(job, slot, condition) for slot in offered)
         lines.append(f"[{number}]{met:>12}  {condition}")
-    fit = sum(_meets(job, slot, str(job.lookup("Requirements"))) for slot in slots)
+    fit = sum(_meets(job, slot, str(job.lookup("Requirements"))) for slot in offered)
     cluster, proc = id_of(job)
     lines += [
         "", "", f"{cluster:03}.{proc:03}:  Run analysis summary ignoring user priority.  "
-        f"Of {len(slots)} slots on {len(slots)} machines,",
-        f"  {len(slots) - fit:5} slots are rejected by your job's requirements",
+        f"Of {len(offered)} slots on {len(offered)} machines,",
+        f"  {len(offered) - fit:5} slots are rejected by your job's requirements",
         f"  {0:5} slots reject your job because of their own requirements",
         f"  {fit:5} slots match and are willing to run your job", "",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def _slots(folder: Path) -> Iterator[Ad]:
+def slots(folder: Path) -> Iterator[Ad]:
+    """The slots of a pool where nothing runs."""
     for machine in json.loads((folder / "pool.json").read_text())["machines"]:
         free = {"Cpus": machine["cpus"], "Memory": machine["memory_mb"], "Disk": machine["disk_mb"] * 1024}
         yield machine_ad(machine, name=f"slot1@{machine['name']}", free=free, gpus=machine["gpus"])

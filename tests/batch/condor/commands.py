@@ -12,7 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
-from batch.condor import act, query, submit
+from batch.condor import act, query, status, submit
 
 SOCKET = "commands"
 
@@ -24,6 +24,10 @@ def run(folder: Path, command: str, arguments: list[str]) -> int:
             return query.condor_q(folder, arguments)
         case "condor_history":
             return query.condor_history(folder, arguments)
+        case "condor_status":
+            return status.condor_status(folder, arguments)
+        case "condor_config_val":
+            return status.condor_config_val(arguments)
         case "condor_submit":
             return submit.main(folder, arguments)
         case _:

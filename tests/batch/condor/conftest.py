@@ -6,29 +6,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from batch.condor import needs
+from batch.condor.machines import gpu, machine
 
 if TYPE_CHECKING:
     from batch.condor.pool import Pool
 
-_MISSING = "the fake HTCondor needs HTCondor's bindings for its job ads: pip install 'htcondor<25'"
+
+def start_pool(folder: Path, *machines: dict[str, Any], **options: Any) -> Pool:
+    """A pool of HTCondor's own daemons where they are on PATH, else of the stand-in."""
+    if needs.daemons() is not None:
+        from batch.condor.real import RealPool
+
+        return RealPool(folder, *machines, **options)  # type: ignore[return-value]  # it has the same methods
+    from batch.condor.pool import Pool
+
+    return Pool(folder, *machines, **options)
+
+
+@pytest.fixture(scope="package")
+def condor() -> None:
+    """HTCondor is here, or what the stand-in needs."""
+    if why := needs.missing():
+        pytest.skip(why)
 
 
 @pytest.fixture(scope="package")
 def bindings() -> None:
     """HTCondor's Python bindings are here."""
     if importlib.util.find_spec("htcondor") is None:
-        pytest.skip(_MISSING)
+        pytest.skip(needs.NO_BINDINGS)
 
 
 @pytest.fixture
-def make_pool(bindings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pool]]:
+def make_pool(condor: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pool]]:
     """Makes pools of one's own, whose commands are then on PATH."""
-    from batch.condor.pool import Pool
-
     made: list[Pool] = []
 
     def make(*machines: dict[str, Any], **options: Any) -> Pool:
-        pool = Pool(tmp_path / f"pool{len(made)}", *machines, **options)
+        pool = start_pool(tmp_path / f"pool{len(made)}", *machines, **options)
         made.append(pool)
         monkeypatch.setenv("PATH", str(pool.bin), prepend=":")
         return pool
@@ -39,13 +55,11 @@ def make_pool(bindings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(scope="package")
-def shared_pool(bindings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    from batch.condor.pool import Pool, gpu, machine
-
+def shared_pool(condor: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     a10s = gpu("GPU-aaaa0001", "NVIDIA A10"), gpu("GPU-bbbb0002", "NVIDIA A10")
     titan = gpu("GPU-cccc0003", "NVIDIA TITAN X (Pascal)", memory_mb=12_000)
     machines = machine("n1", *a10s), machine("n2", titan), machine("n3", HasScratch="true"), machine("n4")
-    pool = Pool(tmp_path_factory.mktemp("condor") / "pool", *machines)
+    pool = start_pool(tmp_path_factory.mktemp("condor") / "pool", *machines)
     yield pool
     pool.close()
 

@@ -7,41 +7,24 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
-from batch.condor.ads import HELD, IDLE, REMOVED, Ad, turn
+from batch.condor.ads import HELD, IDLE, REMOVED, Ad, no_longer_held, turn
 from batch.condor.queue import Queue, id_of, schedd_is_up
+from batch.condor.until import until
 from polling import PATIENCE_S
 
 COMMANDS = (
     "condor_submit", "condor_q", "condor_history", "condor_rm", "condor_hold", "condor_release", "condor_vacate_job",
+    "condor_status", "condor_config_val",
 )  # fmt: skip
 _TESTS = Path(__file__).parents[2]
 _COMMAND = """#!/bin/sh
 exec '{python}' -IS '{client}' '{folder}' {name} "$@"
 """
-
-
-def gpu(uuid: str, name: str, *, memory_mb: int = 24_000, capability: float = 8.6) -> dict[str, Any]:
-    """A GPU of a machine; `uuid` as HTCondor shortens them, `GPU-c4a646d7`."""
-    return {"uuid": uuid, "name": name, "memory_mb": memory_mb, "capability": capability}
-
-
-def machine(
-    name: str, *gpus: dict[str, Any], cpus: int = 8, memory_mb: int = 32_000, disk_mb: int = 100_000,
-    shared: bool = False, **more: str,
-) -> dict[str, Any]:  # fmt: skip
-    """A machine. `shared`: it sees the files of the access point. `more`: attributes of its ad, as expressions."""
-    domain = "submit.pool" if shared else f"{name}.pool"
-    return {
-        "name": name, "gpus": list(gpus), "cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "domain": domain,
-        "more": more,
-    }  # fmt: skip
 
 
 _SHARED_PORT = {
@@ -54,7 +37,10 @@ _SHARED_PORT = {
 class Pool:
     """A pool that runs. `kill_s`: between a soft kill and a hard one; `rematch_s`: how long an evicted job waits, long
     enough for a test to see it; `match_s`: how long an idle job waits for the negotiator (a minute in many pools);
-    `hold_over_memory`: jobs that take more memory than they asked for are held."""
+    `hold_over_memory`: jobs that take more memory than they asked for are held; `release_s`: held jobs are released
+    after so long, as SYSTEM_PERIODIC_RELEASE does (0: never)."""
+
+    is_real = False
 
     def __init__(
         self,
@@ -64,12 +50,13 @@ class Pool:
         rematch_s: int = 60,
         match_s: int = 0,
         hold_over_memory: bool = False,
+        release_s: int = 0,
     ) -> None:
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir(parents=True)
         pool = {
             "machines": machines, "kill_s": kill_s, "rematch_s": rematch_s, "match_s": match_s,
-            "hold_over_memory": hold_over_memory,
+            "hold_over_memory": hold_over_memory, "release_s": release_s,
         }  # fmt: skip
         (folder / "pool.json").write_text(json.dumps(pool))
         for name in COMMANDS:
@@ -135,8 +122,12 @@ class Pool:
         """As an administrator does."""
         with self._queue.change():
             ad = self.ad(job)
-            turn(ad, IDLE, LastHoldReason=ad["HoldReason"], HoldReason=None, HoldReasonCode=None)
+            turn(ad, IDLE, **no_longer_held(ad))
             self._queue.put(ad)
+
+    def hold_for_a_moment(self, job: str) -> None:
+        """A hold that is over before anybody looks, the schedd too."""
+        self.change(job, JobStatus=IDLE, LastJobStatus=HELD)
 
     def change(self, job: str, **attributes: Any) -> None:
         """Rewrite attributes of a job, as condor_qedit does."""
@@ -236,14 +227,3 @@ def _kill_tree(pid: int) -> None:
         for process in [starter, *starter.children(recursive=True)]:  # or the starter could tell how its job ended
             with suppress(psutil.Error):
                 process.kill()
-
-
-def until(true: Callable[[], Any], *, seconds: float = PATIENCE_S, what: str = "it") -> Any:
-    """Poll until something is true."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.03)
-    raise AssertionError(f"{what} did not happen within {seconds} s")

@@ -19,14 +19,14 @@ from typing import Any
 
 import psutil
 from batch.condor import slots
-from batch.condor.ads import COMPLETED, HELD, IDLE, REMOVED, RUNNING, Ad, is_true, now, turn, value
+from batch.condor.ads import COMPLETED, HELD, IDLE, REMOVED, RUNNING, Ad, is_true, no_longer_held, now, turn, value
 from batch.condor.queue import Id, Queue, hold_lock, id_of
 from batch.condor.transfer import TransferError, bring_back, send
 
 _POLL_S = 0.05
 _POLICY_S = 0.3
 """How often periodic expressions are evaluated (HTCondor: every minute)."""
-_BY_POLICY, _NOT_RUN, _NOT_SENT, _OUT_OF_RESOURCES = 3, 6, 13, 34
+_BY_OWNER, _BY_POLICY, _NOT_RUN, _NOT_OPENED, _NOT_SENT, _OUT_OF_RESOURCES = 1, 3, 6, 7, 13, 34
 """Codes of holds."""
 _MEMORY = 102
 """A subcode of the last."""
@@ -79,6 +79,15 @@ class Schedd:
                 why = f"The job attribute {name} expression '{expression}' evaluated to TRUE"
                 more = {"HoldReasonCode": _BY_POLICY, "HoldReasonSubCode": 0} if status == HELD else {}
                 self._turn(id_of(ad), status, was=int(ad["JobStatus"]), **{f"{verb}Reason": why}, **more)
+
+        for ad in self._queue.jobs() if self._pool["release_s"] else ():
+            by_owner = value(ad, "HoldReasonCode") == _BY_OWNER
+            if ad["JobStatus"] == HELD and not by_owner and self._is_over_s(ad, self._pool["release_s"]):
+                self._turn(id_of(ad), IDLE, was=HELD, **no_longer_held(ad))
+
+    def _is_over_s(self, ad: Ad, seconds: int) -> bool:
+        """Whether a job has been in its state for longer than this."""
+        return now() - int(ad["EnteredCurrentStatus"]) > seconds
 
     def _turn(self, job: Id, status: int, *, was: int, **attributes: Any) -> bool:
         """A job's new state, if it is still in the one that we saw it in; whether it was."""
@@ -143,6 +152,8 @@ class Schedd:
         with self._queue.change():
             ad = next(ad for ad in self._queue.jobs() if id_of(ad) == job)
             ad["LastRemoteHost"] = ad["RemoteHost"]
+            if "code" in ending or "signal" in ending:  # the shadow writes it when it ends
+                ad["NumJobStarts"] = int(value(ad, "NumJobStarts", 0)) + 1
             self._queue.order_vacate(job, wanted=False)
             if "failure" in ending:
                 why = f"Error from {start['slot']}: {ending['failure']}"
@@ -181,11 +192,18 @@ class Schedd:
         job, started, runs = id_of(ad), now(), int(value(ad, "NumShadowStarts", 0)) + 1
         sandbox = self._folder / "execute" / f"dir_{job.cluster}_{job.proc}_{runs}"
         sandbox.mkdir(parents=True, exist_ok=True)
-        new = dict.fromkeys(("NumShadowStarts", "NumJobStarts", "JobRunCount"), runs)
+        new = dict.fromkeys(("NumShadowStarts", "JobRunCount"), runs)
+        new |= {"NumJobStarts": value(ad, "NumJobStarts", 0)}
         new |= dict.fromkeys(("JobCurrentStartDate", "JobCurrentStartExecutingDate"), started)
         new |= {"JobStartDate": value(ad, "JobStartDate", started)}
         new |= {"RemoteHost": claim.slot, "AssignedGPUs": ",".join(claim.gpus)}
         turn(ad, RUNNING, **new)
+        if claim.is_of_other_users and not slots.sends_files(ad, claim):
+            shutil.rmtree(sandbox)
+            why = f"Failed to open '{ad['Iwd']}/{ad['Out']}' as standard output: Permission denied (errno 13)"
+            held = {"HoldReasonCode": _NOT_OPENED, "HoldReasonSubCode": 13}
+            self._turn(job, HELD, was=IDLE, HoldReason=f"Error from {claim.slot}: {why}", **held)
+            return
         try:
             run = send(ad, sandbox, machine=claim.ad)
         except TransferError as error:

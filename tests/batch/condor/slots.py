@@ -11,6 +11,8 @@ import htcondor  # gives ClassAds the functions of HTCondor's own, `countMatches
 from batch.condor.ads import Ad, gpu_ad, is_true, machine_ad, value
 
 _AMOUNTS = ("Cpus", "Memory", "Disk")
+OWN_DOMAIN = "submit.pool"
+"""The domain of users, and of files, that the access point is in."""
 Start = dict[str, Any]
 """What `start.json` says of a job that runs: `machine`, `claimed` amounts, `gpus`, and how it was started."""
 
@@ -24,6 +26,7 @@ class Claim(NamedTuple):
     gpus: list[str]
     ad: Ad
     has_gpus: bool
+    is_of_other_users: bool
 
 
 def find(job: Ad, machines: Sequence[dict[str, Any]], running: Sequence[Start]) -> Claim | None:
@@ -48,7 +51,13 @@ def _claim(job: Ad, machine: dict[str, Any], gpus: Sequence[dict[str, Any]], *, 
     uuids = [gpu["uuid"] for gpu in mine]
     ad = machine_ad(machine, name=slot, free=claimed, gpus=mine)
     ad["AssignedGPUs"] = ",".join(uuids)
-    return Claim(machine["name"], slot, claimed, uuids, ad, bool(machine["gpus"]))
+    return Claim(machine["name"], slot, claimed, uuids, ad, bool(machine["gpus"]), machine["user_domain"] != OWN_DOMAIN)
+
+
+def sends_files(job: Ad, claim: Claim) -> bool:
+    """Whether a job's files are sent to its machine, and those that it writes back."""
+    how = value(job, "ShouldTransferFiles", "IF_NEEDED")
+    return how == "YES" or (how == "IF_NEEDED" and claim.ad["FileSystemDomain"] != OWN_DOMAIN)
 
 
 def _number(taken: Sequence[Start]) -> int:

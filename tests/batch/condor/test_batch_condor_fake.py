@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def new_pool(make_pool: Callable[..., Pool]) -> Pool:
     """One whose jobs are numbered from 1."""
-    from batch.condor.pool import machine
+    from batch.condor.machines import machine
 
     return make_pool(machine("n1"))
 
@@ -126,7 +126,7 @@ def test_a_job_outlives_its_schedd_and_nothing_outlives_its_job(new_pool: Pool, 
     (tmp_path / "job.sh").chmod(0o755)
     new_pool.run("condor_submit", write(tmp_path, "executable = job.sh\nqueue\n"), cwd=tmp_path)
     new_pool.wait("1.0", 2)
-    from batch.condor.pool import until
+    from batch.condor.until import until
 
     processes = until(lambda: len(found := new_pool.processes("1.0")) == 3 and found, what="three processes")
     new_pool.stop_schedd()

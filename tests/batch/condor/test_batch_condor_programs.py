@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from batch.condor.machines import machine
 from environment.small import SmallEnvironment
 from faults.world import until
 from packaging.requirements import Requirement
@@ -25,6 +26,7 @@ poll = "300 ms"
 [pilot]
 devices = "cpu:1"
 cache_size = "1 GB"
+{most}
 [session]
 heartbeat = "1 s"
 lease = "30 s"
@@ -55,9 +57,10 @@ def whereabouts(_, go=None):
     return pilot.environ() | {"cwd": pilot.cwd()}
 
 
-def write_site(folder: Path, *, provider: str = "", more: str = "") -> Path:
+def write_site(folder: Path, *, provider: str = "", more: str = "", blocks: int = 0) -> Path:
     file = folder / "pool.toml"
-    file.write_text(SITE.format(provider=provider, more=more))
+    most = f"max_blocks = {blocks}" if blocks else ""
+    file.write_text(SITE.format(provider=provider, more=more, most=most))
     return file
 
 
@@ -66,7 +69,9 @@ def test_a_call_runs_in_a_slot_with_what_the_site_asks_for(pool, world):
     with stoker.load(site, run_dir=str(world.runs)) as session:
         given = whereabouts().result(120)
         assert given["CUDA_VISIBLE_DEVICES"] == "GPU-cccc0003"
-        until(lambda: session.status().jobs[0].reason.endswith("@n2"), why="HTCondor says where the job runs")
+        until(
+            lambda: session.status().jobs[0].reason.rstrip("@").endswith("@n2"), why="HTCondor says where the job runs"
+        )
         [block] = session.status().jobs
         assert block.phase == "running"
         [pilot] = session.status().pilots
@@ -128,8 +133,6 @@ def test_a_condor_master_that_is_killed_costs_no_call(pool, world):
 
 
 def test_a_machine_that_dies_is_replaced_although_condor_says_that_its_job_runs(make_pool, world):
-    from batch.condor.pool import machine
-
     pool = make_pool(machine("n1"), machine("n2"))
     site = write_site(world.path)
     site.write_text(site.read_text().replace('lease = "30 s"', 'lease = "4 s"'))
@@ -138,7 +141,7 @@ def test_a_machine_that_dies_is_replaced_although_condor_says_that_its_job_runs(
         results = stoker.map(stoker.app(context=gate(str(go)))(write), range(200), window=200)
         got = [next(results) for _ in range(10)]
         [block] = session.status().jobs
-        pool.crash(pool.ad(block.job)["RemoteHost"].rpartition("@")[2])
+        pool.crash(pool.ad(block.job)["RemoteHost"].rstrip("@").rpartition("@")[2])
         go.touch()
         assert [*got, *results] == list(range(200))
         status = session.status()
@@ -164,6 +167,25 @@ def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, worl
         assert "no more jobs are asked for" in session.status().trouble["pool"]
         assert session.status().losses == {"out of memory": 2}
     assert pool.queued() == []
+
+
+HOG = """python3 -c 'import time; held = b"1" * 600_000_000; time.sleep(600)' &"""
+"""What a job runs beside its pilot, and what takes more memory than the job asked for."""
+
+
+def test_a_pool_that_releases_held_jobs_does_not_run_them_forever(make_pool, world):
+    pool = make_pool(machine("n1"), hold_over_memory=True, release_s=2)
+    provider = f"memory = \"256 MB\"\nworker_init = '''{HOG}'''"
+    site = write_site(world.path, provider=provider, blocks=1)
+    with stoker.load(site, run_dir=str(world.runs)) as session:
+        never = whereabouts(world.path / "never")
+        advice = 'memory = "256 MB" is too small for what the pilot used'
+        until(lambda: advice in session.status().trouble.get("pool", ""), limit_s=60, why="the first hold is told")
+        with pytest.raises(stoker.StokerError) as failed:
+            never.result(120)
+        assert "jobs were held twice in a row for the same cause" in str(failed.value)
+        assert advice in str(failed.value)
+        until(lambda: pool.queued() == [], why="the job is removed")
 
 
 def test_a_block_says_why_it_waits(pool, world):

@@ -1,0 +1,23 @@
+"""The machines of a pool, as a test describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def gpu(uuid: str, name: str, *, memory_mb: int = 24_000, capability: float = 8.6) -> dict[str, Any]:
+    """A GPU of a machine; `uuid` as HTCondor shortens them, `GPU-c4a646d7`."""
+    return {"uuid": uuid, "name": name, "memory_mb": memory_mb, "capability": capability}
+
+
+def machine(
+    name: str, *gpus: dict[str, Any], cpus: int = 8, memory_mb: int = 32_000, disk_mb: int = 100_000,
+    shared: bool = False, slot_users: bool = False, **more: str,
+) -> dict[str, Any]:  # fmt: skip
+    """A machine. `shared`: it sees the files of the access point; `slot_users`: it runs jobs as users of its own.
+    `more`: attributes of its ad, as expressions."""
+    domain = "submit.pool" if shared else f"{name}.pool"
+    return {
+        "name": name, "gpus": list(gpus), "cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "domain": domain,
+        "user_domain": f"{name}.pool" if slot_users else "submit.pool", "more": more,
+    }  # fmt: skip

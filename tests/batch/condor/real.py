@@ -1,0 +1,363 @@
+"""A pool of HTCondor's own daemons, as a test holds it: with the same methods as the stand-in (`pool`).
+
+Every daemon runs as this user, on loopback, with its files in the pool's folder: one master for collector and
+negotiator, one with a startd for each machine, and the schedd by itself, so that a test can kill it and start it again.
+Intervals are seconds where HTCondor's are minutes. What only root may do is left out: cgroups, slot users, a private
+/tmp. GPUs are what an inventory script says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from batch.condor.needs import daemons
+from batch.condor.until import until
+from free_port import free_port
+from polling import PATIENCE_S
+
+COMMANDS = (
+    "condor_submit", "condor_q", "condor_history", "condor_rm", "condor_hold", "condor_release", "condor_vacate_job",
+    "condor_status", "condor_config_val",
+)  # fmt: skip
+_RUNNING, _HELD = 2, 5
+_POOL = """\
+RELEASE_DIR = {release}
+BIN = {release}/bin
+SBIN = {release}/sbin
+LIBEXEC = {libexec}
+LOCAL_DIR = {folder}/central
+LOG = $(LOCAL_DIR)/log
+SPOOL = $(LOCAL_DIR)/spool
+EXECUTE = $(LOCAL_DIR)/execute
+LOCK = $(LOCAL_DIR)/lock
+RUN = $(LOCAL_DIR)/run
+CONDOR_HOST = 127.0.0.1
+COLLECTOR_HOST = 127.0.0.1:{port}
+NETWORK_INTERFACE = 127.0.0.1
+BIND_ALL_INTERFACES = False
+USE_SHARED_PORT = False
+UID_DOMAIN = submit.pool
+FILESYSTEM_DOMAIN = submit.pool
+SCHEDD_NAME = submit.pool@
+DAEMON_LIST = MASTER COLLECTOR NEGOTIATOR
+SEC_DEFAULT_AUTHENTICATION_METHODS = FS
+SEC_DEFAULT_AUTHENTICATION = OPTIONAL
+SEC_DEFAULT_ENCRYPTION = OPTIONAL
+SEC_DEFAULT_INTEGRITY = OPTIONAL
+SEC_USE_FAMILY_SESSION = False
+ALLOW_READ = *
+ALLOW_WRITE = *
+ALLOW_DAEMON = *
+ALLOW_ADMINISTRATOR = *
+ALLOW_NEGOTIATOR = *
+ENABLE_URL_TRANSFERS = False
+NEGOTIATOR_INTERVAL = 2
+NEGOTIATOR_MIN_INTERVAL = 1
+NEGOTIATOR_CYCLE_DELAY = 1
+SCHEDD_INTERVAL = 2
+SCHEDD_MIN_INTERVAL = 1
+UPDATE_INTERVAL = 2
+POLLING_INTERVAL = 1
+PERIODIC_EXPR_INTERVAL = 2
+MAX_PERIODIC_EXPR_INTERVAL = 2
+STARTER_UPDATE_INTERVAL = 2
+STARTER_INITIAL_UPDATE_INTERVAL = 1
+RUNBENCHMARKS = False
+KILLING_TIMEOUT = {kill_s}
+SYSTEM_PERIODIC_RELEASE = {release_if}
+"""
+_MACHINE = """\
+include : {folder}/condor_config
+LOCAL_DIR = {place}
+DAEMON_LIST = MASTER STARTD
+MASTER_NAME = {name}@
+STARTD_NAME = {name}@
+FILESYSTEM_DOMAIN = {domain}
+NUM_CPUS = {cpus}
+MEMORY = {memory_mb}
+SLOT_TYPE_1 = 100%
+SLOT_TYPE_1_PARTITIONABLE = True
+NUM_SLOTS_TYPE_1 = 1
+use POLICY : Always_Run_Jobs
+MAXJOBRETIREMENTTIME = 0
+"""
+_FOLDERS = ("log", "spool", "execute", "lock", "run")
+
+
+class RealPool:
+    """A pool that runs. The options are those of the stand-in; `rematch_s` is up to HTCondor here."""
+
+    is_real = True
+
+    def __init__(
+        self,
+        folder: Path,
+        *machines: dict[str, Any],
+        kill_s: float = 5.0,
+        rematch_s: int = 60,
+        match_s: int = 0,
+        hold_over_memory: bool = False,
+        release_s: int = 0,
+    ) -> None:
+        if match_s:
+            pytest.skip("how long HTCondor's negotiator takes is up to HTCondor")
+        self.folder, self.bin = folder, folder / "bin"
+        self.bin.mkdir(parents=True)
+        self._names = [machine["name"] for machine in machines]
+        self._orphans: list[psutil.Process] = []
+        self._stopped: list[psutil.Process] = []
+        self._masters: dict[str, subprocess.Popen[bytes]] = {}
+        self._schedd: subprocess.Popen[bytes] | None = None
+        self._config = folder / "condor_config"
+        found = daemons()
+        assert found is not None
+        over = f"time() - EnteredCurrentStatus > {release_s} && HoldReasonCode =!= 1" if release_s else "False"
+        text = _POOL.format(
+            release=found.release, libexec=found.libexec, folder=folder, port=free_port(), kill_s=int(kill_s),
+            release_if=over,
+        )  # fmt: skip
+        self._config.write_text(text)
+        for name in COMMANDS:
+            self._write_program(
+                self.bin / name, f"#!/bin/sh\nexec env CONDOR_CONFIG='{self._config}' '{found.bin / name}' \"$@\"\n"
+            )
+        self._make_folders(folder / "central")
+        self._masters[""] = self._start("condor_master", self._config)
+        for machine in machines:
+            self._start_machine(machine, hold_over_memory=hold_over_memory)
+        self.start_schedd()
+        until(self._all_are_up, what="every machine in the pool")
+
+    # ---- what a user does
+
+    def run(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """One of the commands; nothing is checked."""
+        return subprocess.run([self.bin / words[0], *words[1:]], cwd=cwd, capture_output=True, text=True, timeout=60)
+
+    def ad(self, job: str) -> dict[str, Any]:
+        """A job's ad, in the queue or in the history."""
+        for command in ("condor_q", "condor_history"):
+            said = self.run(command, job, "-json").stdout
+            for ad in json.loads(said or "[]"):
+                return dict(ad)
+        raise KeyError(f"no job {job} in {self.queued()}, nor in the history")
+
+    def queued(self) -> list[str]:
+        """The ids of the jobs in the queue."""
+        return self.run("condor_q", "-allusers", "-af:j", "Nothing").stdout.split()[::2]
+
+    def status(self, job: str) -> int:
+        """JobStatus: 1 idle, 2 running, 3 removed, 4 completed, 5 held."""
+        return int(self.ad(job)["JobStatus"])
+
+    def wait(self, job: str, status: int, *, seconds: float = PATIENCE_S) -> dict[str, Any]:
+        """Wait until a job has this status; its ad."""
+        until(lambda: self.status(job) == status, seconds=seconds, what=f"job {job} in status {status}")
+        return self.ad(job)
+
+    # ---- what befalls jobs
+
+    def evict(self, job: str) -> None:
+        """The machine wants its slot back: its PREEMPT expression is true of the slot with this job."""
+        name = self.ad(job)["RemoteHost"].partition("@")[2].rstrip("@")
+        started = self.ad(job)["JobCurrentStartDate"]
+        cluster, _, proc = job.partition(".")
+        self._set(name, "PREEMPT", f"TARGET.ClusterId =?= {cluster} && TARGET.ProcId =?= {proc}")
+        until(lambda: not self._still_runs(job, started), what=f"the eviction of job {job}")
+        self._set(name, "PREEMPT", "False")
+
+    def _still_runs(self, job: str, started: int) -> bool:
+        ad = self.ad(job)
+        return ad["JobStatus"] == _RUNNING and ad["JobCurrentStartDate"] == started
+
+    def hold(
+        self, job: str, reason: str, *, code: int, subcode: int = 0, used_mb: int = 0, held_for_s: int = 0
+    ) -> None:
+        """HTCondor holds the job, which has used so much memory, and has done so for a while."""
+        self.run("condor_hold", "-reason", reason, job)
+        self.wait(job, _HELD)
+        held_at = self.ad(job)["EnteredCurrentStatus"] - held_for_s
+        more = {"ResidentSetSize_RAW": used_mb * 1024} if used_mb else {}
+        self.change(
+            job, HoldReason=reason, HoldReasonSubCode=subcode, **more, HoldReasonCode=code, EnteredCurrentStatus=held_at
+        )
+
+    def release(self, job: str) -> None:
+        """As an administrator does."""
+        self.run("condor_release", job)
+
+    def hold_for_a_moment(self, job: str) -> None:
+        """A hold that is over before anybody looks."""
+        self.run("condor_hold", job)
+        self.run("condor_release", job)
+
+    def change(self, job: str, **attributes: Any) -> None:
+        """Rewrite attributes of a job, as condor_qedit does."""
+        words = [word for name, value in attributes.items() for word in (name, json.dumps(value))]
+        said = self._condor("condor_qedit", job, *words)
+        assert said.returncode == 0, said.stderr
+
+    def clear(self) -> None:
+        """Hear of every machine again, remove every job, and wait until it is gone."""
+        self._wake()
+        self.run("condor_rm", "-all")
+        until(lambda: not self.queued(), what="the queue being empty")
+
+    def lose(self, name: str) -> None:
+        """Nothing is heard of a machine from now on."""
+        master = psutil.Process(self._masters[name].pid)
+        for process in [master, *master.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                if process.name().startswith("condor_"):
+                    process.suspend()
+                    self._stopped.append(process)
+
+    def crash(self, name: str) -> None:
+        """A machine loses its power: its daemons and jobs are dead, and nothing is heard of it from now on."""
+        master = psutil.Process(self._masters[name].pid)
+        for process in [master, *master.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._masters[name].wait()
+
+    def kill_master(self, name: str) -> None:
+        """condor_master is killed on a machine: its starters end and their folders are cleared. The jobs live on."""
+        self._orphans += self._jobs_of(name)
+        self._masters[name].kill()
+        self._masters[name].wait()
+
+    def orphans(self) -> list[psutil.Process]:
+        """What still runs of the jobs whose starters were killed."""
+        return [process for process in self._orphans if process.is_running() and process.status() != "zombie"]
+
+    def processes(self, job: str) -> list[psutil.Process]:
+        """The processes of a running job; none while it is being started."""
+        slot, _, name = self.ad(job).get("RemoteHost", "").rstrip("@").partition("@")
+        return [
+            process
+            for starter in self._starters(name)
+            if slot in starter.cmdline()
+            for process in starter.children(recursive=True)
+        ]
+
+    def _jobs_of(self, name: str) -> list[psutil.Process]:
+        return [process for starter in self._starters(name) for process in starter.children(recursive=True)]
+
+    def _starters(self, name: str) -> list[psutil.Process]:
+        if name not in self._masters:
+            return []
+        children = psutil.Process(self._masters[name].pid).children(recursive=True)
+        return [process for process in children if process.name() == "condor_starter"]
+
+    # ---- daemons
+
+    def stop_schedd(self, *, shared_port: str = "") -> None:
+        """Kill the schedd; jobs go on."""
+        if shared_port:
+            pytest.skip("this pool has no shared_port daemon")
+        if self._schedd is not None:
+            self._schedd.kill()
+            self._schedd.wait()
+            self._schedd = None
+
+    def start_schedd(self) -> None:
+        """Start the schedd (again)."""
+        self._schedd = self._start("condor_schedd", self._config)
+        until(lambda: self.run("condor_q", "-allusers").returncode == 0, what="the schedd")
+
+    def close(self) -> None:
+        """End everything."""
+        self._wake()
+        started = [*self._masters.values(), *filter(None, [self._schedd])]
+        there = [psutil.Process(each.pid) for each in started if each.poll() is None]
+        for process in [*there, *(child for one in there for child in one.children(recursive=True)), *self.orphans()]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        for each in started:
+            each.wait()
+
+    def _wake(self) -> None:
+        for process in self._stopped:
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+        self._stopped = []
+
+    def _start_machine(self, machine: dict[str, Any], *, hold_over_memory: bool) -> None:
+        name, place = machine["name"], self.folder / machine["name"]
+        self._make_folders(place)
+        lines = [
+            _MACHINE.format(
+                folder=self.folder,
+                place=place,
+                **{key: machine[key] for key in ("name", "domain", "cpus", "memory_mb")},
+            )
+        ]
+        for attribute, expression in machine["more"].items():
+            lines.append(f"{attribute} = {expression}\nSTARTD_ATTRS = $(STARTD_ATTRS) {attribute}\n")
+        if machine["gpus"]:
+            self._write_program(place / "gpus", _inventory(machine["gpus"]))
+            lines.append(f"use FEATURE : GPUs\nMACHINE_RESOURCE_INVENTORY_GPUs = {place}/gpus\n")
+        if hold_over_memory:
+            lines.append("use POLICY : HOLD_IF_MEMORY_EXCEEDED\n")
+        (place / "condor_config").write_text("".join(lines))
+        self._masters[name] = self._start("condor_master", place / "condor_config")
+
+    def _all_are_up(self) -> bool:
+        said = self.run("condor_status", "-af", "Name").stdout.split()
+        return len(said) == len(self._names)
+
+    def _set(self, name: str, setting: str, value: str) -> None:
+        """Change a setting of a machine's startd."""
+        config = self.folder / name / "condor_config"
+        config.write_text(f"{config.read_text()}{setting} = {value}\n")
+        for process in psutil.Process(self._masters[name].pid).children():
+            if process.name() == "condor_startd":
+                process.send_signal(signal.SIGHUP)
+
+    def _condor(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        found = daemons()
+        assert found is not None
+        environ = {**os.environ, "CONDOR_CONFIG": str(self._config)}
+        return subprocess.run([found.bin / name, *words], env=environ, capture_output=True, text=True, timeout=60)
+
+    def _start(self, name: str, config: Path) -> subprocess.Popen[bytes]:
+        found = daemons()
+        assert found is not None
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
+        with (self.folder / f"{config.parent.name}-{name}.txt").open("ab") as said:
+            return subprocess.Popen(
+                [found.sbin / name, "-f"], env={**environ, "CONDOR_CONFIG": str(config)}, stdin=subprocess.DEVNULL,
+                stdout=said, stderr=said, start_new_session=True,
+            )  # fmt: skip
+
+    def _make_folders(self, place: Path) -> None:
+        for name in _FOLDERS:
+            (place / name).mkdir(parents=True)
+
+    def _write_program(self, file: Path, text: str) -> None:
+        file.write_text(text)
+        file.chmod(file.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def _inventory(gpus: Sequence[dict[str, Any]]) -> str:
+    """A script that prints what condor_gpu_discovery would, had the machine these GPUs."""
+    names = ", ".join(gpu["uuid"] for gpu in gpus)
+    lines = [f'DetectedGPUs="{names}"']
+    for gpu in gpus:
+        facts = {
+            "id": gpu["uuid"], "DeviceUuid": gpu["uuid"].removeprefix("GPU-"), "DeviceName": gpu["name"],
+            "Capability": gpu["capability"], "GlobalMemoryMb": gpu["memory_mb"],
+        }  # fmt: skip
+        inside = " ".join(f"{name}={json.dumps(value)};" for name, value in facts.items())
+        lines.append(f"{gpu['uuid'].replace('-', '_')}=[ {inside} ]")
+    return "#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n"
