@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from parsl.app import errors
 
 from stoker.pilot.library.bash_failures import in_words
@@ -27,6 +29,9 @@ def with_its_command(error: BaseException) -> BaseException:
     """Parsl's exception for a command as one that says what a library has found out; any other one as it is."""
     if type(error) is not errors.BashExitFailure or not hasattr(error, "command"):
         return error
-    more = BashExitFailure(error.app_name, error.exitcode, str(error.command), str(getattr(error, "last_lines", "")))
+    raised: Any = error
+    more = BashExitFailure(
+        raised.app_name, raised.exitcode, str(raised.command), str(getattr(raised, "last_lines", ""))
+    )
     more.__cause__ = error.__cause__
     return more
