@@ -23,6 +23,9 @@ from stoker.manager.protocol.blocks import BlockPhase
 _ROUNDS = 2
 """A measured rate counts once every slot has ended about so many calls within its window."""
 
+_MEASURED_S = 5.0
+"""A measured rate counts from this time after the first result: first results come one by one, whatever the rate."""
+
 _HERE = (PilotState.HERE, PilotState.CUT)
 
 
@@ -107,7 +110,8 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
     if not slots:
         count = max(1, (_devices_here(state) or _devices_expected(state)) // max(1, context.recipe.needs.devices))
         slots = [context.slots] * count
-    if ready and recent.total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
+    is_measured = recent.since_s(context.rate, now=state.now) >= _MEASURED_S
+    if ready and is_measured and recent.total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
         return recent.per_second(context.rate, now=state.now), count
     run_s = max(context.run_s, _runs_for_s(state, context)) if context.run_s else 0.0
     return (sum(slots) / gang / run_s if run_s else 0.0), count

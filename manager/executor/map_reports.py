@@ -40,6 +40,7 @@ class MapReports:
         self._size = batch_size or 1
         self._sent = self._ended = self._kept = 0
         """Calls sent, calls ended, and calls whose results an earlier run has kept."""
+        self._told_kept = 0
         self._clock = clock
         self._told_at: float | None = None
         self._is_over = False
@@ -47,6 +48,8 @@ class MapReports:
     def sent(self, calls: int) -> None:
         """Count calls that leave with the next frame."""
         self._sent += calls
+        if self._told_kept != self._kept:  # results of earlier runs were found since: they took no time
+            self._told_at = None
         self._report()
 
     def ended(self, calls: int) -> None:
@@ -70,7 +73,7 @@ class MapReports:
         now = self._clock()
         if self._is_over or (self._told_at is not None and now - self._told_at < _EVERY_S):
             return
-        self._told_at = now
+        self._told_at, self._told_kept = now, self._kept
         self._tell(self._now())
 
     def _now(self) -> MapReport:

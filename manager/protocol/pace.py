@@ -6,7 +6,7 @@ and halves with each burst that enters or leaves it. This estimator does four th
 - It measures from burst to burst. The rate is the count of the results after one burst, up to the end of a later one,
   over the time between these two. The window is 30 s, or five times the longest gap between arrivals if that is more.
 - It follows changes slowly: the rate moves towards a new measurement with a time constant of 10 s, by a factor of
-  1.4 in 10 s at most.
+  1.4 in 10 s at most (1.7 if the measurement is more than three times as high or low).
 - The time until the first burst counts until as much time has passed again with gaps half as long: it may hold the
   load of a model.
 - It counts down between bursts, because the next burst is partly computed. If nothing arrives for 1.5 times the
@@ -30,6 +30,10 @@ _TOGETHER_S, _TOGETHER = 1.0, 0.25
 _FOLLOW_S = 10.0
 _STEP, _MOST_STEP = math.log(1.4) / 10.0, math.log(1.35)
 """The most that the logarithm of the rate moves in a second, and with one burst."""
+_FAR, _FAR_STEP = math.log(3.0), math.log(1.7) / 10.0
+"""Further from the measurement than this, the rate follows faster: so much has really changed."""
+_SETTLE_S = 5.0
+"""Nothing is said before this time after the first arrival: first results come one by one, whatever the rate."""
 _STALLED = 1.5
 """After this many of the longest gaps without an arrival the rate falls."""
 
@@ -51,7 +55,8 @@ class WorkPace:
         self._bursts: deque[_Burst] = deque([_Burst(now, 0.0)])
         """Those in the window. It begins with the end of the first one, whose count is not used."""
         self._rate = 0.0
-        """As of the last burst that is complete; 0.0 before the first."""
+        """As of the last burst that is complete; 0.0 before there is a first measurement."""
+        self._first_at: float | None = None
         self._rated_at = now
         self._longest_s = 0.0
 
@@ -64,13 +69,16 @@ class WorkPace:
         """Count results that arrive now."""
         if count <= 0:
             return
+        if self._first_at is None:
+            self._first_at = now
         last = self._bursts[-1]
         if len(self._bursts) > 1 and not self._is_complete(now):
             last.last = now
             last.count += count
             return
         self._rate = self.per_second(now)
-        self._follow()
+        if self._rate:
+            self._follow()
         self._bursts.append(_Burst(now, count))
         self._slide()
 
@@ -99,8 +107,10 @@ class WorkPace:
         return now - self._bursts[-1].first >= max(_TOGETHER_S, _TOGETHER * self._longest_s)
 
     def _rate_now(self, now: float) -> float:
-        if self._rate or len(self._bursts) < 2 or not self._is_complete(now):
+        if self._rate or self._first_at is None or now < self._first_at + _SETTLE_S:
             return self._rate
+        if len(self._bursts) == 2 and not self._is_complete(now):
+            return 0.0
         return self._measured()
 
     def _counted(self) -> float:
@@ -115,7 +125,7 @@ class WorkPace:
         bursts = self._bursts
         gaps = [bursts[at].first - bursts[at - 1].last for at in range(1, len(bursts))]
         since_first_s = bursts[-1].first - bursts[1].first
-        if not bursts[0].count and gaps[0] <= since_first_s and gaps[0] > 2 * max(gaps[1:]):
+        if not bursts[0].count and gaps[0] <= since_first_s and gaps[0] > 2 * max(gaps[1:], default=math.inf):
             bursts.popleft()
         self._longest_s = max(bursts[at].first - bursts[at - 1].last for at in range(1, len(bursts)))
         begins = bursts[-1].last - max(WINDOW_S, _GAPS * self._longest_s)
@@ -126,14 +136,12 @@ class WorkPace:
         """Move the rate towards the measurement up to the last burst, which is complete."""
         if len(self._bursts) < 2 or self._bursts[-1].last - self._bursts[0].last < _TOGETHER_S:
             return
-        now, measured, before = self._bursts[-1].last, self._measured(), self._rate
-        since_s, self._rated_at = now - self._rated_at, now
-        if not before:
-            self._rate = measured
-            return
-        step = (1.0 - math.exp(-since_s / _FOLLOW_S)) * math.log(measured / before)
-        most = min(_STEP * since_s, _MOST_STEP)
-        self._rate = before * math.exp(max(-most, min(most, step)))
+        now = self._bursts[-1].last
+        since_s, self._rated_at = max(0.0, now - self._rated_at), now
+        far = math.log(self._measured() / self._rate)
+        step = (1.0 - math.exp(-since_s / _FOLLOW_S)) * far
+        most = min((_FAR_STEP if abs(far) > _FAR else _STEP) * since_s, _MOST_STEP)
+        self._rate *= math.exp(max(-most, min(most, step)))
 
 
 def left_in_words(seconds: float | None) -> str:

@@ -32,6 +32,12 @@ def total(counts: Counts, *, now: float) -> int:
     return sum(count for second, count in counts if second > now - WINDOW_S)
 
 
+def since_s(counts: Counts, *, now: float) -> float:
+    """Seconds since the first count within the window; 0.0 if nothing was counted."""
+    first = next((second for second, _ in counts if second > now - WINDOW_S), None)
+    return 0.0 if first is None else max(0.0, now - first)
+
+
 def per_second(counts: Counts, *, now: float) -> float:
     """The rate over the window, or since the first count within it; 0.0 if nothing was counted.
 

@@ -188,7 +188,7 @@ def test_progress_shows_what_else_is_counted_as_a_rate(monkeypatch):
     now = 102.0
     progress.advance(20, also=2000)
     progress.advance(1)  # a request without an answer
-    now = 103.0
+    now = 105.0
     assert progress.numbers() == "22/100   11.0 requests/s   1,250 tokens/s   hot 1/1   left 0:06"
 
 

@@ -125,3 +125,20 @@ def test_nothing_is_said_before_the_first_burst_is_complete():
 def test_left_is_said_in_words():
     words = [left_in_words(seconds) for seconds in (None, 0.0, 25.2, 760.0, 11_400.0)]
     assert words == ["", "left 0:00", "left 0:25", "left 12:40", "left 3 h 10 min"]
+
+
+def test_results_at_once_are_counted():
+    pace = WorkPace(100.0)
+    pace.add(1, 100.0)
+    assert pace.left_s(10, 100.0) is None
+    pace.add(9, 110.0)
+    assert pace.left_s(10, 120.0) is not None
+
+
+def test_a_slow_first_result_is_soon_forgotten():
+    """One result in the first seconds, then twenty a second: the rate was once wrong for a minute and a half."""
+    pace = WorkPace(0.0)
+    pace.add(1, 2.0)
+    for second in range(3, 40):
+        pace.add(20, float(second))
+    assert 14 < pace.per_second(39.0) < 22
