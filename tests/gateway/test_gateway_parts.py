@@ -59,6 +59,7 @@ def test_a_model_has_its_settings_and_the_usual_ones(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ('[models.a]\npath = "x"\nmemory = 16\n', "line 3: [models.a] memory: 16 is not a size: the unit of 16 is"),
         ('[models.a]\npath = "x"\npaht = 1\n', "line 3: [models.a] paht is not a setting; did you mean path"),
         ('[models.a]\nkind = "chat"\n', "models.toml: line 1: [models.a] path is missing"),
         ('[models.a]\npath = "x"\nttft = 3\n', "models.toml: line 3: [models.a] ttft: 3 is not a duration"),
