@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 
 from parsl.app import errors
 
@@ -27,11 +26,10 @@ class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is
 
 def with_its_command(error: BaseException) -> BaseException:
     """Parsl's exception for a command as one that says what a library has found out; any other one as it is."""
-    if type(error) is not errors.BashExitFailure or not hasattr(error, "command"):
+    facts = vars(error)
+    if type(error) is not errors.BashExitFailure or "command" not in facts:
         return error
-    raised: Any = error
-    more = BashExitFailure(
-        raised.app_name, raised.exitcode, str(raised.command), str(getattr(raised, "last_lines", ""))
-    )
+    app_name, exitcode = facts.get("app_name", ""), facts.get("exitcode", 0)
+    more = BashExitFailure(app_name, exitcode, str(facts["command"]), str(facts.get("last_lines", "")))
     more.__cause__ = error.__cause__
     return more

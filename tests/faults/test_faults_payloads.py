@@ -202,6 +202,10 @@ def test_arguments_that_cannot_be_opened_there(shared):
     assert caught.value.__notes__[0] == f"while the arguments of _take were unpickled on {pilot}"
 
 
+class Own(Exception):
+    """An exception of the program."""
+
+
 class Raises:
     """Raises this when it is unpickled anywhere but here."""
 
@@ -217,7 +221,7 @@ class Raises:
             raise state[0]
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), Odd(1, 2), OSError("no such table"), SystemExit(3)])
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), Own("mine"), OSError("no such table"), SystemExit(3)])
 @pytest.mark.parametrize("where", ["function", "arguments"])
 def test_what_unpickling_raises_keeps_its_type_and_is_the_programs(shared, error, where):
     bad = Raises(error)
