@@ -29,6 +29,7 @@ name = "lab"
 [provider]
 kind = "condor"
 poll = "200 ms"
+listing_lag = "1 s"
 requirements = "{requirements}"
 [pilot]
 cache_size = "1 GB"
