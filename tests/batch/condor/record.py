@@ -12,17 +12,19 @@ import json
 import os
 import platform
 import pwd
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from batch.condor.needs import daemons
 
 _ROOT = Path(__file__).parents[3]
+_RESULTS = "STOKER_CONDOR_RESULTS"
 RECORD = _ROOT / "benchmarks" / "records" / "condor.json"
 
 
@@ -32,13 +34,25 @@ def main(arguments: list[str]) -> int:
     if found is None:
         print("make condor: no HTCondor is on PATH (condor_master, condor_submit), so nothing was run or recorded")
         return 0
+    signal.signal(signal.SIGINT, lambda *_: None)  # pytest ends in good order by it: what ran is recorded
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="condor-") as folder:
-        results = Path(folder) / "results.xml"
-        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={folder}/tests"]
+        results = Path(folder) / "results"
+        results.touch()
+        program = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "batch.condor.record",
+            f"--basetemp={folder}/tests",
+        ]
         words = arguments or [str(Path(__file__).parent)]
-        code = subprocess.run([*_as_a_user(), *pytest, f"--junitxml={results}", *words], check=False).returncode
-        outcomes = _outcomes(results) if results.exists() else {}
+        environ = {**os.environ, _RESULTS: str(results)}
+        code = subprocess.run([*_as_a_user(), *program, *words], env=environ, check=False).returncode
+        outcomes = dict(sorted(line.split(" ", 1)[::-1] for line in results.read_text().splitlines()))
     version = subprocess.run([found.bin / "condor_version"], capture_output=True, text=True, check=False).stdout
     counts = {kind: list(outcomes.values()).count(kind) for kind in dict.fromkeys(outcomes.values())}
     commit = subprocess.run(
@@ -48,7 +62,7 @@ def main(arguments: list[str]) -> int:
         "what": "tests/batch/condor over HTCondor's own daemons",
         "at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit, "condor": version.splitlines()[:1],
         "machine": {"cores": os.cpu_count(), "system": platform.platform()}, "load": list(os.getloadavg()),
-        "took_s": round(time.monotonic() - began, 1), "counts": counts, "tests": outcomes,
+        "took_s": round(time.monotonic() - began, 1), "complete": code in (0, 1), "counts": counts, "tests": outcomes,
     }  # fmt: skip
     if not arguments:
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
@@ -64,15 +78,12 @@ def _as_a_user() -> list[str]:
     return ["unshare", "--user", f"--map-user={user.pw_uid}", f"--map-group={user.pw_gid}"]
 
 
-def _outcomes(results: Path) -> dict[str, str]:
-    """How each test ended, by its name."""
-    ends = {}
-    for case in ET.parse(results).getroot().iter("testcase"):
-        skipped = case.find("skipped")
-        bad = case.find("failure") is not None or case.find("error") is not None
-        kind = "failed" if bad else "skipped" if skipped is not None else "passed"
-        ends[f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"] = kind
-    return dict(sorted(ends.items()))
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how a test ended, as pytest's plugin: one that was interrupted has no end."""
+    results = os.environ.get(_RESULTS)
+    if results and (report.when == "call" or report.outcome != "passed"):
+        with open(results, "a") as file:
+            file.write(f"{report.outcome} {report.nodeid.rpartition('/')[2]}\n")
 
 
 if __name__ == "__main__":
