@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from parsl.app import errors
 
 from stoker.pilot.library.bash_failures import in_words
