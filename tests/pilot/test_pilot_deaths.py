@@ -281,8 +281,8 @@ def test_a_call_past_its_limit(served: FakeManager) -> None:
     (first,) = served.run(_sleep, [(0.0,)])  # without a limit, which it might pass on a busy machine
     slow, last = served.run(_sleep, [(30.0,), (0.0,)], options=CallOptions(limit_s=0.5))
     left = served.gone()
-    assert left.running == ()
-    assert left.unstarted == (last,)
+    assert (left.running, left.unstarted) == ((), ())
+    assert served.returned() == [last], "it was given back before the kill"
     (failure,) = served.results([slow])
     assert failure.kind is FailureKind.TIMEOUT
     assert "0.5 s" in failure.message
