@@ -27,7 +27,8 @@ NAMES = {
     "contexts": {
         "Awareness", "CausalLM", "EncoderModel", "EncoderProfile", "Evicted", "Family", "Gang", "Needs", "ObjectRef",
         "Recipe", "RecipeFactory", "RuntimeLengths",
-        "as_recipe", "causal_lm", "context", "default_model", "device", "devices", "encoder", "encoder_family", "engine_options", "dtype_named", "encoder_class", "longest_input",
+        "as_recipe", "causal_lm", "context", "default_model", "device", "devices", "encoder", "encoder_family",
+        "engine_options", "dtype_named", "encoder_class", "longest_input",
         "family", "gang", "keep_encoder_profile", "kept_encoder_profile", "lengths_that_pay", "load_causal_lm",
         "load_variable_from_serverless", "token_counter",
         "local_path", "model_recipe", "progress", "recipe_of", "saved_state", "scratch", "state_folder",
