@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 
 _LONG_AGO_NS = 1_000_000_000
-_LONGEST = 70
+_LONGEST = 60
 """A socket below a folder with a longer path may have a path that is too long: `multiprocessing` adds 31 characters."""
 
 

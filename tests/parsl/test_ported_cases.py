@@ -396,7 +396,8 @@ class PutsInPlace(Staging):
         return wrapped
 
 
-def test_a_file_that_parsl_brings_within_the_call_is_there_for_an_app_of_ours(load):
+def test_a_file_that_parsl_brings_within_the_call_is_there_for_an_app_of_ours(load, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     load(storage_access=[PutsInPlace()])
 
     @stoker.app

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.runner import RunnableCall
+from stoker.pilot.library.sandbox import ClearedFolder
 from stoker.pilot.library.side_by_side import SideBySide
 
 
@@ -280,3 +283,21 @@ def test_each_short_call_finds_the_process_as_it_was(served: FakeManager, tmp_pa
     served.ready(recipe())
     wanted = (None, str(tmp_path / "run"), 0o022, os.stat(os.devnull).st_rdev, "_Environ")
     assert served.results(served.run(changes, [(n,) for n in range(60)], options=at(tmp_path / "run"))) == [wanted] * 60
+
+
+def test_temporary_folder_has_a_short_path_for_sockets(tmp_path: Path) -> None:
+    """A job's scratch folder may lie deep. The path holds in children, and after a call has removed the folder."""
+    place = tmp_path / ("deep" * 20) / "tmp"
+    place.parent.mkdir(parents=True)
+    cleared = ClearedFolder(str(place))
+    short = cleared.short_path
+    assert len(short) < 40
+    for _ in range(2):
+        script = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1] + '/' + 'x' * 60)"
+        subprocess.run([sys.executable, "-c", script, short], check=True)
+        assert os.listdir(place) == ["x" * 60]
+        shutil.rmtree(place)
+        cleared.clear()
+        assert cleared.short_path == short
+    assert ClearedFolder(f"/tmp/{tmp_path.name[:20]}-{os.getpid()}").short_path.startswith("/tmp/")
+    shutil.rmtree(f"/tmp/{tmp_path.name[:20]}-{os.getpid()}")
