@@ -212,7 +212,11 @@ class RealPool:
         """Hear of every machine again, remove every job, and wait until it is gone."""
         self._wake()
         self.run("condor_rm", "-all")
+        for name, master in self._masters.items():
+            if master.poll() is not None:
+                self._masters[name] = self._start("condor_master", self.folder / name / "condor_config")
         until(lambda: not self.queued(), what="the queue being empty")
+        until(self._all_are_up, what="every machine in the pool")
 
     def lose(self, name: str) -> None:
         """Nothing is heard of a machine from now on."""

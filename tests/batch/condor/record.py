@@ -83,7 +83,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     results = os.environ.get(_RESULTS)
     if results and (report.when == "call" or report.outcome != "passed"):
         with open(results, "a") as file:
-            file.write(f"{report.outcome} {report.nodeid.rpartition('/')[2]}\n")
+            file.write(f"{report.outcome} {_name(report.nodeid)}\n")
+
+
+def _name(node: str) -> str:
+    """`test_batch_condor_jobs.py::test_it[a/b]`, without the folders of its file."""
+    file, _, test = node.partition("::")
+    return f"{Path(file).name}::{test}"
 
 
 if __name__ == "__main__":
