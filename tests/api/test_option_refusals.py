@@ -71,6 +71,8 @@ MAP: dict[str, list[Any]] = {
     "progress": [3, "yes", None],
     "window": [0, -1, "many", True],
     "return_exceptions": ["no", 1],
+    "keep": [3, "", True],
+    "reuse": ["no", 1, None],
 }
 EXECUTOR: dict[str, list[Any]] = {
     "site": ["", 3],

@@ -45,6 +45,8 @@ WRONG_TEXTS = {
     "--set": ["no-equals-sign", "no.such.setting=3"],
 }
 NOT_HERE = {
+    ("batch", "--permits"): "is hidden, and only the gateway passes it",
+    ("run batch_inference", "--permits"): "the same",
     ("plan", "--kind"): "is looked at once something was measured",
     ("tune bank", "--model"): "is looked at after the prompts, which are not there",
     ("tune bank", "--bank"): "the same",

@@ -61,7 +61,7 @@ def test_a_job_that_cannot_be_meant_is_refused(folder, more, said):
     [
         (b"", r"data\.jsonl: is empty; give rows with the fields input and target"),
         (GOOD.encode() + b'{"input": "d"}\n', r"data\.jsonl: line 4: target is missing \(the row has input\)"),
-        (GOOD.encode() + b'{"input": "d", "target": "\xff"}\n', r"data\.jsonl: line 4: is not UTF-8"),
+        (GOOD.encode() + b'{"input": "d", "target": "\xff"}\n', r"data\.jsonl: line 4: byte 27 \(0xff\) is not UTF-8"),
         (GOOD.rpartition("{")[0].encode(), r"has 2 different inputs; tuning wants at least 3"),
     ],
 )
