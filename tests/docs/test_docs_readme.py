@@ -21,7 +21,7 @@ def test_readme_has_at_most_900_words_and_a_first_program() -> None:
 
 
 def test_a_cluster_takes_ten_lines() -> None:
-    section = README[README.index("## A cluster") : README.index("## Coming from")]
+    section = README[README.index("## A cluster") : README.index("## Comparison")]
     (block,) = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     assert len(block.splitlines()) <= 10
 
