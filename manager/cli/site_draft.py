@@ -17,6 +17,8 @@ _WALLTIME_S = 4 * 3600.0
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
 """What is asked for beside a GPU where nothing is known of the machines."""
+_CPU_DEVICE_BYTES = 4 * 10**9
+"""Memory for one CPU device: enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
 """Slurm says 1 MiB of nodes of whose memory nobody told it."""
 _COMMENT_AT = 32
@@ -90,7 +92,8 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     has = f"its nodes have {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
     lines += _ask(cores, memory, has, gpus=bool(chosen.gpus))
     reasons.append(_asked(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
-    lines += ["", *_pilot(around), *_session(around, reasons)]
+    size = None if chosen.gpus else (cores, memory)
+    lines += ["", *_pilot(around, cpu=size), *_session(around, reasons)]
     return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
 
 
@@ -124,7 +127,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
     lines += _ask(cores, memory, has, gpus=has_gpus)
     smallest = f"the smallest machine{' with GPUs' if has_gpus else ''}" if has else ""
     reasons.append(_asked(cores, memory, smallest, gpus=has_gpus))
-    lines += ["", *_pilot(around), *_session(around, reasons)]
+    lines += ["", *_pilot(around, cpu=None if has_gpus else (cores, memory)), *_session(around, reasons)]
     return Draft(_text(lines), kind, tuple(reasons))
 
 
@@ -179,8 +182,13 @@ def _head(around: HostFacts, name: str, system: str) -> list[str]:
     return [f"# {system} as user {around.user}, found by `stoker init` on {around.host}.", f'name = "{_safe(name)}"']
 
 
-def _pilot(around: HostFacts) -> list[str]:
+def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
+    """The section on pilots. `cpu`: cores and bytes of memory of a pilot without GPUs."""
     lines = ["[pilot]", f"max_blocks = {_BLOCKS}".ljust(_COMMENT_AT) + "# jobs at once; your share of the cluster"]
+    cores, memory = cpu or (0, 0)
+    if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
+        each = f"at least {show_bytes(_CPU_DEVICE_BYTES)} each" if count > 1 else "all of its memory"
+        lines.append(_line("devices", f"cpu:{count}", f'CPU devices of a pilot, {each}; "cpu": one a core'))
     local = [each for each in around.scratch if not each.shared]
     shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
     place = local[0].path if local else "$TMPDIR"

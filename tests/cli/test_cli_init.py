@@ -314,6 +314,7 @@ def test_a_cpu_cluster_is_asked_for_most_of_a_node() -> None:
     condor = site_draft.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
     for made, size in ((slurm, (2, 7 * 10**9)), (condor, (4, 6 * 10**9))):
         site = parse_site(made.text, file="site.toml")
+        assert site.pilot.devices == "cpu:1", "a device has the memory that a model needs"
         assert (site.provider.cores, site.provider.memory_bytes) == size
         assert not any("one GPU" in reason for reason in made.reasons)
         assert any("most of the smallest" in reason for reason in made.reasons)
