@@ -156,7 +156,7 @@ class BlockKeeper:
         now = self._clock()
         if self._told and self._updates:
             return 0.0
-        if not self._told or (not self.blocks and self._sure):
+        if not self._told or (not self.blocks and not self._unresolved and self._sure):
             return None
         at = max(self._query_at, now + self._query_waits_s())
         if not self._sure or any(kept.is_to_cancel(now) for kept in self.blocks.values()):

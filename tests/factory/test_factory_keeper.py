@@ -282,6 +282,17 @@ def test_a_block_that_may_have_a_job_is_cancelled_by_name(desk: Desk) -> None:
     assert desk.batch.cancelled_names == [B0]
 
 
+def test_a_late_job_of_a_cancelled_block_is_cancelled(desk: Desk) -> None:
+    desk.batch.lossy = desk.batch.hides = True
+    desk.order(B0)
+    desk.keeper.cancel([B0], "idle")
+    desk.later(10)
+    desk.batch.hides = False
+    desk.later(20)
+    assert desk.batch.cancelled == ["1"]
+    assert desk.keeper.due_in() is None
+
+
 def test_a_submission_that_did_not_arrive_is(desk: Desk) -> None:
     desk.batch.down = "away"
     desk.order(B0)
