@@ -42,11 +42,13 @@ class LocalBatch:
     def submit(self, block: BlockId) -> str:
         """Start the pilot of a block; its process id."""
         name = job_name(self._session, block)
-        # Arguments of the shell, by which a later factory finds it before it becomes the pilot.
+        # Arguments of the shell, by which a later factory finds it before it becomes the pilot. What `worker_init`
+        # sources must not get them: conda's `activate` takes arguments for the name of an environment.
         called = [name, PILOT, "--session", str(self._folder.parent), "--block", block]
+        text = f"set --\n{started_by_shell(self._worker_init, self._command(block))}"
         with (self._folder / f"{name}.out").open("ab") as out, (self._folder / f"{name}.err").open("ab") as err:
             process = subprocess.Popen(
-                ["/bin/bash", "-c", started_by_shell(self._worker_init, self._command(block)), *called],
+                ["/bin/bash", "-c", text, *called],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

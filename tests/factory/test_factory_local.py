@@ -97,7 +97,8 @@ def test_worker_init_runs_before_a_local_pilot_which_keeps_the_process_id_of_the
     place: Place,
 ) -> None:
     place.program = "import os, sys; sys.exit(f'{os.getpid()} of {os.environ[chr(83)]}')"
-    init = "source /dev/null\nexport S='two words'"
+    (place.folder / "activate").write_text("export S=${1-'two words'}\n")
+    init = f"source {shlex.quote(str(place.folder / 'activate'))}"
     batch = LocalBatch(session="k3v9", folder=place.folder / "submit", command=place.command, worker_init=init)
     job = batch.submit(B0)
     look = until(lambda: (looked := batch.query([job])[job]).phase is BlockPhase.ENDED and looked, what="the end")
