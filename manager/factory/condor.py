@@ -38,8 +38,6 @@ log = logging.getLogger("stoker.factory")
 
 _AT_ONCE = 100
 """Job ids on one command line."""
-_MOST_MISSED = 5
-"""A job that is neither queued nor in the history is asked for so often before it counts as forgotten."""
 _ANALYZE_EVERY_S = 300.0
 """It compares a job with every slot of the pool. A site's jobs are all alike, so one stands for all."""
 _ANALYZE_AGAIN_S = 60.0
@@ -47,6 +45,9 @@ _ANALYZE_AGAIN_S = 60.0
 _UNSEEN_S = 180.0
 """A negotiator comes round every minute or two: a job that it has not looked at for so long may wait for nobody."""
 _NO_NEGOTIATOR = "the pool has no negotiator just now, so no job starts"
+_GONE_FROM_QUEUE = BatchJobStatus(
+    BlockPhase.ENDED, "gone from the queue, and condor_history does not know it", absent=True
+)
 _ID = re.compile(r"^(\d+)\.(\d+) - \d+\.\d+\s*$", re.MULTILINE)
 _WARNING = re.compile(r"^WARNING: (?!Committed job submission )(?:QMGMT:\d+:)?(.*)$", re.MULTILINE)
 """A mistyped setting, or what the site says to a job that it takes all the same."""
@@ -91,7 +92,6 @@ class CondorBatch:
         self._commands = CommandRunner(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
         self._warned: dict[str, str] = {}
         self._ran: set[str] = set()
-        self._missed: dict[str, int] = {}
         self._has_history = True
         self._analyze_at, self._analysis = -math.inf, ""
         self._negotiator_at, self._negotiator = -math.inf, ""
@@ -142,8 +142,6 @@ class CondorBatch:
             self._negotiator_at, self._negotiator = -math.inf, ""
         statuses = {job: self._told(verdict.status, queued[job]) for job, verdict in verdicts.items()}
         self._say_warnings(statuses)
-        for job in verdicts:
-            self._missed.pop(job, None)
         return statuses | self._ends([job for job in jobs if job not in queued])
 
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -177,19 +175,14 @@ class CondorBatch:
         return {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_q")}
 
     def _ends(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
-        """How these jobs came to their ends, as far as the history says already."""
-        ads, ends = self._history(jobs), {}
-        for job in jobs:
-            self._missed[job] = self._missed.get(job, 0) + 1
-            if job in ads:
-                ends[job] = self._told(condor_ads.ended(ads[job]), ads[job])
-            elif self._missed[job] >= _MOST_MISSED:
-                ends[job] = BatchJobStatus(BlockPhase.ENDED, "gone from the queue, and condor_history does not know it")
-        for job in ends:
-            self._missed.pop(job, None)
+        """How these jobs came to their ends. One that the history does not know, too, is absent."""
+        ads = self._history(jobs)
+        memory_bytes = self._site.provider.memory_bytes
+        for job in ads:
             self._warned.pop(job, None)
             self._ran.discard(job)
-        return ends
+        ends = {job: self._told(condor_ads.ended(ad, memory_bytes=memory_bytes), ad) for job, ad in ads.items()}
+        return dict.fromkeys(jobs, _GONE_FROM_QUEUE) | ends
 
     def _history(self, jobs: Sequence[str]) -> dict[str, Ad]:
         """What the history says of these jobs. It is a file that is read backwards: sites keep none, or a huge one."""

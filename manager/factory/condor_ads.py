@@ -100,13 +100,18 @@ def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: in
     HTCondor rounds (0: nothing)."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
-    if cause := _cause(ad, prefix=prefix):
-        advice = _advice(ad, cause, memory_bytes=memory_bytes)
-        holds = int(ad.get("NumHolds") or 1)
-        return msgspec.structs.replace(
-            verdict, status=msgspec.structs.replace(verdict.status, cause=cause, advice=advice, holds=holds)
-        )
-    return verdict
+    return msgspec.structs.replace(
+        verdict, status=_with_hold(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
+    )
+
+
+def _with_hold(status: BatchJobStatus, ad: Ad, *, prefix: str, memory_bytes: int) -> BatchJobStatus:
+    """A status with what the job is held for, or was (`prefix`: `Last`)."""
+    cause = _cause(ad, prefix=prefix)
+    if not cause:
+        return status
+    advice = _advice(ad, cause, memory_bytes=memory_bytes)
+    return msgspec.structs.replace(status, cause=cause, advice=advice, holds=int(ad.get("NumHolds") or 1))
 
 
 def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
@@ -134,14 +139,17 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
             return Verdict(BatchJobStatus(BlockPhase.RUNNING, f"on {ad['RemoteHost']}" if ad.get("RemoteHost") else ""))
 
 
-def ended(ad: Ad) -> BatchJobStatus:
-    """How a job that has left the queue came to its end."""
+def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
+    """How a job that has left the queue came to its end. A pool may remove held jobs by itself: then the hold is told
+    as in `judge`."""
     how, loss = _how(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
             loss = LossReason.WALLTIME
         elif how.startswith("held"):  # in which attributes is up to the version
-            loss = loss_of_hold(ad, prefix="Last" if "HoldReasonCode" not in ad else "")
+            prefix = "Last" if "HoldReasonCode" not in ad else ""
+            status = BatchJobStatus(BlockPhase.ENDED, how, loss=loss_of_hold(ad, prefix=prefix))
+            return _with_hold(status, ad, prefix=prefix, memory_bytes=memory_bytes)
         else:
             loss = LossReason.CANCELLED
     return BatchJobStatus(BlockPhase.ENDED, how, loss=loss)

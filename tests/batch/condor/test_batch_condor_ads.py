@@ -212,6 +212,14 @@ def test_the_end_of_a_job(job: Ad, reason: str, failed: bool) -> None:
     assert look.loss is next((loss for words, loss in losses.items() if reason.startswith(words)), None)
 
 
+@pytest.mark.parametrize("prefix", ["", "Last"])
+def test_a_held_job_that_the_pool_removed_tells_its_hold(prefix: str) -> None:
+    hold = {f"{prefix}HoldReason": _OVER, f"{prefix}HoldReasonCode": 34, f"{prefix}HoldReasonSubCode": 102}
+    look = ended(ad(3, LastJobStatus=5, NumHolds=2, RemoveReason="SYSTEM_PERIODIC_REMOVE", **hold))
+    assert (look.loss, look.cause, look.holds) == (LossReason.OUT_OF_MEMORY, "memory", 2)
+    assert look.advice.endswith("raise [provider] memory in the site file")
+
+
 def test_a_slot_that_was_not_found_before_the_last_run_is_an_old_story() -> None:
     """As HTCondor 25 leaves it in the ad of a job that it has matched after all, and evicted."""
     assert is_unmatched(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=1003))
