@@ -40,10 +40,13 @@ def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
     if not blocks.held(block, message):
         return
     for other in [source.blocks[id] for id in source.coming]:
-        block_orders.release(manager, other, _STOPPED)
+        if not other.phase.over:
+            block_orders.release(manager, other, _STOPPED)
     if message.phase is BlockPhase.RUNNING:
         block_orders.release(manager, block, _STOPPED)
-    elif not block.leaving:  # the hold has ended its pilots: they are lost, and leave nothing to wait for
+    elif (
+        not block.leaving and not message.phase.over
+    ):  # the hold has ended its pilots: they are lost, and leave nothing to wait for
         blocks.let_go(block, _STOPPED, manager.state.now)
         blocks.cancel(manager, block)
     manager.demand_changed = True

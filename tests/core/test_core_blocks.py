@@ -509,6 +509,15 @@ def test_the_first_hold_is_told_with_what_to_do(cluster: Make) -> None:
     assert c.core.state.sources["backfill"].stopped == ""
 
 
+def test_holds_of_jobs_that_the_pool_removed_stop_the_source(cluster: Make) -> None:
+    c = cluster().sources(OPEN).calls(5)
+    c.block("b1", phase=BlockPhase.PENDING).asked()
+    c.block("b1", **HOLD, holds=1).block("b1", **HOLD | {"phase": BlockPhase.ENDED}, holds=1)
+    c.block("b2", **HOLD | {"phase": BlockPhase.ENDED}, holds=1)
+    assert c.status().trouble["backfill"] == STOPPED
+    assert "b2" not in cancelled(c), "it is over"
+
+
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: bool) -> None:
     """By a pool that releases held jobs by itself; the factory may miss a hold that is short."""
