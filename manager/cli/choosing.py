@@ -129,9 +129,9 @@ def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint
         return f"this is session {best.session}{of}" if of else ""
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     named = f"{', '.join(others[:_NAMED])}{more}"
-    return (
-        f"this is session {best.session}{of}; {named} {'is' if len(others) == 1 else 'are'} up too ({hint} {others[0]})"
-    )
+    of, too = ("", " too") if best.is_up else (", which is over", "")
+    are = "is" if len(others) == 1 else "are"
+    return f"this is session {best.session}{of}; {named} {are} up{too} ({hint} {others[0]})"
 
 
 _NAMED = 3

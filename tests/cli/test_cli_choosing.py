@@ -80,7 +80,7 @@ def test_this_folders_session_comes_first_after_its_end(make, tmp_path, monkeypa
     make("other", "elsewhere/runinfo/000/stoker", up=True)
     session, said = looked_at(tmp_path / "mine", monkeypatch, capsys)
     assert session == "own"
-    assert "this is session own; other is up too (--session other)" in said
+    assert "this is session own, which is over; other is up (--session other)" in said
 
 
 def test_a_session_that_a_program_joined_here_is_of_this_folder(make, tmp_path, monkeypatch, capsys):
