@@ -18,11 +18,10 @@ from stoker.manager.advice.logs.own_words import OF_CALLS, OF_JOBS
 from stoker.manager.advice.logs.remedies import remedy
 from stoker.manager.cli import printed
 from stoker.manager.cli.logs import files, is_call
-from stoker.manager.core.call_list import first_words
 from stoker.manager.core.verdicts import LEAST_SURE
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Story
-from stoker.units import show_seconds
+from stoker.units import first_words, show_seconds
 
 _RAISED = re.compile(r"raised an exception in your code after (?P<ran_s>[\d.]+) s: (?P<what>.*)", re.DOTALL)
 _NO_RESULT = re.compile(r"ended without a result \((?P<kind>\w+)\): (?P<what>.*)", re.DOTALL)

@@ -16,6 +16,7 @@ from stoker.manager.core.state import State
 from stoker.manager.protocol.ids import show_call, show_library
 from stoker.manager.protocol.listed import ListedCall, ListedState
 from stoker.manager.protocol.to_client import Calls
+from stoker.units import first_words
 
 MOST = 1000
 """So many calls of each state are listed at most."""
@@ -72,12 +73,6 @@ def _failed(state: State, limit: int) -> Iterator[ListedCall]:
         at, how = next(((at, text) for at, text in reversed(call.notes) if text.startswith(FAILED)), (0.0, ""))
         if how and not how.startswith(_CANCELLED):
             yield _listed(state, call, ListedState.FAILED, state.now - at, error=first_words(how))
-
-
-def first_words(text: str) -> str:
-    """The first line of a text; with the second, where the first only announces it."""
-    first, _, rest = text.partition("\n")
-    return f"{first} {rest.partition(chr(10))[0].strip()}" if first.endswith(":") and rest else first
 
 
 def _listed(

@@ -14,6 +14,7 @@ from stoker.manager.core.state import State
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import CallId, show_call
 from stoker.manager.protocol.listed import FailureGroup
+from stoker.units import first_words
 
 MOST = 200
 """Groups that are told apart. Failures of further kinds are counted together."""
@@ -33,17 +34,20 @@ def count(state: State, call: Call, outcome: CallEnd) -> None:
     group.count += 1
     group.last_at, group.call = state.now, call.id
     said = outcome.raised if outcome.failure is None else outcome.failure.message
-    group.message = _first_line(said)
+    group.message = first_words(said)[:_MOST_CHARACTERS]
 
 
 def forget(state: State, call: Call | None, outcome: CallEnd) -> None:
     """A failure that was counted does not count: its call had ended before."""
-    group = state.failure_groups.get(_key(call, outcome)) if call is not None else None
-    if call is None or group is None:
+    groups = state.failure_groups
+    if call is None:
         return
-    group.count -= 1
-    if not group.count:
-        del state.failure_groups[_key(call, outcome)]
+    key = _key(call, outcome)
+    key = key if key in groups else _OTHERS
+    if key in groups:
+        groups[key].count -= 1
+        if not groups[key].count:
+            del groups[key]
 
 
 def listed(state: State) -> tuple[FailureGroup, ...]:
@@ -81,10 +85,3 @@ def _signal(number: int) -> str:
         return Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _first_line(text: str) -> str:
-    first, _, rest = text.partition("\n")
-    second = rest.partition("\n")[0].strip()
-    line = f"{first} {second}" if second and first.endswith(":") else first
-    return line[:_MOST_CHARACTERS]

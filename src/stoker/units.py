@@ -155,3 +155,10 @@ def show_margin(margin_s: float, *, left_s: float) -> str:
 def show_line(text: str) -> str:
     """A text of several lines on one, for a row of a table."""
     return " ".join(text.split())
+
+
+def first_words(text: str) -> str:
+    """The first line of a text; with the second, where the first only announces it."""
+    first, _, rest = text.partition("\n")
+    second = rest.partition("\n")[0].strip()
+    return f"{first} {second}" if second and first.endswith(":") else first
