@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from stoker.manager.cli.surroundings import COMMAND_LIMIT_S
 from stoker.manager.factory.commands import CommandRunner
 from stoker.site import ProviderKind, Site
 from stoker.units import show_seconds
+
+_CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
+"""An option of `sbatch` that changes a job's limit of time, or which one it is."""
 
 
 class SiteFault(msgspec.Struct, frozen=True):
@@ -58,9 +62,11 @@ def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
 
 
 def _walltime_faults(site: Site, chosen: list[Partition], *, all_known: bool) -> Iterator[SiteFault]:
-    """Partitions with a shorter limit. A job never starts if all have one, unless its QOS lifts the limit."""
+    """Partitions with a shorter limit. A job never starts if all have one, unless its QOS lifts the limit or `options`
+    choose other values."""
     short = [each for each in chosen if each.limit_s and site.provider.walltime_s > each.limit_s]
-    never = all_known and len(short) == len(chosen) and not site.provider.qos
+    is_open = site.provider.qos or any(map(_CHOOSES.search, site.provider.options))
+    never = all_known and len(short) == len(chosen) and not is_open
     for each in short:
         most = show_seconds(each.limit_s)
         text = f"[provider] walltime {show_seconds(site.provider.walltime_s)} is more than partition {each.name} allows"

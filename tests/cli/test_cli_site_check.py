@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -49,9 +50,16 @@ def test_a_walltime_over_the_limit_is_refused(partition: str, limit: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "asked", [{"partition": "any"}, {"partition": "gpu,any"}, {"partition": "gpu", "qos": "patient"}]
+    "asked",
+    [
+        {"partition": "any"},
+        {"partition": "gpu,any"},
+        {"partition": "gpu", "qos": "patient"},
+        {"partition": "gpu", "options": ("#SBATCH --exclusive", "#SBATCH --qos=patient")},
+        {"partition": "gpu", "options": ("-p any",)},
+    ],
 )
-def test_a_walltime_that_may_be_granted_is_not_refused(asked: dict[str, str]) -> None:
+def test_a_walltime_that_may_be_granted_is_not_refused(asked: dict[str, Any]) -> None:
     notes = site_check.refuse([site(hours=72, **asked)])
     assert len(notes) == ("gpu" in asked["partition"])
 
