@@ -120,7 +120,7 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
 
 def recipe_of(settings: ModelSettings) -> Recipe:
     """The context of a model: the same for all that read the same settings. Raises RecipeError for what is no model."""
-    memory, device_memory = settings.memory or None, settings.device_memory or None
+    memory, device_memory = _in_bytes(settings.memory), _in_bytes(settings.device_memory)
     least, most, keep_alive = settings.min, settings.max, settings.keep_alive
     if settings.kind is ModelKind.EMBEDDING:
         return stoker.encoder(
@@ -131,6 +131,11 @@ def recipe_of(settings: ModelSettings) -> Recipe:
         settings.path, engine=settings.engine, dtype=settings.dtype, memory=memory, device_memory=device_memory,
         min_libraries=least, max_libraries=most, keep_alive=keep_alive,
     )  # fmt: skip
+
+
+def _in_bytes(size: Size) -> str | None:
+    """A size as an option of a context takes it; None for 0."""
+    return f"{int(size)} B" if size else None
 
 
 def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:

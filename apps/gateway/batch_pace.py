@@ -35,20 +35,22 @@ class BatchPace:
         self._file = file
         self._guard = guard
         self._owner = owner
-        self._allowed = 0
+        self._allowed = self._most = 0
         self._use = BatchUse()
         self._held: deque[HeldRequest] = deque()
 
-    def begin(self) -> None:
-        """Start from 0 for a new process of the batch."""
+    def begin(self, *, left: int) -> None:
+        """Start from 0 for a new process of the batch, which sends the `left` requests."""
+        self._most = left
         self._file.with_suffix(".use").unlink(missing_ok=True)
         self._write(0)
 
-    def find(self) -> None:
-        """Count the permits of a process that an earlier gateway started."""
+    def find(self, *, left: int) -> None:
+        """Count the permits of a process that an earlier gateway started, and that has `left` requests to send."""
         with suppress(OSError, ValueError):
             self._allowed = int(self._file.read_text())
         self._use = self._used()
+        self._most = self._use.ended + left
         if caller := self._guard.caller_named(self._owner):
             self._held.extend(self._guard.resume(caller) for _ in range(self._allowed - self._use.ended))
 
@@ -74,7 +76,7 @@ class BatchPace:
         self._use = use
         before = self._allowed
         caller = self._guard.caller_named(self._owner)
-        while caller is not None and len(self._held) < self._ahead(caller):
+        while caller is not None and self._allowed < self._most and len(self._held) < self._ahead(caller):
             following = self._guard.begin_if(caller, limits=caller.limits.for_batches)
             if following is None:
                 break

@@ -213,11 +213,11 @@ class Batches:
         if not followed.has_process:
             followed.process = await asyncio.to_thread(find_process, batch.pid, self._run(batch))
             if followed.process is not None and (pace := self._pace(batch)) is not None:
-                pace.find()
+                pace.find(left=self._left(batch))
                 followed.pacing = asyncio.create_task(pace.keep())
         if not followed.has_process and self._is_wanted(followed.id):
             if (pace := self._pace(batch)) is not None:
-                pace.begin()
+                pace.begin(left=self._left(batch))
             followed.child = await self._spawn(batch)
             followed.pacing = asyncio.create_task(pace.keep()) if pace is not None else None
         if not followed.has_process:
@@ -253,11 +253,20 @@ class Batches:
             followed.stop()
 
     def _pace(self, batch: GatewayBatch) -> BatchPace | None:
-        """What lets the requests of a batch begin; None if its key has no limits."""
-        caller = self._guard.caller_named(batch.owner) if self._guard is not None and batch.owner else None
-        if self._guard is None or caller is None or caller.limits == KeyLimits():
+        """What lets the requests of a batch begin; None if its key has no limits. A key that is gone lets none."""
+        if self._guard is None or self._guard.is_open or not batch.owner:
+            return None
+        caller = self._guard.caller_named(batch.owner)
+        if caller is not None and caller.limits == KeyLimits():
             return None
         return BatchPace(self._folder / f"{batch.id}.permits", self._guard, owner=batch.owner)
+
+    def _left(self, batch: GatewayBatch) -> int:
+        """How many requests of a batch have no answer yet, at most."""
+        with contextlib.suppress(OSError):
+            kept = count_answers(self._run(batch) / _LOG)
+            return batch.total - kept.completed - kept.failed
+        return batch.total
 
     def _is_wanted(self, id: str) -> bool:
         batch = self._read(id)
@@ -265,7 +274,14 @@ class Batches:
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
         """Its `stoker batch`, which a gateway that is killed does not take along."""
-        words = [sys.executable, "-m", "stoker.manager.cli.main", "batch", str(self.files.data(batch.input_file_id))]
+        words = [
+            sys.executable,
+            "-P",
+            "-m",
+            "stoker.manager.cli.main",
+            "batch",
+            str(self.files.data(batch.input_file_id)),
+        ]
         words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
         if self._pace(batch) is not None:
             words += ["--permits", str(self._folder / f"{batch.id}.permits")]

@@ -115,10 +115,10 @@ class StreamedAnswer:
         """The response is over, or its client has gone: calls that still run end, and the request is counted."""
         self._running.figures.read(self._chunks.read)
         self._running.count_tokens(self._chunks.tokens)
-        if self._is_whole or self._failure is not None:
+        if self._is_whole or isinstance(self._failure, Exception):
             self._running.end(self._failure)
         else:
-            self._running.leave(ClientLeft())
+            self._running.leave(self._failure or ClientLeft())
         await self.leave()
 
     async def leave(self) -> None:

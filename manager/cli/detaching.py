@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -111,7 +112,9 @@ def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
         if facts is None or facts.machine != machine():
             host = facts.host if facts is not None else "another host"
             raise SessionError(f"{run.name} runs on {host}: log in there and write stoker down {run.name}")
-        os.kill(facts.pid, signal.SIGTERM)
+        if run.is_alive_here():  # else its keeper is about to write how it ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(facts.pid, signal.SIGTERM)
         wait_until(lambda: not run.is_running(), limit_s=wait_s)
         if run.is_running():
             raise SessionError(

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     began_at = time.time()
     program = subprocess.Popen(
-        [sys.executable, "-m", "stoker.manager.cli.entry", *command],
+        [sys.executable, "-P", "-m", "stoker.manager.cli.entry", *command],  # as the script: without the working folder
         env={**os.environ, RUN: str(run.path), "PYTHONUNBUFFERED": "1"},
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked),
     )
@@ -57,7 +57,12 @@ def main(arguments: list[str]) -> int:
         pid_started=locks.started(program.pid),
         began_at=began_at,
     )
-    write_whole(run.file, msgspec.json.encode(facts), sync=True)
+    try:
+        write_whole(run.file, msgspec.json.encode(facts), sync=True)
+    except OSError as error:  # no command would find it
+        program.kill()
+        program.wait()
+        sys.exit(f"{run.file}: cannot be written: {error.strerror}; the program was stopped")
     code = program.wait()
     status = code if code >= 0 else 128 - code
     write_whole(run.end_file, msgspec.json.encode(RunEnd(status, time.time())), sync=True)

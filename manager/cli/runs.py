@@ -108,7 +108,7 @@ class DetachedRun:
 
 
 def show_status(status: int) -> str:
-    """`exit status 3`, or `exit status 137 (killed by signal 9)`."""
+    """`exit status 3`, or `exit status 137 (ended by signal 9)`."""
     signal = status - _STATUS_OF_SIGNAL
     return f"exit status {status}" + (f" (ended by signal {signal})" if 0 < signal < 65 else "")
 

@@ -86,7 +86,7 @@ class KeepingInbox(MapInbox):
             try:
                 ends = [self._came.get(timeout=max(0.0, synced_at + _SYNC_S - time.monotonic()) if is_due else None)]
             except queue.Empty:
-                self.file.sync()
+                self._sync()
                 synced_at, added = time.monotonic(), self.file.added
                 continue
             size = _size(ends[0])
@@ -95,8 +95,16 @@ class KeepingInbox(MapInbox):
                 size += _size(ends[-1])
             ended = ends[-1] is None
             self._keep([end for end in ends if end is not None])
-        self.file.sync()
+        self._sync()
         self.file.close()
+
+    def _sync(self) -> None:
+        """Flush the file to the disk. Over a network that is when a full disk is told."""
+        try:
+            self.file.sync()
+        except StokerError as error:
+            self.error = self.error or error
+            self.flush()
 
     def _keep(self, ends: list[CallEnd]) -> None:
         with self.sending:
@@ -109,6 +117,8 @@ class KeepingInbox(MapInbox):
             self.error = StokerError(f"keep: a result of {error.filename} cannot be read: {error.strerror}")
         except StokerError as error:
             self.error = error
+        except Exception as error:  # else the map waits for ever
+            self.error = StokerError(f"{self.file.path}: a result cannot be kept: {error!r}")
         self.arrived.extend(ends)
         self._ended += len(ends)
         self.flush()

@@ -10,6 +10,7 @@ handed over.
 from __future__ import annotations
 
 import bisect
+import errno
 import os
 from array import array
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,9 @@ from stoker.manager.executor.kept_lines import (
     value_at,
 )
 from stoker.whole_files import write_all
+
+_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a file that has no disk answers: a pipe, a device."""
 
 
 class KeptFile:
@@ -61,6 +65,12 @@ class KeptFile:
             self._index.add(key, at)
         self._index.sort()
         self.header, self.damaged, self._end = scan.header, scan.damaged, scan.end
+        if self.header is None and len(self._index):
+            raise ConfigError(
+                f"keep: {self.path}: its first line is damaged, so nothing tells whose results it has; name a new file",
+                key="keep",
+                file=str(self.path),
+            )
         if self.header is not None and self.header.format > FORMAT:
             raise ConfigError(f"{self.path}: was written by a later version of Stoker; name a new file", key="keep")
         if self._end < os.fstat(self._file).st_size:
@@ -121,9 +131,17 @@ class KeptFile:
         return value_at(self._reader, at, path=self.path, key=key, opens=opens)
 
     def sync(self) -> None:
-        """Flush the file to the disk, so that it survives a crash of this host."""
-        with suppress(OSError):
+        """Flush the file to the disk, so that it survives a crash of this host. Raises StokerError if the disk refuses
+        what was written."""
+        try:
             os.fsync(self._file)
+        except OSError as error:
+            if error.errno not in _NO_SYNC:
+                raise StokerError(
+                    f"{self.path}: the disk refuses it: {error.strerror}; the last results may be lost: make room, and"
+                    " run the program again to continue",
+                    file=str(self.path),
+                ) from error
 
     def close(self) -> None:
         """Give the file back; twice is no error."""
@@ -185,9 +203,11 @@ class KeptResults:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Any]:
-        for at in self._places:
+        for number, at in enumerate(self._places):
             value = value_at(self._file, at, path=self._path)
             if value is DAMAGED:
+                if self.items[number] in self.items[number + 1 : number + 2]:  # it has run again since
+                    continue
                 raise StokerError(f"{self._path}: the record at byte {at:,} is damaged; its item runs again with keep=")
             yield value
 

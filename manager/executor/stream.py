@@ -124,6 +124,8 @@ class ResultStream(Iterator[Any]):
             return self._take()
         except StopIteration:
             self._finish()
+            if self._keeping is not None and self._keeping.inbox.error is not None:
+                raise self._keeping.inbox.error from None
             raise
         except KeyboardInterrupt:
             sys.stderr.write(f"\n{self.interrupted()}\n")
@@ -209,10 +211,12 @@ class ResultStream(Iterator[Any]):
         if self._closed:
             raise StopIteration
         while True:
-            if self._keeping is not None and self._keeping.inbox.error is not None:
-                raise self._keeping.inbox.error
             if self._arrived:
                 self._collect()
+            if (
+                self._keeping is not None and self._keeping.inbox.error is not None
+            ):  # what came since is not in the file
+                raise self._keeping.inbox.error
             # One at a time: a result before the next item.
             if not self._is_stopped and (self._window.most_calls > 1 or self._next not in self._ready):
                 self._fill()

@@ -26,7 +26,8 @@ def hide_own_frames() -> None:
     """Show uncaught errors of the user without the frames of Stoker from now on."""
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None while IPython is being imported
+    shell = get_shell() if get_shell is not None else None
     if shell is not None and not shell.custom_exceptions:  # else the user has a handler of their own
         shell.set_custom_exc((Exception,), _in_notebook)
 
@@ -45,7 +46,7 @@ class _Hook:
 def _in_notebook(shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: int | None = None) -> None:
     del trace
     trim(error)
-    shell.showtraceback((kind, error, error.__traceback__), tb_offset=tb_offset)
+    shell.showtraceback((kind, error, error.__traceback__), tb_offset=tb_offset, running_compiled_code=True)
 
 
 def trim(error: BaseException) -> None:
@@ -100,4 +101,8 @@ def _is_parsls(trace: TracebackType) -> bool:
 
 
 def _file_of(trace: TracebackType) -> str:
-    return os.path.abspath(trace.tb_frame.f_code.co_filename)
+    name = trace.tb_frame.f_code.co_filename
+    try:
+        return os.path.abspath(name)
+    except OSError:  # the working folder is gone
+        return name

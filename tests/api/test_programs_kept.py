@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import json
 import os
@@ -364,6 +365,31 @@ def test_a_damaged_record_runs_again(kept):
     file.close()
     with pytest.raises(StokerError, match="is damaged; its item runs again"):
         list(stoker.kept(kept))
+    written(kept, ["again"])
+    assert list(stoker.kept(kept)) == ["again", "z"]
+
+
+def test_a_file_with_a_damaged_header_is_refused(kept):
+    written(kept, ["x"])
+    whole = kept.read_bytes()
+    kept.write_bytes(whole.replace(b'"function":', b'"function";', 1))
+    damaged = kept.read_bytes()
+    with pytest.raises(ConfigError, match="its first line is damaged"):
+        open_kept(kept)
+    assert kept.read_bytes() == damaged
+
+
+def test_a_disk_that_refuses_what_it_took_ends_the_map(session, kept, monkeypatch):
+    sync = os.fsync
+
+    def refuse(descriptor):
+        if os.path.samestat(os.fstat(descriptor), kept.stat()):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(StokerError, match="the disk refuses it: Disk quota exceeded; the last results may be lost"):
+        list(stoker.map(abs, [1, 2], keep=kept))
 
 
 def test_a_full_disk_leaves_whole_results(kept):

@@ -31,7 +31,7 @@ sys.exit(3)
 
 
 def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
+    line = [sys.executable, "-P", "-m", "stoker.manager.cli.entry", *arguments]
     return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
@@ -155,6 +155,24 @@ def test_a_run_without_its_keeper_runs_to_its_end(waits: Path) -> None:
     words = "ended without an exit status (killed, or its host was restarted)"
     assert f"{run.name}: {words}" in attached.stderr
     assert words in command("sessions").stdout
+
+
+def test_a_module_beside_the_program_hides_no_other(waits: Path, tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise SystemExit('the module beside the program')")
+    detach("waits.py")
+
+
+def test_a_run_that_cannot_be_noted_is_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "run.json").mkdir(parents=True)
+    (tmp_path / "long.py").write_text("import time\ntime.sleep(600)\n")
+    line = [sys.executable, "-m", "stoker.manager.cli.run_keeper", str(folder), "run", str(tmp_path / "long.py")]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "run.json: cannot be written: Is a directory; the program was stopped" in done.stderr
+    assert not [
+        each for each in psutil.process_iter(["cmdline"]) if str(tmp_path / "long.py") in (each.info["cmdline"] or ())
+    ]
 
 
 def test_a_run_of_before_a_restart_is_not_running(tmp_path: Path) -> None:

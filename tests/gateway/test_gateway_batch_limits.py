@@ -124,11 +124,11 @@ def test_a_batch_whose_process_dies_keeps_its_answers(tmp_path):
 # ---- limits
 
 
-def paced(keys: KeyFile, tmp_path: Path, limits: KeyLimits) -> tuple[Guard, BatchPace, Permits]:
+def paced(keys: KeyFile, tmp_path: Path, limits: KeyLimits, *, left: int = 100) -> tuple[Guard, BatchPace, Permits]:
     keys.add("ana", limits)
     guard, file = Guard(keys), tmp_path / "b.permits"
     pace = BatchPace(file, guard, owner="ana")
-    pace.begin()
+    pace.begin(left=left)
     return guard, pace, Permits(file)
 
 
@@ -187,10 +187,38 @@ def test_a_batch_whose_key_is_removed_begins_no_more(keys, tmp_path):
     assert take_all(pace, permits) == 0
 
 
+def test_a_batch_takes_no_more_permits_than_it_has_requests(keys, tmp_path):
+    guard, pace, permits = paced(keys, tmp_path, KeyLimits(requests_per_minute=30, concurrent=20), left=2)
+    assert take_all(pace, permits) == 2
+    caller = guard.caller_named("ana")
+    live = [guard.begin(caller) for _ in range(18)]
+    permits.end(1)
+    assert take_all(pace, permits) == 0
+    again = BatchPace(tmp_path / "b.permits", Guard(keys), owner="ana")
+    again.find(left=1)
+    assert take_all(again, permits) == 0
+    assert len(live) == 18
+
+
+def test_a_batch_that_starts_without_its_key_begins_nothing(keys, tmp_path):
+    keys.add("ana", KeyLimits(concurrent=2))
+    keys.add("ben", KeyLimits())
+    batches = Batches(tmp_path, FileStore(tmp_path / "f"), models=Path("m"), session="s", guard=Guard(keys))
+    batch = GatewayBatch("batch_1", "ana", CHAT, "file-1", int(time.time()))
+    assert batches._pace(batch) is not None
+    keys.remove("ana")
+    pace = batches._pace(batch)
+    assert pace is not None
+    pace.begin(left=5)
+    assert take_all(pace, Permits(tmp_path / "batch_1.permits")) == 0
+    batch.owner = "ben"
+    assert batches._pace(batch) is None, "its key has no limits"
+
+
 def test_a_gateway_that_starts_again_counts_what_runs(keys, tmp_path):
     _, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=4))
     assert take_all(pace, permits) == 3
     permits.end(1)
     again = BatchPace(tmp_path / "b.permits", Guard(keys), owner="ana")
-    again.find()
+    again.find(left=99)
     assert take_all(again, permits) == 1

@@ -28,7 +28,7 @@ async def never():
     return False
 
 
-def answer_of(pieces, *, is_hot=never):
+def answer_of(pieces, *, is_hot=never, use=None):
     """The answer that these pieces become."""
     figures = GatewayMetrics().request(ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
     chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
@@ -36,8 +36,8 @@ def answer_of(pieces, *, is_hot=never):
     async def waits_for():
         return "loading m"
 
-    running = RunningRequest(figures, HeldRequest(KeyUse(running=1)))
-    return StreamedAnswer(pieces, chunks, running, waits_for=waits_for, is_hot=is_hot)
+    running = RunningRequest(figures, HeldRequest(use or KeyUse(running=1)))
+    return StreamedAnswer(pieces, chunks, running, waits_for=waits_for, is_hot=is_hot, failed=lambda _error: None)
 
 
 async def fails(*pieces, after=None):
@@ -59,6 +59,29 @@ def test_an_error_before_the_first_piece_is_raised_and_has_a_status():
         with pytest.raises(ContextError, match="out of memory"):
             await answer.begin()
         await answer.leave()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["while it waits", "between two pieces"])
+def test_a_stream_whose_client_leaves_counts_until_its_calls_end(waits):
+    async def ask():
+        use = KeyUse(running=1)
+        answer = answer_of(fails(TextBegun(3), TextBegun(3), after=asyncio.Event()), use=use)
+        await answer.begin()
+        events = answer.events()
+        await anext(events)
+        if waits:
+            await anext(events)
+            waiting = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+        await events.aclose()
+        await answer.close()
+        assert use.running == 1
+        while use.running:
+            await asyncio.sleep(0.01)
 
     asyncio.run(ask())
 
