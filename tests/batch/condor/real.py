@@ -119,7 +119,7 @@ class RealPool:
         self._stopped: list[psutil.Process] = []
         self._masters: dict[str, subprocess.Popen[bytes]] = {}
         self._schedd: subprocess.Popen[bytes] | None = None
-        self._reconnects: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}
         self._config = folder / "condor_config"
         found = daemons()
         assert found is not None
@@ -175,13 +175,17 @@ class RealPool:
         until(lambda: self.processes(job), what=f"the processes of job {job}")
         name = self.ad(job)["RemoteHost"].partition("@")[2].rstrip("@")
         started = self.ad(job)["JobCurrentStartDate"]
-        if job in self._reconnects:
-            before = self._reconnects[job]
-            until(lambda: _reconnects(self.ad(job)) > before, what=f"the new shadow of job {job} at its machine")
+        if job in self._attempts:
+            until(lambda: self._is_found_again(job), what=f"the new shadow of job {job} at its machine")
         cluster, _, proc = job.partition(".")
         self._set(name, "PREEMPT", f"TARGET.ClusterId =?= {cluster} && TARGET.ProcId =?= {proc}")
         until(lambda: not self._still_runs(job, started), what=f"the eviction of job {job}")
         self._set(name, "PREEMPT", "False")
+
+    def _is_found_again(self, job: str) -> bool:
+        """Whether the new shadow of a job that ran when the schedd was killed has reached its machine."""
+        ad = self.ad(job)
+        return _attempts(ad) > self._attempts[job] and "JobCurrentReconnectAttempt" not in ad
 
     def _still_runs(self, job: str, started: int) -> bool:
         ad = self.ad(job)
@@ -261,10 +265,7 @@ class RealPool:
         """The processes of a running job; none while it is being started."""
         slot, _, name = self.ad(job).get("RemoteHost", "").rstrip("@").partition("@")
         return [
-            process
-            for starter in self._starters(name)
-            if slot in starter.cmdline()
-            for process in _job_below(starter)
+            process for starter in self._starters(name) if slot in starter.cmdline() for process in _job_below(starter)
         ]
 
     def _jobs_of(self, name: str) -> list[psutil.Process]:
@@ -286,7 +287,7 @@ class RealPool:
         if shared_port:
             pytest.skip("this pool has no shared_port daemon")
         if self._schedd is not None:
-            self._reconnects = {job: _reconnects(ad) for job in self.queued() for ad in [self.ad(job)]}
+            self._attempts = {job: _attempts(self.ad(job)) for job in self.queued()}
             shadows = psutil.Process(self._schedd.pid).children(recursive=True)
             self._schedd.kill()
             self._schedd.wait()
@@ -384,9 +385,9 @@ def _job_below(starter: psutil.Process) -> list[psutil.Process]:
     return []
 
 
-def _reconnects(ad: dict[str, Any]) -> int:
-    """How often a new shadow has found a job that ran."""
-    return int(ad.get("NumJobReconnects", 0))
+def _attempts(ad: dict[str, Any]) -> int:
+    """How often shadows have tried to find a job that ran."""
+    return int(ad.get("TotalJobReconnectAttempts", 0))
 
 
 def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
