@@ -30,6 +30,8 @@ COMMANDS = (
     "condor_status", "condor_config_val",
 )  # fmt: skip
 _RUNNING, _HELD = 2, 5
+_DAEMONS = ("condor_startd", "condor_starter", "condor_procd")
+"""What a machine's condor_master has below it, besides jobs (`condor_exec.exe` in old versions)."""
 _POOL = """\
 RELEASE_DIR = {release}
 BIN = {release}/bin
@@ -170,8 +172,8 @@ class RealPool:
     # ---- what befalls jobs
 
     def evict(self, job: str) -> None:
-        """The machine wants its slot back: its PREEMPT expression is true of the slot with this job. A job that is still
-        being started, or that the new shadow of a schedd has not found yet, would leave without a reason."""
+        """The machine wants its slot back: its PREEMPT expression is true of the slot with this job. A job that is
+        still being started, or that the new shadow of a schedd has not found yet, would leave without a reason."""
         until(lambda: self.processes(job), what=f"the processes of job {job}")
         name = self.ad(job)["RemoteHost"].partition("@")[2].rstrip("@")
         started = self.ad(job)["JobCurrentStartDate"]
@@ -185,7 +187,7 @@ class RealPool:
     def _is_found_again(self, job: str) -> bool:
         """Whether the new shadow of a job that ran when the schedd was killed has reached its machine."""
         ad = self.ad(job)
-        return _attempts(ad) > self._attempts[job] and "JobCurrentReconnectAttempt" not in ad
+        return _attempts(ad) > self._attempts[job] and not isinstance(ad.get("JobCurrentReconnectAttempt"), int)
 
     def _still_runs(self, job: str, started: int) -> bool:
         ad = self.ad(job)
@@ -238,8 +240,9 @@ class RealPool:
                     self._stopped.append(process)
 
     def crash(self, name: str) -> None:
-        """A machine loses its power: its daemons and jobs are dead, and nothing is heard of it from now on. HTCondor says
-        that a job runs before it does; what it says of one that is still being started depends on how far it came."""
+        """A machine loses its power: its daemons and jobs are dead, and nothing is heard of it from now on. HTCondor
+        says that a job runs before it does; what it says of one that is still being started depends on how far it came.
+        """
         until(lambda: self._jobs_of(name), what=f"the processes of jobs of {name}")
         master = psutil.Process(self._masters[name].pid)
         for process in [master, *master.children(recursive=True)]:
@@ -248,13 +251,16 @@ class RealPool:
         self._masters[name].wait()
 
     def kill_master(self, name: str) -> None:
-        """condor_master is killed on a machine, and started again as systemd does. The daemons below it end when they
-        miss its procd, and the new ones clear the folders of jobs. The jobs live on."""
+        """condor_master is killed on a machine, and started again as systemd does. The starters end when they miss its
+        procd, and the new startd clears the folders of jobs. The jobs live on."""
         self._orphans += self._jobs_of(name)
-        daemons = self._daemons_of(name)
+        daemons, starters = self._daemons_of(name), self._starters(name)
         self._masters[name].kill()
         self._masters[name].wait()
-        until(lambda: not _running(daemons), what=f"the end of the daemons of {name}")
+        until(lambda: not _running(starters), what=f"the end of {starters}")
+        for process in _running(daemons):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         self._start_master(name)
 
     def orphans(self) -> list[psutil.Process]:
@@ -278,7 +284,7 @@ class RealPool:
 
     def _daemons_of(self, name: str) -> list[psutil.Process]:
         children = psutil.Process(self._masters[name].pid).children(recursive=True)
-        return [process for process in children if process.name().startswith("condor_")]
+        return [process for process in children if process.name() in _DAEMONS]
 
     # ---- daemons
 
@@ -381,7 +387,7 @@ class RealPool:
 def _job_below(starter: psutil.Process) -> list[psutil.Process]:
     """The processes of a starter's job: not what the starter forks to transfer files."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return [child for child in starter.children(recursive=True) if not child.name().startswith("condor_")]
+        return [child for child in starter.children(recursive=True) if child.name() not in _DAEMONS]
     return []
 
 
