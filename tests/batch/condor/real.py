@@ -30,6 +30,8 @@ COMMANDS = (
     "condor_status", "condor_config_val",
 )  # fmt: skip
 _RUNNING, _HELD = 2, 5
+_DAEMONS = ("condor_startd", "condor_starter", "condor_procd")
+"""What a machine's condor_master has below it, besides jobs (`condor_exec.exe` in old versions)."""
 _POOL = """\
 RELEASE_DIR = {release}
 BIN = {release}/bin
@@ -119,6 +121,7 @@ class RealPool:
         self._stopped: list[psutil.Process] = []
         self._masters: dict[str, subprocess.Popen[bytes]] = {}
         self._schedd: subprocess.Popen[bytes] | None = None
+        self._attempts: dict[str, int] = {}
         self._config = folder / "condor_config"
         found = daemons()
         assert found is not None
@@ -169,13 +172,22 @@ class RealPool:
     # ---- what befalls jobs
 
     def evict(self, job: str) -> None:
-        """The machine wants its slot back: its PREEMPT expression is true of the slot with this job."""
+        """The machine wants its slot back: its PREEMPT expression is true of the slot with this job. A job that is
+        still being started, or that the new shadow of a schedd has not found yet, would leave without a reason."""
+        until(lambda: self.processes(job), what=f"the processes of job {job}")
         name = self.ad(job)["RemoteHost"].partition("@")[2].rstrip("@")
         started = self.ad(job)["JobCurrentStartDate"]
+        if job in self._attempts:
+            until(lambda: self._is_found_again(job), what=f"the new shadow of job {job} at its machine")
         cluster, _, proc = job.partition(".")
         self._set(name, "PREEMPT", f"TARGET.ClusterId =?= {cluster} && TARGET.ProcId =?= {proc}")
         until(lambda: not self._still_runs(job, started), what=f"the eviction of job {job}")
         self._set(name, "PREEMPT", "False")
+
+    def _is_found_again(self, job: str) -> bool:
+        """Whether the new shadow of a job that ran when the schedd was killed has reached its machine."""
+        ad = self.ad(job)
+        return _attempts(ad) > self._attempts[job] and not isinstance(ad.get("JobCurrentReconnectAttempt"), int)
 
     def _still_runs(self, job: str, started: int) -> bool:
         ad = self.ad(job)
@@ -214,7 +226,7 @@ class RealPool:
         self.run("condor_rm", "-all")
         for name, master in self._masters.items():
             if master.poll() is not None:
-                self._masters[name] = self._start("condor_master", self.folder / name / "condor_config")
+                self._start_master(name)
         until(lambda: not self.queued(), what="the queue being empty")
         until(self._all_are_up, what="every machine in the pool")
 
@@ -228,7 +240,10 @@ class RealPool:
                     self._stopped.append(process)
 
     def crash(self, name: str) -> None:
-        """A machine loses its power: its daemons and jobs are dead, and nothing is heard of it from now on."""
+        """A machine loses its power: its daemons and jobs are dead, and nothing is heard of it from now on. HTCondor
+        says that a job runs before it does; what it says of one that is still being started depends on how far it came.
+        """
+        until(lambda: self._jobs_of(name), what=f"the processes of jobs of {name}")
         master = psutil.Process(self._masters[name].pid)
         for process in [master, *master.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
@@ -236,43 +251,55 @@ class RealPool:
         self._masters[name].wait()
 
     def kill_master(self, name: str) -> None:
-        """condor_master is killed on a machine: its starters end and their folders are cleared. The jobs live on."""
+        """condor_master is killed on a machine, and started again as systemd does. The starters end when they miss its
+        procd, and the new startd clears the folders of jobs. The jobs live on."""
         self._orphans += self._jobs_of(name)
+        daemons, starters = self._daemons_of(name), self._starters(name)
         self._masters[name].kill()
         self._masters[name].wait()
+        until(lambda: not _running(starters), what=f"the end of {starters}")
+        for process in _running(daemons):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._start_master(name)
 
     def orphans(self) -> list[psutil.Process]:
         """What still runs of the jobs whose starters were killed."""
-        return [process for process in self._orphans if process.is_running() and process.status() != "zombie"]
+        return _running(self._orphans)
 
     def processes(self, job: str) -> list[psutil.Process]:
         """The processes of a running job; none while it is being started."""
         slot, _, name = self.ad(job).get("RemoteHost", "").rstrip("@").partition("@")
         return [
-            process
-            for starter in self._starters(name)
-            if slot in starter.cmdline()
-            for process in starter.children(recursive=True)
+            process for starter in self._starters(name) if slot in starter.cmdline() for process in _job_below(starter)
         ]
 
     def _jobs_of(self, name: str) -> list[psutil.Process]:
-        return [process for starter in self._starters(name) for process in starter.children(recursive=True)]
+        return [process for starter in self._starters(name) for process in _job_below(starter)]
 
     def _starters(self, name: str) -> list[psutil.Process]:
         if name not in self._masters:
             return []
+        return [process for process in self._daemons_of(name) if process.name() == "condor_starter"]
+
+    def _daemons_of(self, name: str) -> list[psutil.Process]:
         children = psutil.Process(self._masters[name].pid).children(recursive=True)
-        return [process for process in children if process.name() == "condor_starter"]
+        return [process for process in children if process.name() in _DAEMONS]
 
     # ---- daemons
 
     def stop_schedd(self, *, shared_port: str = "") -> None:
-        """Kill the schedd; jobs go on."""
+        """Kill the schedd and its shadows, which would contend for the jobs with those of the next one; jobs go on."""
         if shared_port:
             pytest.skip("this pool has no shared_port daemon")
         if self._schedd is not None:
+            self._attempts = {job: _attempts(self.ad(job)) for job in self.queued()}
+            shadows = psutil.Process(self._schedd.pid).children(recursive=True)
             self._schedd.kill()
             self._schedd.wait()
+            for shadow in shadows:
+                with contextlib.suppress(psutil.Error):
+                    shadow.kill()
             self._schedd = None
 
     def start_schedd(self) -> None:
@@ -315,7 +342,10 @@ class RealPool:
         if hold_over_memory:
             lines.append("use POLICY : HOLD_IF_MEMORY_EXCEEDED\n")
         (place / "condor_config").write_text("".join(lines))
-        self._masters[name] = self._start("condor_master", place / "condor_config")
+        self._start_master(name)
+
+    def _start_master(self, name: str) -> None:
+        self._masters[name] = self._start("condor_master", self.folder / name / "condor_config")
 
     def _all_are_up(self) -> bool:
         said = self.run("condor_status", "-af", "Name").stdout.split()
@@ -352,6 +382,28 @@ class RealPool:
     def _write_program(self, file: Path, text: str) -> None:
         file.write_text(text)
         file.chmod(file.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def _job_below(starter: psutil.Process) -> list[psutil.Process]:
+    """The processes of a starter's job: not what the starter forks to transfer files."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child for child in starter.children(recursive=True) if child.name() not in _DAEMONS]
+    return []
+
+
+def _attempts(ad: dict[str, Any]) -> int:
+    """How often shadows have tried to find a job that ran."""
+    return int(ad.get("TotalJobReconnectAttempts", 0))
+
+
+def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those of the processes that have not ended."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != "zombie":
+                found.append(process)
+    return found
 
 
 def _inventory(gpus: Sequence[dict[str, Any]]) -> str:
