@@ -58,9 +58,10 @@ class Workplace:
     def enter(self, options: CallOptions) -> None:
         """Enter the folder of a call with these options, and set its umask. Raises OSError."""
         home = options.home
-        if home is not None and home is self._home and not self._is_in_own and not options.folder:
-            try:  # the calls of a frame share their options
-                os.chdir(home.path)
+        if home is not None and home is self._home and not (self._is_in_own or options.folder):
+            try:  # the calls of a frame share their options, and few calls leave the folder: a look costs half a step
+                if os.getcwd() != home.path:
+                    os.chdir(home.path)
                 os.umask(home.umask)
                 return
             except OSError:
