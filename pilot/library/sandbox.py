@@ -11,6 +11,7 @@ import shutil
 import stat
 import time
 from contextlib import suppress
+from multiprocessing import process
 
 _LONG_AGO_NS = 1_000_000_000
 _INODE_DEVICE_LINKS = slice(stat.ST_INO, stat.ST_NLINK + 1)
@@ -137,3 +138,11 @@ class ClearedFolder:
         else:
             self._open = number
         self._was_open = (inode, device)
+
+
+def clear_temporary(folder: ClearedFolder) -> None:
+    """Empty a folder of temporary files, and have `multiprocessing` make its own in there anew. Raises OSError."""
+    folder.clear()
+    made = getattr(process.current_process(), "_config", {}).get("tempdir")
+    if made is not None and not os.path.isdir(made):
+        process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
