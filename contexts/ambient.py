@@ -56,6 +56,8 @@ class _SlotScope:
     """A slot's scope. `seat` is what a member of a gang asks for its place, which is then kept. `dues`: see
     `token_dues`; `stop`: see `call_stop`."""
 
+    __slots__ = ("dues", "folder", "hook", "place", "seat", "state", "stop")
+
     def __init__(
         self,
         *,

@@ -58,12 +58,18 @@ class CallStop:
 
 
 def comes_of_stop(error: BaseException) -> bool:
-    """True if an exception was raised because `Evicted` ended the code below: user code may translate exceptions."""
+    """True if an exception was raised because `Evicted` ended the code below: user code may translate exceptions, and
+    a group of tasks puts them together."""
     seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
+    open_ones: list[BaseException | None] = [error]
+    while open_ones:
+        found = open_ones.pop()
+        if found is None or id(found) in seen:
+            continue
         if isinstance(found, Evicted):
             return True
         seen.add(id(found))
-        found = found.__cause__ or found.__context__
+        open_ones += (found.__cause__, found.__context__)
+        if isinstance(found, BaseExceptionGroup):
+            open_ones += found.exceptions
     return False

@@ -135,11 +135,13 @@ class LibraryProcess:
 
     def printed_last(self) -> Printed | None:
         """The output of the one call that it ran when it ended. None if it ran several or none, or if that call is not
-        known to have written what is in the log."""
+        known to have written what is in the log. The output of several is written into the log too."""
         ran = self._marked()
+        for run in ran:
+            if run.log_from != marker.NOWHERE:
+                printing.recover(self.log, printing.kept_of(self.folder, run.slot))
         if len(ran) != 1 or ran[0].log_from == marker.NOWHERE:
             return None
-        printing.recover(self.log, printing.kept_of(self.folder, ran[0].slot))
         try:
             end = os.stat(self.log).st_size
         except OSError:

@@ -111,7 +111,7 @@ def _loading(state: CoreState, library: PilotLibrary) -> None:
 
 def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     for call, since_s in seen.running:
-        if call not in library.held or call in library.stopping:
+        if call not in library.held or call in library.stopping or call in library.stuck:
             continue
         limit_s = library.held[call]
         if 0 < limit_s < since_s and limit_s < (ran_s := _without_stops(state, since_s)):

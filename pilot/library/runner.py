@@ -230,9 +230,9 @@ class Runner:
 
     def _advise(self, error: BaseException) -> None:
         """Add a note to an exception that is raised because the program's files are not here."""
-        advice = self._workplace.advice(error)
-        if advice:
-            with suppress(Exception):  # a class of the user's may refuse notes
+        with suppress(Exception):  # a class of the user's may refuse notes, or fail when it is read
+            advice = self._workplace.advice(error)
+            if advice:
                 error.add_note(advice)
 
     def _evicted(self, call: CallId, *, state: bytes = b"") -> CallProgress:

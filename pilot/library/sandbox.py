@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from contextlib import suppress
+from multiprocessing import process
 
 _LONG_AGO_NS = 1_000_000_000
+_INODE_DEVICE_LINKS = slice(stat.ST_INO, stat.ST_NLINK + 1)
+"""The part of what `stat` gives that tells one folder from another: one slice costs less than three attributes."""
 _LONGEST = 60
 """A socket below a folder with a longer path may have a path that is too long: `multiprocessing` adds 31 characters."""
 
@@ -62,7 +66,7 @@ class ClearedFolder:
             facts = os.fstat(self._open)
         except OSError:  # a call has closed it
             return True
-        return facts.st_mtime_ns != self._changed_ns or (facts.st_ino, facts.st_dev, facts.st_nlink) != self._is
+        return facts.st_mtime_ns != self._changed_ns or facts[_INODE_DEVICE_LINKS] != self._is
 
     @property
     def short_path(self) -> str:
@@ -106,7 +110,7 @@ class ClearedFolder:
     def _remember_state(self) -> None:
         os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
         facts = os.stat(self.path)
-        self._is = (facts.st_ino, facts.st_dev, facts.st_nlink)
+        self._is = facts[_INODE_DEVICE_LINKS]
         self._changed_ns = facts.st_mtime_ns
         self._reopen()
 
@@ -134,3 +138,11 @@ class ClearedFolder:
         else:
             self._open = number
         self._was_open = (inode, device)
+
+
+def clear_temporary(folder: ClearedFolder) -> None:
+    """Empty a folder of temporary files, and have `multiprocessing` make its own in there anew. Raises OSError."""
+    folder.clear()
+    made = getattr(process.current_process(), "_config", {}).get("tempdir")
+    if made is not None and not os.path.isdir(made):
+        process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ from typing import NamedTuple
 from stoker import descriptors
 from stoker.pilot.core import exits
 from stoker.pilot.library.printing import stream_to
-from stoker.pilot.library.sandbox import ClearedFolder
+from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary
 
 EVERY_S = 0.005
 """How long short calls may follow each other without a look."""
@@ -170,7 +170,7 @@ class Soundness:
     def _clear(self) -> LibraryFault | None:
         if self._temporary is not None and self._temporary.is_touched():
             try:
-                self._temporary.clear()
+                clear_temporary(self._temporary)
             except Exception as error:
                 return LibraryFault(exits.NOT_CLEARED, f"{self._temporary.path} could not be cleared: {error}")
         return None

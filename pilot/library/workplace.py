@@ -16,12 +16,11 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from multiprocessing import process
 
 from stoker.contexts.program_folder import ProgramFolder, is_seen_here, umask_now
 from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol.calls import CallOptions, LeftFiles
-from stoker.pilot.library.sandbox import ClearedFolder
+from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary
 
 _CLONE_FS = 0x200
 _MOST_NAMES = 5
@@ -58,9 +57,10 @@ class Workplace:
     def enter(self, options: CallOptions) -> None:
         """Enter the folder of a call with these options, and set its umask. Raises OSError."""
         home = options.home
-        if home is not None and home is self._home and not self._is_in_own and not options.folder:
-            try:  # the calls of a frame share their options
-                os.chdir(home.path)
+        if home is not None and home is self._home and not (self._is_in_own or options.folder):
+            try:  # the calls of a frame share their options, and few calls leave the folder: a look costs half a step
+                if os.getcwd() != home.path:
+                    os.chdir(home.path)
                 os.umask(home.umask)
                 return
             except OSError:
@@ -122,9 +122,8 @@ class Workplace:
         for _ in range(_MOST_LINKS):
             if link is None:
                 break
-            name = getattr(link, "filename", None)
-            if isinstance(link, OSError) and link.errno == errno.ENOENT and isinstance(name, str | bytes):
-                path = os.fsdecode(name)
+            if isinstance(link, OSError) and link.errno == errno.ENOENT and isinstance(link.filename, str | bytes):
+                path = os.fsdecode(link.filename)
                 if path and not os.path.isabs(path):
                     return (
                         f"this pilot does not see the program's folder {self._home.path}, where {path!r} is looked for;"
@@ -146,17 +145,9 @@ class Workplace:
             if not os.listdir(self._own.path):  # it was made anew
                 self._link(self._own)
         if self.temporary.is_touched():
-            self.temporary.clear()
-            forget_temporary()
+            clear_temporary(self.temporary)
 
 
 def use_temporary(folder: str) -> None:
     """Have temporary files of this process and its children made in `folder`."""
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-
-
-def forget_temporary() -> None:
-    """Have `multiprocessing` make its folder anew, if the one that it has made is gone."""
-    made = getattr(process.current_process(), "_config", {}).get("tempdir")
-    if made is not None and not os.path.isdir(made):
-        process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from tiny_encoder import write_tiny_encoder
 from tiny_model import write_tiny_model
 
 from stoker.contexts import ambient, causal_lm, encoder
-from stoker.contexts.call_stop import CallStop, Evicted
+from stoker.contexts.call_stop import CallStop, Evicted, comes_of_stop
 from stoker.contexts.loading import load_context
 
 torch = lazily("torch", needs="transformers")
@@ -240,3 +241,17 @@ def test_a_wait_for_the_model_alone_ends(model: Any) -> None:
     may_leave.set()
     assert holder.ended() is None
     assert model.complete("a", max_new_tokens=1).text
+
+
+def test_evicted_is_found_in_a_group_of_tasks() -> None:
+    async def wait() -> None:
+        raise Evicted
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(wait())
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        asyncio.run(run())
+    assert comes_of_stop(raised.value)
+    assert not comes_of_stop(BaseExceptionGroup("others", [KeyError(1), ValueError(2)]))

@@ -68,6 +68,15 @@ def test_a_library_that_runs_only_a_deaf_call_is_killed(pilot: CoreShell) -> Non
     assert "did not stop within" in gone.failure.message
 
 
+def test_a_deaf_cancelled_call_does_not_time_out_as_well(pilot: CoreShell) -> None:
+    pilot.ready().run(1, limit_s=5.0).run(2).forget()
+    cancel(pilot, 1)
+    pilot.wait(over(pilot)).observe(c1=2.0, c2=2.0).forget()
+    pilot.wait(10).observe(c1=12.0, c2=12.0).wait(10).observe(c1=22.0, c2=22.0)
+    assert not pilot.all(told.CallsEnded)
+    assert not pilot.all(to_library.Evict)
+
+
 def test_other_calls_are_given_back_or_end_before_the_kill(pilot: CoreShell) -> None:
     pilot.ready().run(1, 2, 3).forget()
     cancel(pilot, 1)

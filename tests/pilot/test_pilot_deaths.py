@@ -151,6 +151,7 @@ def test_calls_that_died_together_have_no_last_words(served: FakeManager, tmp_pa
     assert len(left.running) == 2
     assert left.failure is not None
     assert (left.failure.tail, left.failure.printed) == ("", None)
+    assert sorted(Path(left.failure.log).read_text().splitlines()[-2:]) == ["call 1", "call 2"]
 
 
 def test_exit_in_a_call(served: FakeManager) -> None:

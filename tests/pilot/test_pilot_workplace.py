@@ -25,6 +25,7 @@ from stoker.pilot.library.functions import Function
 from stoker.pilot.library.runner import RunnableCall
 from stoker.pilot.library.sandbox import ClearedFolder
 from stoker.pilot.library.side_by_side import SideBySide
+from stoker.pilot.library.soundness import EVERY_S
 
 
 def home_of(path: Path, *, umask: int = 0o022) -> ProgramFolder:
@@ -131,6 +132,36 @@ def test_manager_of_multiprocessing_works_in_two_calls(served: FakeManager, tmp_
 
     served.ready(recipe())
     assert served.results(served.run(shares, [(), ()], options=at(tmp_path / "run"))) == [2, 2]
+
+
+def test_sockets_of_multiprocessing_work_in_calls_of_slots(served: FakeManager, tmp_path: Path) -> None:
+    """Its temporary folder is in that of the library, which is cleared before each call that is not short."""
+
+    def listens() -> bool:
+        from multiprocessing.connection import Listener
+
+        time.sleep(2 * EVERY_S)
+        with Listener(family="AF_UNIX"):
+            return True
+
+    served.ready(recipe(slots=2))
+    for _ in range(3):
+        assert served.results(served.run(listens, [()], options=at(tmp_path / "run"))) == [True]
+
+
+def test_exception_that_cannot_be_read_costs_no_library(served: FakeManager, tmp_path: Path) -> None:
+    def fails() -> None:
+        class Odd(FileNotFoundError):
+            @property
+            def filename(self) -> str:  # type: ignore[override]
+                raise KeyError("filename")
+
+        raise Odd(2, "no such file", "claims.csv")
+
+    served.ready(recipe())
+    [error] = served.results(served.run(fails, [()], options=unseen(tmp_path / "run")))
+    assert type(error).__name__ == "Odd"
+    assert served.results(served.run(os.getpid, [()])) != [None]
 
 
 def test_slots_of_a_library_clear_what_each_was_given(served: FakeManager, tmp_path: Path) -> None:
