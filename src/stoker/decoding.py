@@ -63,6 +63,8 @@ def other_format(head: bytes, *, renamed: bool = False) -> str:
         if head.startswith(magic):
             advice = {name: f"give its name the ending {end}" for name, end in _RENAMED.items()} if renamed else _ADVICE
             return what.format_map(advice)
+    if head and not head.strip(b"\0"):
+        return "is damaged: it begins with zero bytes, as after a crash of its host; restore it"
     pairs = len(head) // 2
     if pairs >= 2 and any(_is_every_other_zero(head[first : 2 * pairs : 2], pairs) for first in (0, 1)):
         return _UTF16

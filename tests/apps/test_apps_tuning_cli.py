@@ -69,7 +69,7 @@ def test_a_deadline_or_a_target_that_cannot_be(here, until, line, said):
         (b"", "bad.csv: is empty"),
         (b"input,target\n", "bad.csv: is empty; give rows with the fields input and target"),
         (b"input,label\na,b\n", "bad.csv: line 2: target is missing (the row has input, label)"),
-        (b"input,target\na,b\nc,\xe4\n", "bad.csv: line 3: is not UTF-8"),
+        (b"input,target\na,b\nc,\xe4\n", "bad.csv: line 3: byte 3 (0xe4) is not UTF-8"),
         (b"input,target\na,b\nb,c\n", "bad.csv: has 2 different inputs; tuning wants at least 3"),
     ],
 )

@@ -36,7 +36,12 @@ def test_pairs_of_every_format(tmp_path):
         ("a.csv", b"input,target\n", None, "is empty"),
         ("a.jsonl", b'{"input": "a", "label": "b"}\n', 1, r"target is missing \(the row has input, label\)"),
         ("a.jsonl", b'{"input": "a", "target": "b"}\n{"input": "a", "target": " "}\n', 2, "target must be text"),
-        ("a.jsonl", b'{"input": "a", "target": "b"}\n{"input": "\xff", "target": "c"}\n', 2, "is not UTF-8 .* byte 12"),
+        (
+            "a.jsonl",
+            b'{"input": "a", "target": "b"}\n{"input": "\xff", "target": "c"}\n',
+            2,
+            r"byte 12 \(0xff\) is not UTF-8",
+        ),
         ("a.csv", b"input,target\na,b\nc,\xe4\n", 3, "is not UTF-8"),
     ],
 )

@@ -89,13 +89,14 @@ WRITERS: dict[type, dict[str, str]] = {
     },
     SourceState: {
         "abandoned": "blocks", "blocks": "blocks", "coming": "blocks", "devices": "blocks", "failed_at": "blocks",
-        "failures": "blocks", "filling": "blocks", "held_for": "blocks", "last_failure": "blocks",
+        "failures": "blocks", "filling": "blocks", "held_for": "blocks", "hold": "blocks", "last_failure": "blocks",
         "short_lived": "blocks", "source": "blocks", "staying": "blocks", "stopped": "blocks", "trouble": "blocks",
         "useless": "blocks",
     },
     Block: {
         "abandoned": "blocks", "brought": "blocks", "brought_at": "blocks", "emptied_at": "blocks",
-        "expected_at": "blocks", "held_for": "blocks", "job": "blocks", "leaving": "blocks", "loss": "blocks",
+        "expected_at": "blocks", "held_for": "block_updates", "holds": "block_updates",
+        "job": "blocks", "leaving": "blocks", "loss": "blocks",
         "phase": "blocks", "pilots": "blocks", "proved": "blocks", "reason": "blocks", "since": "blocks",
         "unsettled": "losses",
     },

@@ -435,7 +435,7 @@ def test_down_ends_one_whose_files_are_damaged(world: World, tmp_path: Path, dam
     else:
         assert said.returncode == 1
         assert "perhaps jobs " in said.stdout
-        assert "not TOML" in said.stdout
+        assert "is damaged: it begins with zero bytes" in said.stdout
     world.empty()
 
 
