@@ -42,10 +42,7 @@ class LibraryOutbox:
     def report(self, progress: CallProgress) -> None:
         """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago. A
         checkpoint that has not gone out yet goes along with the report that comes after it."""
-        waiting = self._reports.get(progress.call)
-        if waiting is not None and waiting.state and not progress.state:
-            progress = msgspec.structs.replace(progress, state=waiting.state)
-        self._reports[progress.call] = progress
+        self._reports[progress.call] = _with_checkpoint(progress, self._reports.get(progress.call))
         if _now() - self._reported_at > _REPORT_S:
             self.send_waiting()
 
@@ -53,7 +50,7 @@ class LibraryOutbox:
         """A call has ended, or was evicted with this checkpoint: that is sent now, an end with the next frame."""
         report = self._reports.pop(outcome.call, None)
         if isinstance(outcome, CallProgress):
-            self.send([RunEvicted(progress=outcome)])
+            self.send([RunEvicted(progress=_with_checkpoint(outcome, report))])
             return
         if report is not None:  # what a call has said last is known before it ends
             self.send([Reports([report])])
@@ -86,6 +83,13 @@ class LibraryOutbox:
             self._sock.sendall(data)
         except OSError as error:
             self._lost(error, _ended(messages))
+
+
+def _with_checkpoint(progress: CallProgress, waiting: CallProgress | None) -> CallProgress:
+    """A report with the checkpoint of the one that still waits, if it has none of its own."""
+    if waiting is None or not waiting.state or progress.state:
+        return progress
+    return msgspec.structs.replace(progress, state=waiting.state)
 
 
 def _ended(messages: list[Any]) -> list[int]:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import time
 from contextlib import suppress
 from multiprocessing import process
 
 _LONG_AGO_NS = 1_000_000_000
-_INODE_DEVICE_LINKS = slice(stat.ST_INO, stat.ST_NLINK + 1)
-"""The part of what `stat` gives that tells one folder from another: one slice costs less than three attributes."""
 _LONGEST = 60
 """A socket below a folder with a longer path may have a path that is too long: `multiprocessing` adds 31 characters."""
 
@@ -66,7 +63,7 @@ class ClearedFolder:
             facts = os.fstat(self._open)
         except OSError:  # a call has closed it
             return True
-        return facts.st_mtime_ns != self._changed_ns or facts[_INODE_DEVICE_LINKS] != self._is
+        return facts.st_mtime_ns != self._changed_ns or facts[1:4] != self._is
 
     @property
     def short_path(self) -> str:
@@ -110,7 +107,7 @@ class ClearedFolder:
     def _remember_state(self) -> None:
         os.utime(self.path, ns=(_LONG_AGO_NS, _LONG_AGO_NS))
         facts = os.stat(self.path)
-        self._is = facts[_INODE_DEVICE_LINKS]
+        self._is = facts[1:4]  # inode, device, links: a slice costs less than three attributes
         self._changed_ns = facts.st_mtime_ns
         self._reopen()
 

@@ -23,6 +23,9 @@ from hypothesis import strategies as st
 
 from stoker.contexts import payloads
 from stoker.errors import ProtocolError
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.calls import CallProgress
+from stoker.manager.protocol.to_agent import RunEvicted
 from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.agent import usage
 from stoker.pilot.agent.scratch import Scratch, base_folder, sweep
@@ -30,6 +33,7 @@ from stoker.pilot.library import frames
 from stoker.pilot.library.frames import FrameReader, pack, pack_raw
 from stoker.pilot.library.functions import Function, Functions
 from stoker.pilot.library.marker import NOWHERE, Marker, Running, running
+from stoker.pilot.library.outbox import LibraryOutbox
 from stoker.pilot.library.sandbox import ClearedFolder
 from stoker.pilot.starter.place import base_folder as base_folder_of_starter
 
@@ -95,6 +99,22 @@ def test_bytes_that_are_no_frame_are_refused_at_once_and_take_no_memory(stray: b
         with pytest.raises(ProtocolError, match="where a frame should begin"):
             reader.next()
         assert len(reader._buffer) < 1 << 20
+
+
+def test_evicted_call_keeps_a_checkpoint_that_was_not_sent() -> None:
+    """A call that waits for a model is stopped there, without a checkpoint of that moment."""
+    here, there = socket.socketpair()
+    with here, there:
+        outbox = LibraryOutbox(here, lost=lambda error, untold: pytest.fail(str(error)))
+        for done in (1.0, 2.0):
+            outbox.report(CallProgress(7, done, state=f"after {done:g}".encode()))  # type: ignore[arg-type]
+        outbox.add(CallProgress(7, 2.0), ended_at=0.0)  # type: ignore[arg-type]
+        reader, decode, said = frames.FrameReader(there), wire.to_agent_decoder(), list[Any]()
+        reader.fill(block=True)
+        while (frame := reader.next()) is not None:
+            said += decode(frame).messages
+    assert isinstance(said[-1], RunEvicted)
+    assert said[-1].progress.state == b"after 2"
 
 
 def test_functions_are_forgotten_least_recently_used_first() -> None:
