@@ -6,8 +6,7 @@ although it has done nothing. So the library compares its process with what it w
 before a call that is not known to be short, after a failed call, and otherwise every 5 ms, also when it has nothing to
 run.
 
-Environment variables and standard descriptors that are closed are put back after every call in a library with one slot,
-which costs a microsecond.
+Environment variables and standard descriptors that are closed are put back after every call in a library with one slot.
 
 What can be put back is put back. What cannot makes the library unfit: it ends itself with an exit code of its own, and
 the calls that it has not begun run elsewhere. What the loader itself has left is the library's normal state.
@@ -34,6 +33,7 @@ from typing import NamedTuple
 
 from stoker import descriptors
 from stoker.pilot.core import exits
+from stoker.pilot.library.os_changes import CHANGES, watch
 from stoker.pilot.library.printing import stream_to
 from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary
 
@@ -63,11 +63,13 @@ class Soundness:
     of this library share, if it has several."""
 
     def __init__(self, *, temporary: ClearedFolder | None = None) -> None:
+        watch()
         self._temporary = temporary
         self._environ = os.environ
         self._variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # since Python 3.0
         """The environment as Python keeps it: to compare it costs a tenth of a comparison of `os.environ`."""
         self._had = dict(self._variables)
+        self._compared_at = CHANGES.count
         callables = {name: here for name, here in vars(builtins).items() if callable(here)}
         self._names, self._callables = tuple(callables), tuple(callables.values())
         self._modules = {name: sys.modules.get(name) for name in _MODULES}
@@ -100,12 +102,17 @@ class Soundness:
 
     def restore_common(self) -> None:
         """Put back what calls change most often: environment variables, and standard descriptors that are closed."""
-        if self._variables != self._had or os.environ is not self._environ:
+        if CHANGES.count != self._compared_at or os.environ is not self._environ:
             self._restore_environment()
         if self._closed(0):
             self._restore_outputs()
 
     def _restore_environment(self) -> None:
+        if self._variables != self._had or os.environ is not self._environ:
+            self._put_back_variables()
+        self._compared_at = CHANGES.count
+
+    def _put_back_variables(self) -> None:
         here = os.environ = self._environ
         for name in [name for name in here if os.fsencode(name) not in self._had]:
             del here[name]
@@ -190,8 +197,7 @@ class Soundness:
                 if not callable(here.get(name))
             )
         self._restore_outputs()
-        if self._variables != self._had or os.environ is not self._environ:
-            self._restore_environment()
+        self._restore_environment()
         for name, stream in tuple(self._streams.items()):
             if getattr(stream, "closed", False):
                 stream = self._streams[name] = stream_to(1 if name == "stdout" else 2)

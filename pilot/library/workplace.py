@@ -20,6 +20,7 @@ from contextlib import suppress
 from stoker.contexts.program_folder import ProgramFolder, is_seen_here, umask_now
 from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol.calls import CallOptions, LeftFiles
+from stoker.pilot.library.os_changes import CHANGES
 from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary
 
 _CLONE_FS = 0x200
@@ -53,18 +54,18 @@ class Workplace:
         self._seen: dict[ProgramFolder, bool] = {}
         self._home: ProgramFolder | None = None
         self._is_in_own = False
+        self._entered_at = CHANGES.count
 
     def enter(self, options: CallOptions) -> None:
         """Enter the folder of a call with these options, and set its umask. Raises OSError."""
         home = options.home
-        if home is not None and home is self._home and not (self._is_in_own or options.folder):
-            try:  # the calls of a frame share their options, and few calls leave the folder: a look costs half a step
-                if os.getcwd() != home.path:
-                    os.chdir(home.path)
-                os.umask(home.umask)
-                return
-            except OSError:
-                pass
+        if (
+            home is not None
+            and home is self._home  # the calls of a frame share their options
+            and CHANGES.count == self._entered_at
+            and not (self._is_in_own or options.folder)
+        ):
+            return
         if options.folder:
             os.umask(self._umask if home is None else home.umask)
             self._home, self._is_in_own = None, False
@@ -72,6 +73,7 @@ class Workplace:
             os.chdir(options.folder)
         else:
             self.enter_home(home)
+        self._entered_at = CHANGES.count
 
     def enter_home(self, home: ProgramFolder | None) -> None:
         """Enter the program's folder if it is seen here, else the slot's own. Raises OSError."""
