@@ -38,7 +38,7 @@ def test_what_submit_and_q_print(new_pool: Pool, tmp_path: Path) -> None:
     assert (said.returncode, said.stdout) == (0, "2.0 - 2.2\n")
     said = new_pool.run("condor_submit", "-dry-run", "ads", sub, cwd=tmp_path)
     assert (said.returncode, said.stdout) == (0, "Dry-Run job(s)...\n3 job(s) dry-run to cluster 1.\n")
-    assert 'Colour = "red"' in (tmp_path / "ads").read_text()
+    assert '\nColour="red"\n' in (tmp_path / "ads").read_text()
 
     said = new_pool.run("condor_q", "-json", "-attributes", "ClusterId,ProcId,Colour", "-constraint", 'Colour == "red"')
     assert said.stdout.startswith("[\n{\n")
@@ -64,7 +64,7 @@ def test_what_submit_and_q_print(new_pool: Pool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("executable = no-such-program\nqueue\n", "Can't access executable file /.*: No such file"),
+        ("executable = no-such-program\nqueue\n", "Can't access executable file no-such-program: No such file"),
         (f"{SLEEP}nonsense\nqueue\n", r"Failed to parse command file \(line 3\)"),
         (f"{SLEEP}universe = none\nqueue\n", "(?i)universe"),
         (f"{SLEEP}+Colour = (\nqueue\n", "Colour"),
@@ -110,12 +110,12 @@ def test_without_a_schedd(new_pool: Pool, tmp_path: Path) -> None:
     sub = write(tmp_path, f"{SLEEP}queue\n")
     new_pool.stop_schedd()
     said = new_pool.run("condor_submit", sub, cwd=tmp_path)
-    nobody = r"Failed to connect to <127\.0\.0\.1:9618\?.*>"
+    nobody = r"Failed to connect to <127\.0\.0\.1:\d+\?.*>"
     assert said.returncode == 1
     assert re.fullmatch(rf"\nERROR: Failed to connect to local queue manager\nCEDAR:6001:{nobody}\n", said.stderr)
     said = new_pool.run("condor_q", "-json")
     assert said.returncode == 1
-    assert re.fullmatch(rf"\n-- Failed to fetch ads from: <.*> : submit.pool\nCEDAR:6001:{nobody}\n", said.stderr)
+    assert re.fullmatch(rf"\n-- Failed to fetch ads from: <.*> : \S+\n\nCEDAR:6001:{nobody}\n", said.stderr)
     said = new_pool.run("condor_rm", "1.0")
     words = "DCSchedd::actOnJobs:6001:Failed to connect to schedd\nNo result found for job 1.0\n"
     assert (said.returncode, said.stderr) == (1, words)
@@ -135,4 +135,5 @@ def test_a_job_outlives_its_schedd_and_nothing_outlives_its_job(new_pool: Pool, 
     assert all(process.is_running() for process in processes)
     new_pool.run("condor_rm", "1.0")
     until(lambda: new_pool.queued() == [], what="the job leaving")
-    assert not any(process.is_running() for process in processes)
+    running = [process for process in processes if process.is_running() and process.status() != "zombie"]
+    assert not running, "one that has ended may still wait for its parent"
