@@ -10,7 +10,7 @@ from batch.condor.ads import Ad, is_true, now, print_json, print_values
 from batch.condor.analyze import analyze
 from batch.condor.queue import NOBODY, Queue, id_of, schedd_is_up, why_down
 
-_NOTHING = f"\n-- Failed to fetch ads from: {NOBODY.removeprefix('Failed to connect to ')} : submit.pool"
+_NOTHING = f"\n-- Failed to fetch ads from: {NOBODY.removeprefix('Failed to connect to ')} : submit.pool\n"
 
 
 class Asked:

@@ -51,7 +51,8 @@ def _submit(folder: Path, text: str, *, terse: bool, dry_run: str) -> int:
     try:
         if dry_run:
             ads = _ads(text, cluster=1)
-            Path(dry_run).write_text("\n".join(ad.printOld() for ad in ads))
+            shown = "\n".join(ad.printOld() for ad in ads)
+            Path(dry_run).write_text(re.sub(r"^(\w+) = ", r"\1=", shown, flags=re.MULTILINE))
         else:
             queue = Queue(folder)
             with queue.change():
@@ -77,13 +78,14 @@ def _ads(text: str, *, cluster: int) -> list[Ad]:
     if not re.search(r"^\s*queue\b", text, re.IGNORECASE | re.MULTILINE):
         raise ValueError("No 'queue' commands found in the submit file")
     ads = []
-    for made in _parsed(text).jobs(clusterid=cluster):
+    parsed = _parsed(text)
+    for made in parsed.jobs(clusterid=cluster):
         ad = Ad()
         ad.update(made)
         ad["JobStatus"], ad["QDate"], ad["EnteredCurrentStatus"] = IDLE, now(), now()
         ad["NumShadowStarts"], ad["NumJobStarts"] = 0, 0
         if value(ad, "TransferExecutable", True) and not os.access(ad["Cmd"], os.R_OK):
-            raise ValueError(f"Can't access executable file {ad['Cmd']}: No such file or directory")
+            raise ValueError(f"Can't access executable file {parsed.expand('executable')}: No such file or directory")
         ads.append(ad)
     return ads
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from batch.condor.until import until
 
 if TYPE_CHECKING:
     from batch.condor.pool import Pool
@@ -38,7 +39,7 @@ def test_what_submit_and_q_print(new_pool: Pool, tmp_path: Path) -> None:
     assert (said.returncode, said.stdout) == (0, "2.0 - 2.2\n")
     said = new_pool.run("condor_submit", "-dry-run", "ads", sub, cwd=tmp_path)
     assert (said.returncode, said.stdout) == (0, "Dry-Run job(s)...\n3 job(s) dry-run to cluster 1.\n")
-    assert 'Colour = "red"' in (tmp_path / "ads").read_text()
+    assert '\nColour="red"\n' in (tmp_path / "ads").read_text()
 
     said = new_pool.run("condor_q", "-json", "-attributes", "ClusterId,ProcId,Colour", "-constraint", 'Colour == "red"')
     assert said.stdout.startswith("[\n{\n")
@@ -64,7 +65,7 @@ def test_what_submit_and_q_print(new_pool: Pool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("executable = no-such-program\nqueue\n", "Can't access executable file /.*: No such file"),
+        ("executable = no-such-program\nqueue\n", "Can't access executable file no-such-program: No such file"),
         (f"{SLEEP}nonsense\nqueue\n", r"Failed to parse command file \(line 3\)"),
         (f"{SLEEP}universe = none\nqueue\n", "(?i)universe"),
         (f"{SLEEP}+Colour = (\nqueue\n", "Colour"),
@@ -89,7 +90,8 @@ def test_what_rm_and_its_kin_print(new_pool: Pool, tmp_path: Path) -> None:
     assert (said.returncode, said.stdout, said.stderr) == (0, "Job 2.2 marked for removal\n", "Job 999.0 not found\n")
     said = new_pool.run("condor_rm", "999.0")
     assert (said.returncode, said.stderr) == (1, "\nJob 999.0 not found\n")
-    said = new_pool.run("condor_rm", "999")
+    # a schedd that has not counted its new jobs yet says that there are none, with exit code 0
+    said = until(lambda: (said := new_pool.run("condor_rm", "999")).returncode and said, what="a count of jobs")
     assert (said.returncode, said.stderr) == (1, "\nCouldn't find/remove all jobs in cluster 999\n")
     said = new_pool.run("condor_hold", "2.1")
     assert said.stdout == "Job 2.1 held\n"
@@ -110,12 +112,12 @@ def test_without_a_schedd(new_pool: Pool, tmp_path: Path) -> None:
     sub = write(tmp_path, f"{SLEEP}queue\n")
     new_pool.stop_schedd()
     said = new_pool.run("condor_submit", sub, cwd=tmp_path)
-    nobody = r"Failed to connect to <127\.0\.0\.1:9618\?.*>"
+    nobody = r"Failed to connect to <127\.0\.0\.1:\d+\?.*>"
     assert said.returncode == 1
     assert re.fullmatch(rf"\nERROR: Failed to connect to local queue manager\nCEDAR:6001:{nobody}\n", said.stderr)
     said = new_pool.run("condor_q", "-json")
     assert said.returncode == 1
-    assert re.fullmatch(rf"\n-- Failed to fetch ads from: <.*> : submit.pool\nCEDAR:6001:{nobody}\n", said.stderr)
+    assert re.fullmatch(rf"\n-- Failed to fetch ads from: <.*> : \S+\n\nCEDAR:6001:{nobody}\n", said.stderr)
     said = new_pool.run("condor_rm", "1.0")
     words = "DCSchedd::actOnJobs:6001:Failed to connect to schedd\nNo result found for job 1.0\n"
     assert (said.returncode, said.stderr) == (1, words)
@@ -126,8 +128,6 @@ def test_a_job_outlives_its_schedd_and_nothing_outlives_its_job(new_pool: Pool, 
     (tmp_path / "job.sh").chmod(0o755)
     new_pool.run("condor_submit", write(tmp_path, "executable = job.sh\nqueue\n"), cwd=tmp_path)
     new_pool.wait("1.0", 2)
-    from batch.condor.until import until
-
     processes = until(lambda: len(found := new_pool.processes("1.0")) == 3 and found, what="three processes")
     new_pool.stop_schedd()
     new_pool.start_schedd()
@@ -135,4 +135,5 @@ def test_a_job_outlives_its_schedd_and_nothing_outlives_its_job(new_pool: Pool, 
     assert all(process.is_running() for process in processes)
     new_pool.run("condor_rm", "1.0")
     until(lambda: new_pool.queued() == [], what="the job leaving")
-    assert not any(process.is_running() for process in processes)
+    running = [process for process in processes if process.is_running() and process.status() != "zombie"]
+    assert not running, "one that has ended may still wait for its parent"

@@ -106,12 +106,13 @@ def gate(path):
 
 
 def write(go, number):
-    """A call that needs its folder. The later ones wait for a file."""
+    """A call that needs the folder of its library. The later ones wait for a file."""
+    import tempfile
     import time
 
     while number >= 50 and not go.exists():
         time.sleep(0.02)
-    with open("here", "w") as file:
+    with tempfile.NamedTemporaryFile("w") as file:
         file.write("x")
     time.sleep(0.02)
     return number
