@@ -119,8 +119,7 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
 
 
 def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> None:
-    """Print what the job of a block of this session has printed, `files`: its output and errors, or say why there are
-    none.
+    """Print the output and errors of the job of a block (`files`), or say why there are none.
 
     Raises SessionError for a block that is not there.
     """

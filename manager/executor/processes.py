@@ -101,7 +101,7 @@ def register(folder: SessionFolder, *, name: str = "") -> None:
 
 def note_joined(folder: SessionFolder, link: Path) -> None:
     """Link a session that a program joins into the program's run folder, as the session that it starts would lie there:
-    commands typed in the program's folder mean this session. A folder that cannot be written costs only that."""
+    commands typed in the program's folder then find that session. A folder that cannot be written costs only that."""
     with suppress(OSError):
         link.symlink_to(folder.path.resolve(), target_is_directory=True)
 
