@@ -11,6 +11,7 @@ from batch.lab.commands import until
 from batch.sessions import block_when, status_when, write_site
 
 import stoker
+from stoker.manager.factory.batch import job_prefix
 
 SQUEUE = """#!/bin/sh
 # Prints nothing while `hide` is there; what it printed first for such arguments while `cache` is there.
@@ -74,10 +75,11 @@ def fill(slurm) -> list[str]:
     return [line[0] for line in slurm.queue()]
 
 
-def our_jobs(slurm) -> list[str]:
-    """Every job of ours that Slurm remembers, over or not."""
+def jobs_of(session, slurm) -> list[str]:
+    """Every job of a session that Slurm remembers, over or not: the cluster has had other sessions before."""
     shown = slurm.run("scontrol", "show", "job", "-o").splitlines()
-    return [line.split()[0] for line in shown if "JobName=stoker-" in line and "JobState=CANCELLED" not in line]
+    name = f"JobName={job_prefix(session.id)}"
+    return [line.split()[0] for line in shown if name in line and "JobState=CANCELLED" not in line]
 
 
 @pytest.mark.parametrize("how", ["hide", "cache"])
@@ -99,7 +101,7 @@ def test_a_list_that_lags_costs_no_job(slurm, world, monkeypatch, how, full):
         status = session.status(20)
         assert (len(status.jobs), status.lost_pilots, status.ended_blocks) == (1, 0, {})
     until(lambda: slurm.queue() == [], what="an empty queue")
-    assert len(our_jobs(slurm)) <= 1
+    assert len(jobs_of(session, slurm)) <= 1
 
 
 def test_a_pending_job_that_the_list_lacks_is_cancelled_at_the_end(slurm, world, monkeypatch):
@@ -121,7 +123,7 @@ def test_killed_while_sbatch_answers_nothing_is_submitted_twice(slurm, world, mo
     site.put("hide")
     with load(world, provider={"listing_lag": "10 min"}) as session:
         call = double(21)
-        until(lambda: len(our_jobs(slurm)) == 1, what="the job")
+        until(lambda: len(jobs_of(session, slurm)) == 1, what="the job")
         for process in processes_of(session.folder, victim):
             os.kill(process.pid, signal.SIGKILL)
         until(lambda: processes_of(session.folder, victim), what="another one")
@@ -131,9 +133,9 @@ def test_killed_while_sbatch_answers_nothing_is_submitted_twice(slurm, world, mo
         site.remove("hide")
         status_when(session, lambda status: [block.job for block in status.jobs if block.job], what="the job's id")
         site.wait_for_looks(3)
-        assert len(our_jobs(slurm)) == 1
+        assert len(jobs_of(session, slurm)) == 1
     until(lambda: slurm.queue() == [], what="an empty queue")
-    assert len(our_jobs(slurm)) <= 1
+    assert len(jobs_of(session, slurm)) <= 1
 
 
 def processes_of(folder, module: str) -> list[psutil.Process]:
