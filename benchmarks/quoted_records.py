@@ -32,7 +32,7 @@ class BenchRecord(msgspec.Struct, frozen=True):
     tables: list[Table]
 
     def line(self, what: str) -> Line:
-        """A line by what it says. Raises ValueError where there is none."""
+        """Return the line with this text. Raises ValueError unless exactly one line has it."""
         found = [line for table in self.tables for line in table.lines if line.what == what]
         if len(found) != 1:
             raise ValueError(f"{len(found)} lines of {self.facts.command} are called {what!r}, not one")

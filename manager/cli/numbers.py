@@ -24,7 +24,7 @@ class WholeNumber(click.ParamType[int]):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number. Fails for what is none, or is out of range."""
+        """Return the number. Fail for text that is not a number, and for a number out of range."""
         try:
             number = int(value)
         except ValueError:

@@ -138,7 +138,7 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
 
 
 def nothing_printed(story: Story) -> str:
-    """What to say of a block whose job has left no output."""
+    """Return the message for a block whose job left no output."""
     return (
         f"the job of {story.subject} has printed nothing here ({story.headline}); some batch systems bring its output"
         " when it has ended, and its pilots have logs of their own: stoker logs"

@@ -13,20 +13,20 @@ from stoker.site import ProviderKind
 from stoker.units import show_bytes, show_seconds
 
 _WALLTIME_S = 4 * 3600.0
-"""What is asked for where a partition allows more: shorter jobs start sooner, and a pilot that ends is replaced."""
+"""Seconds to ask for if a partition allows more: shorter jobs start sooner, and a pilot that ends is replaced."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
-"""What is asked for beside a GPU where nothing is known of the machines."""
+"""Cores and memory to ask for with a GPU if the machines are not known."""
 _CPU_DEVICE_BYTES = 4 * 10**9
 """Memory for one CPU device: enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
-"""Slurm says 1 MiB of nodes of whose memory nobody told it."""
+"""Slurm reports 1 MiB for a node without configured memory."""
 _COMMENT_AT = 32
 _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A site file, and what to say of it."""
+    """The text of a site file, a headline, and the reasons for its settings."""
 
     text: str
     headline: str
