@@ -30,8 +30,8 @@ def test_slurmctld_is_away_for_a_minute(make_cluster, world):
         cluster.have_jobs_written()
         cluster.kill("slurmctld")
         gone_at = time.monotonic()
-        trouble = status_when(session, lambda status: status.trouble, what="trouble").trouble["lab"]
-        assert "Unable to contact slurm controller" in trouble
+        away = "Unable to contact slurm controller"  # a squeue that was under way may report a reset connection before
+        status_when(session, lambda status: away in status.trouble.get("lab", ""), what=away)
         cluster.crash("n2")
         rounds = 0
         while time.monotonic() - gone_at < AWAY_S:
@@ -68,7 +68,7 @@ def test_down_names_slurm_and_the_jobs_that_it_could_not_cancel(make_cluster, wo
     cluster.kill("slurmctld")
     code, said = stoker_says("down", session, "--wait", "1")
     assert code == 1
-    assert re.search(rf"left  perhaps jobs {job} of site lab: .*slurm controller.*; end it: scancel {job}\n", said)
+    assert re.search(rf"left  perhaps jobs {job} of site lab: .*(?:slurm controller|Connection reset).*; end it: scancel {job}\n", said)
     assert re.search(r"left  its job submitter \(pid \d+\), which keeps trying to cancel them\n", said), said
     cluster.start("slurmctld")
     until(lambda: stoker_says("down", session)[0] == 0, what="the end of the session")
