@@ -34,6 +34,7 @@ DEFERRED = {
     "stoker.contexts.encoder_loading": "loads torch, in libraries alone",
     "stoker.contexts.reading": "loads torch, in libraries alone",
     "stoker.contexts.model_loading": "loads torch, in libraries alone",
+    "stoker.contexts.streamed_model": "loads torch, in libraries alone",
     "stoker.contexts.torch_settings": "loads torch, in libraries alone",
     "stoker.contexts.vllm_model": "loads vLLM, where it is the engine",
     "stoker.manager.advice.estimating": "loads NumPy, which an advisor that has no source does not need",

@@ -41,6 +41,7 @@ _PRELOAD = (
     "transformers",
     "stoker.contexts.language_model",
     "stoker.contexts.model_loading",
+    "stoker.contexts.streamed_model",
     "transformers:AutoModelForCausalLM",
     "transformers:AutoTokenizer",
     "transformers:AutoConfig",

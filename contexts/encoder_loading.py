@@ -22,6 +22,7 @@ from stoker.contexts.compiling import compile_runtime
 from stoker.contexts.encoder_inputs import RuntimeShape
 from stoker.contexts.encoding import EncoderModel
 from stoker.contexts.sentence_facts import sentence_facts
+from stoker.contexts.streamed_model import StreamedWeights
 from stoker.contexts.torch_settings import be_quiet, dtype_of
 from stoker.units import show_seconds
 
@@ -45,12 +46,12 @@ def load_encoder(
     config = AutoConfig.from_pretrained(path, **more)
     classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     kind = AutoModelForSequenceClassification if classifies else AutoModel
-    tokenizer = AutoTokenizer.from_pretrained(path, **more)
-    facts = sentence_facts(lambda name: _file_of(path, name))
-    if device != "cpu":
-        more["device_map"] = {"": device}
-    network = kind.from_pretrained(path, dtype=dtype_of(dtype, path=path, device=device), **more)
-    log.info("encoder %s on %s in %s: %s", path, device, network.dtype, show_seconds(time.monotonic() - began))
+    with StreamedWeights(path, dtype=dtype_of(dtype, path=path, device=device), device=device, **more) as weights:
+        tokenizer = AutoTokenizer.from_pretrained(path, **more)
+        facts = sentence_facts(lambda name: _file_of(path, name))
+        network = weights.model(kind)
+    took = show_seconds(time.monotonic() - began)
+    log.info("encoder %s on %s in %s: %s %s", path, device, network.dtype, took, weights.told)
     runtime = RuntimeShape(length, batch) if length else None
     model = EncoderModel(
         network.eval().requires_grad_(False), tokenizer, facts=facts, name=Path(path).name,

@@ -46,10 +46,12 @@ def load_model(
         made = _load_vllm(path, dtype=wanted, device=device, name=name, why=why, began=began)
         log.info("model %s in vLLM on %s (%s): %s", path, device, why, made.origin)
         return made
-    (model, tokenizer), how = load_parts(path, dtype=wanted, device=device, snapshot=snapshot, name=name)
+    loaded, how = load_parts(path, dtype=wanted, device=device, snapshot=snapshot, name=name)
     origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
-    log.info("model %s on %s in %s: %s", path, device, model.dtype, origin)
-    return CausalLM(model, tokenizer, name=Path(path).name, origin=origin, engine=engine)
+    if loaded.weights:
+        origin += f" ({loaded.weights})"
+    log.info("model %s on %s in %s: %s", path, device, loaded.model.dtype, origin)
+    return CausalLM(loaded.model, loaded.tokenizer, name=Path(path).name, origin=origin, engine=engine)
 
 
 def why_vllm(engine: str, *, device: str) -> str:

@@ -24,7 +24,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import snapshot_download
 
@@ -39,8 +39,14 @@ _FORMATS = {"file": 2, "folder": 1}
 """By what a snapshot was made from. Format 1 of a file (GGUF) kept the special tokens that Transformers said."""
 _FACTS = "stoker-snapshot.json"
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
-Loaded = tuple[Any, Any]
-"""A model and its tokenizer."""
+
+
+class Loaded(NamedTuple):
+    """A model and its tokenizer. `weights` says how its weights came to a GPU, for people."""
+
+    model: Any
+    tokenizer: Any
+    weights: str = ""
 
 
 def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, name: str = "") -> tuple[Loaded, str]:
@@ -78,12 +84,12 @@ def snapshot_path(name: str, *, dtype: str) -> Path:
     return snapshot_folder() / f"{kind}-{digest[:40]}-{dtype.removeprefix('torch.')}-{_FORMATS.get(kind, 1)}"
 
 
-def make_snapshot(place: Path, load: Callable[[], Loaded], *, source: str) -> bool:
+def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: str) -> bool:
     """Make a snapshot at `place` of what `load` returns, unless it is there. Whether this process has made it.
 
     Raises OSError where it can't be written; `place` is then as before.
     """
-    return make_folder(place, lambda draft: _save(*load(), draft), source=source)
+    return make_folder(place, lambda draft: _save(*load()[:2], draft), source=source)
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
@@ -193,6 +199,8 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
 def _read(path: str, *, dtype: Any, device: str) -> Loaded:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from stoker.contexts.streamed_model import StreamedWeights
+
     place, more = path, dict[str, Any]()
     is_gguf = path.endswith(".gguf")
     if is_gguf:
@@ -200,17 +208,16 @@ def _read(path: str, *, dtype: Any, device: str) -> Loaded:
     if os.path.exists(path):
         more["local_files_only"] = True
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **more)
-        if device != "cpu":
-            more["device_map"] = {"": device}
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **more)
+        with StreamedWeights(place, dtype=dtype, device=device, **more) as weights:
+            tokenizer = AutoTokenizer.from_pretrained(place, **more)
+            model = weights.model(AutoModelForCausalLM)
     except OSError as error:
         if os.path.exists(path):
             raise
         raise OSError(f"{path} is no file or folder here, and the model hub did not give it: {error}") from None
     if is_gguf:
         _mend_special_tokens(tokenizer, model.config)
-    return model.eval().requires_grad_(False), tokenizer
+    return Loaded(model.eval().requires_grad_(False), tokenizer, weights.told)
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:

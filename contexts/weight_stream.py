@@ -169,7 +169,7 @@ class WeightStream:
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights and return them by name.
+        """Wait for the weights and return them by name, once: the stream keeps none.
 
         Raises OSError for a file that ends early or cannot be read, and what PyTorch raises where the device has no
         memory.
@@ -177,7 +177,8 @@ class WeightStream:
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._tensors
+        tensors, self._tensors = self._tensors, {}
+        return tensors
 
     @property
     def converts(self) -> bool:

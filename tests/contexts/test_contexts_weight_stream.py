@@ -180,3 +180,60 @@ def test_stream_that_is_left_early_ends_its_threads(tmp_path):
         raise KeyError("the tokenizer is missing")
 
     assert threads_here() == []
+
+
+# ---- on a GPU
+
+
+@pytest.fixture
+def cuda() -> str:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    return "cuda:0"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("buffer_bytes", [64, 4096, 1 << 20])
+@pytest.mark.parametrize("wanted", [None, torch.float16])
+def test_tensors_on_a_gpu_are_bit_equal(tmp_path, cuda, buffer_bytes, wanted):
+    spec = {f"w{number}": (dtype, (number, 37, 5), number) for number, dtype in enumerate(DTYPES * 3)}
+    save_file(made(spec), tmp_path / "model.safetensors")
+
+    found = streamed(tmp_path, device=cuda, buffer_bytes=buffer_bytes, readers=3, dtype=wanted)
+
+    assert {tensor.device for tensor in found.values()} == {torch.device(cuda)}
+    expected = made(spec)
+    if wanted is not None:
+        expected = {name: t.to(wanted) if t.is_floating_point() else t for name, t in expected.items()}
+    assert_same(found, expected)
+
+
+@pytest.mark.gpu
+def test_large_weights_on_a_gpu_are_bit_equal(tmp_path, cuda):
+    generator = torch.Generator().manual_seed(1)
+    weights = {
+        f"w{n}": torch.randint(-9, 9, (4096, 8192 + n), generator=generator).to(torch.bfloat16) for n in range(24)
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    for what in ("first", "again"):
+        with WeightStream(stored_tensors(tmp_path), device=cuda) as stream:
+            found = stream.wait()
+        print(f"{what}: {stream.told()}")
+
+    assert_same(found, weights)
+
+
+@pytest.mark.gpu
+def test_gpu_without_memory_raises_and_keeps_nothing(tmp_path, cuda):
+    save_file({"a": torch.zeros(10), "b": torch.zeros(10)}, tmp_path / "model.safetensors")
+    first, second = stored_tensors(tmp_path)
+    before = torch.cuda.memory_allocated(cuda)
+
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        WeightStream([first, second._replace(shape=(1 << 45,))], device=cuda) as stream,
+    ):
+        stream.wait()
+
+    assert torch.cuda.memory_allocated(cuda) == before
+    assert threads_here() == []
