@@ -51,7 +51,13 @@ _USUAL_ARCHITECTURE = "LlamaForCausalLM"
 
 
 def load_causal_lm(
-    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
+    path: str,
+    *,
+    dtype: str = "auto",
+    snapshot: bool = True,
+    threads: int = 0,
+    engine: str = "auto",
+    graphs: bool = False,
 ) -> CausalLM:
     """Load a language model, in the process that calls it: for loaders, as in `language_model`.
 
@@ -63,7 +69,7 @@ def load_causal_lm(
     from stoker.contexts.model_loading import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
-    return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine)
+    return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine, graphs=graphs)
 
 
 @context
@@ -74,6 +80,14 @@ def language_model(
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 
+@context
+def language_model_with_graphs(
+    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
+) -> CausalLM:
+    """`language_model` with captured steps: a loader of another name, so that the other's keys stay the same."""
+    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, graphs=True)
+
+
 def causal_lm(
     path: str | os.PathLike[str] = "",
     *,
@@ -81,6 +95,7 @@ def causal_lm(
     snapshot: bool = True,
     threads: int = 0,
     engine: str = "auto",
+    graphs: bool = False,
     slots: int | str = "auto",
     memory: str | int | None = None,
     device_memory: str | int | None = None,
@@ -105,13 +120,17 @@ def causal_lm(
       `static`: batches that begin and end together, for any architecture; `transformers`: the first of these that the
       architecture allows; `vllm`: vLLM, where it is installed on the pilot. `auto`: vLLM where it imports and the
       device is a GPU, else `transformers`.
+    - `graphs`: the continuous engine captures its decode steps as CUDA graphs on a GPU, which removes the time of
+      launching kernels one by one. On a CPU it has no effect.
     - `slots`: calls that run at once in one library, so that their texts are written together; `auto`: as many as the
       engine serves within its memory.
 
     The other options are `@context`'s. Raises RecipeError for a path that is none of these.
     """
+    check_graphs(graphs, engine=engine)
     return model_recipe(
-        language_model, path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, slots=slots,
+        language_model_with_graphs if graphs else language_model,
+        path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, slots=slots,
         memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit, awareness=awareness,
         calls_per_library=calls_per_library, min_libraries=min_libraries, max_libraries=max_libraries,
         keep_alive=keep_alive,
@@ -151,6 +170,18 @@ def model_recipe(
     recipe = factory(source, dtype=dtype, snapshot=snapshot, threads=threads, **named)
     # The key says it already: of the folder, the dtype and the declared memory.
     return msgspec.structs.replace(recipe, needs=with_cache(recipe.needs, source, dtype=dtype))
+
+
+def check_graphs(graphs: bool, *, engine: str) -> None:
+    """Raise RecipeError for `graphs` if the engine cannot take it."""
+    if not isinstance(graphs, bool):
+        raise RecipeError(f"causal_lm(graphs={graphs!r}): write True or False", option="graphs")
+    if graphs and engine in ("static", "vllm"):
+        raise RecipeError(
+            f"causal_lm(engine={engine!r}, graphs=True): {engine} cannot take graphs, an option of the continuous"
+            " engine; leave one of the two options out",
+            option="graphs",
+        )
 
 
 def dtype_named(dtype: str, *, what: str) -> str:

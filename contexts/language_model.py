@@ -27,12 +27,10 @@ from stoker.contexts import ambient
 from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling
 from stoker.contexts.inference.choosing import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
-from stoker.contexts.inference.continuous import TookStep
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.contexts.inference.profiling import EngineProfiler
 from stoker.contexts.inference.step_collector import StepCollector
-from stoker.contexts.inference.written import ModelTexts
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.scoring import RunnerScorer, TailScorer
 from stoker.contexts.step_times import StepProfile, StepTimes
@@ -64,12 +62,10 @@ class _EngineMaker:
     """Makes the engine of a model of Transformers. It does not hold the context, whose thread holds it: a context that
     its program drops can end."""
 
-    def __init__(
-        self, runner: ModelRunner, texts: ModelTexts, *, engine: str, cache_bytes: int, took: TookStep
-    ) -> None:
+    def __init__(self, make: Callable[[], tuple[InferenceEngine, str]]) -> None:
         self.why = ""
         """Why this engine was chosen; empty before it is made."""
-        self._make = partial(own_engine, runner, texts, engine=engine, cache_bytes=cache_bytes, took=took)
+        self._make = make
 
     def make(self) -> InferenceEngine:
         """The engine. Raises ValueError if the model cannot have the one that is named."""
@@ -89,6 +85,7 @@ class CausalLM:
         origin: str = "",
         engine: str | ServingEngine = "auto",
         cache_bytes: int = 0,
+        graphs: bool = False,
     ) -> None:
         self.model = model
         """The model of Transformers; None if the engine has its own. Weights that are changed after the first text was
@@ -106,9 +103,8 @@ class CausalLM:
             self._prompts = _prompt_reader(model, tokenizer)
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             self._scorer = RunnerScorer(self._runner)
-            self._maker = _EngineMaker(
-                self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes, took=self._steps.took
-            )
+            make = partial(own_engine, engine=engine, cache_bytes=cache_bytes, took=self._steps.took, graphs=graphs)
+            self._maker = _EngineMaker(partial(make, self._runner, self._prompts.texts()))
             self._thread = EngineThread(self._maker.make, computing=computing_on(str(self._runner.device)))
             if engine != "auto":
                 _ = self._thread.engine  # one that the model cannot have is refused now

@@ -27,13 +27,20 @@ _HOW_TO_INSTALL = "pip install 'stoker[vllm]' in the environment of this site's 
 
 
 def load_model(
-    path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0, engine: str = "auto"
+    path: str,
+    *,
+    dtype: str = "auto",
+    snapshot: bool = True,
+    name: str = "",
+    threads: int = 0,
+    engine: str = "auto",
+    graphs: bool = False,
 ) -> CausalLM:
     """The model at `path` (a folder, a `.gguf` file, or a hub name) on this library's device.
 
-    `name` is the cache name of what lies at `path`; without one it is computed. Raises whatever Transformers raises
-    for a model that it can't read, ValueError for an engine that the model cannot have, and StokerError where vLLM is
-    asked for and cannot start.
+    `name` is the cache name of what lies at `path`; without one it is computed. `graphs`: as in `causal_lm`. Raises
+    whatever Transformers raises for a model that it can't read, ValueError for an engine that the model cannot have,
+    and StokerError where vLLM is asked for and cannot start.
     """
     began = time.monotonic()
     if threads:
@@ -43,6 +50,8 @@ def load_model(
     wanted = dtype_of(dtype, path=path, device=device)
     why = why_vllm(engine, device=device)
     if why:
+        if graphs:
+            log.info("graphs=True has no effect on vLLM, which captures its own graphs")
         made = _load_vllm(path, dtype=wanted, device=device, name=name, why=why, began=began)
         log.info("model %s in vLLM on %s (%s): %s", path, device, why, made.origin)
         return made
@@ -51,7 +60,7 @@ def load_model(
     if loaded.weights:
         origin += f" ({loaded.weights})"
     log.info("model %s on %s in %s: %s", path, device, loaded.model.dtype, origin)
-    return CausalLM(loaded.model, loaded.tokenizer, name=Path(path).name, origin=origin, engine=engine)
+    return CausalLM(loaded.model, loaded.tokenizer, name=Path(path).name, origin=origin, engine=engine, graphs=graphs)
 
 
 def why_vllm(engine: str, *, device: str) -> str:

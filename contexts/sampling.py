@@ -1,37 +1,38 @@
-"""Which token comes next for one prompt."""
+"""Which token comes next for one prompt.
+
+A token is drawn by the inverse of its distribution function: chances are added up in the order of the vocabulary (with
+`top_p` from the likeliest on), and the first token whose sum exceeds the request's next random number is taken. The
+numbers come from the request's own generator on the host, one a token, so draws do not depend on the batch. The rule
+uses tensor operations only, so a CPU, a GPU and a captured step share it.
+"""
 
 from __future__ import annotations
+
+import random
 
 import torch
 
 from stoker.contexts.inference.adapter import Finish, NewToken, Sampling, TokenChance
 
+NOT_FINITE = "the model's numbers for the next token are not finite"
+
 
 class TokenDraw:
-    """Draws the tokens of one prompt. Its random numbers are its own, so that no other prompt changes them."""
+    """How the tokens of one prompt are drawn, with its own random numbers."""
 
     def __init__(self, sampling: Sampling) -> None:
-        self._temperature = sampling.temperature
-        self._top_p = sampling.top_p
-        self._generator = None
-        if sampling.temperature:
-            self._generator = torch.Generator().manual_seed(draw_seed(sampling.seed))
+        self.temperature = sampling.temperature
+        self.top_p = sampling.top_p
+        self._chance = random.Random(draw_seed(sampling.seed)) if sampling.temperature else None
 
     @property
     def greedy(self) -> bool:
         """True if it takes the likeliest token each time."""
-        return self._generator is None
+        return self._chance is None
 
-    def take(self, logits: torch.Tensor) -> int:
-        """The next token, from logits `[vocabulary]`."""
-        if self._generator is None:
-            return int(logits.argmax())
-        chances = torch.softmax((logits - logits.max()).double().cpu() / self._temperature, dim=-1)
-        if self._top_p < 1:
-            ordered, order = chances.sort(descending=True)
-            ordered[ordered.cumsum(0) - ordered >= self._top_p] = 0  # the likeliest is always kept
-            chances = torch.zeros_like(chances).scatter(0, order, ordered)
-        return int(torch.multinomial(chances, 1, generator=self._generator))
+    def number(self) -> float:
+        """The random number for its next token, in [0, 1); 0 if it is greedy."""
+        return 0.0 if self._chance is None else self._chance.random()
 
 
 def draw_seed(seed: tuple[int, int]) -> int:
@@ -39,16 +40,39 @@ def draw_seed(seed: tuple[int, int]) -> int:
     return (seed[0] * 1_000_003 + seed[1]) % 2**63
 
 
+def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
+    """A token for each row of logits `[rows, vocabulary]`; -1 where the logits are not finite numbers.
+
+    `draws`: `float64` `[3, rows]`, the temperature (above 0), `top_p` and random number of each row. With `nucleus`
+    rows are drawn from the likeliest tokens that make up `top_p`; without, from all tokens.
+    """
+    temperatures, top_p, numbers = (row[:, None] for row in draws)
+    wide = logits.double()
+    chances = torch.softmax((wide - wide.amax(dim=-1, keepdim=True)) / temperatures, dim=-1)
+    order = None
+    if nucleus:
+        chances, order = chances.sort(dim=-1, descending=True, stable=True)
+        chances = torch.where(chances.cumsum(dim=-1) - chances >= top_p, 0.0, chances)  # the likeliest is always kept
+    sums = chances.cumsum(dim=-1)
+    total = sums[:, -1:]
+    place = torch.searchsorted(sums, numbers * total, right=True).clamp(max=logits.shape[-1] - 1)
+    tokens = place if order is None else order.gather(-1, place)
+    return torch.where(total.isfinite(), tokens, -1)[:, 0]
+
+
 def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:
     """The next token of each row of logits `[rows, vocabulary]`, or why a row has none: logits that are no numbers cost
     the request that has them, and no other."""
     found: list[int | Exception] = [*likeliest_tokens(logits)]
-    for at, draw in enumerate(draws):
-        if not draw.greedy:
-            try:
-                found[at] = draw.take(logits[at])
-            except RuntimeError as error:
-                found[at] = error
+    for nucleus in (False, True):
+        rows = [at for at, draw in enumerate(draws) if not draw.greedy and (draw.top_p < 1) == nucleus]
+        if not rows:
+            continue
+        options = [(draws[at].temperature, draws[at].top_p, draws[at].number()) for at in rows]
+        table = torch.tensor(options, dtype=torch.float64, device=logits.device).T
+        tokens = drawn_tokens(logits[rows], table, nucleus=nucleus).tolist()
+        for at, token in zip(rows, tokens, strict=True):
+            found[at] = token if token >= 0 else ValueError(NOT_FINITE)
     return found
 
 

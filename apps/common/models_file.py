@@ -4,6 +4,7 @@
 path = "models/small"       a folder or file as `causal_lm` and `encoder` take it; it counts from this file
 kind = "chat"               or "embedding"
 engine = "auto"             what writes: "continuous", "static", "transformers", "vllm"
+graphs = true               the continuous engine captures its steps as CUDA graphs; left out: it does not
 dtype = "auto"              "float32", "bfloat16", "float16", or "fp32", "bf16", "fp16"
 memory = "4 GB"             host memory and device memory that it may take; left out: measured
 device_memory = "8 GB"
@@ -61,6 +62,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     kind: ModelKind = ModelKind.CHAT
     engine: str = "auto"
+    graphs: bool = False
     dtype: str = "auto"
     memory: Size = Size(0)
     device_memory: Size = Size(0)
@@ -83,6 +85,10 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"dtype = {self.dtype!r} is not available; there are {', '.join(_DTYPES)}") from None
         if self.kind is ModelKind.EMBEDDING and self.engine != "auto":
             raise ValueError("engine is for models that write; an embedding model has none")
+        if self.kind is ModelKind.EMBEDDING and self.graphs:
+            raise ValueError("graphs is for models that write; an embedding model has none")
+        if self.graphs and self.engine in ("static", "vllm"):
+            raise ValueError(f'graphs = true is for engine = "continuous"; {self.engine} cannot take it')
         if self.max is not None and self.min > self.max:
             raise ValueError(f"min = {self.min} is more than max = {self.max}")
 
@@ -128,8 +134,8 @@ def recipe_of(settings: ModelSettings) -> Recipe:
             max_libraries=most, keep_alive=keep_alive,
         )  # fmt: skip
     return stoker.causal_lm(
-        settings.path, engine=settings.engine, dtype=settings.dtype, memory=memory, device_memory=device_memory,
-        min_libraries=least, max_libraries=most, keep_alive=keep_alive,
+        settings.path, engine=settings.engine, graphs=settings.graphs, dtype=settings.dtype, memory=memory,
+        device_memory=device_memory, min_libraries=least, max_libraries=most, keep_alive=keep_alive,
     )  # fmt: skip
 
 

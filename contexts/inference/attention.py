@@ -24,7 +24,7 @@ tokens]` of 0 and minus infinity; returns `[rows, heads * size]`. `heads` is a m
 def decode_attention(dtype: torch.dtype, device: Any) -> DecodeAttention:
     """The fastest way for this precision on this kind of device."""
     if device.type != "cpu":
-        return shared_keys
+        return ON_GPU
     if dtype == torch.float32:
         return as_products
     if multiplies_tiles():
@@ -54,3 +54,8 @@ def as_products(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask:
     scores = torch.matmul(keys, grouped.transpose(2, 3)).transpose(2, 3).contiguous()
     chances = scores.mul_(size**-0.5).add_(mask).softmax(dim=-1)
     return torch.matmul(chances, values).reshape(rows, -1)
+
+
+ON_GPU: DecodeAttention = grouped_queries
+"""The way on a GPU. With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each
+head and computes in `float32`. Grouped queries keep to the memory-efficient kernel."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -13,9 +14,11 @@ from stoker.contexts.batching import BatchLimits
 from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import InferenceEngine
 from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
-from stoker.contexts.inference.decoder import decoder_of
+from stoker.contexts.inference.decode_graphs import DecodeGraphs
+from stoker.contexts.inference.decoder import LeanDecoder, decoder_of
 from stoker.contexts.inference.linear import packed_dtypes
 from stoker.contexts.inference.static import StaticEngine
+from stoker.contexts.inference.step_graphs import GraphBackend, graphs_for
 from stoker.contexts.inference.written import ModelTexts
 
 log = logging.getLogger(__name__)
@@ -38,10 +41,13 @@ def own_engine(
     engine: str = "auto",
     cache_bytes: int = 0,
     took: TookStep | None = None,
+    graphs: bool = False,
+    backend: Callable[[torch.device], GraphBackend | None] = graphs_for,
 ) -> tuple[InferenceEngine, str]:
-    """The engine `continuous`, `static`, or the one that suits (`auto`), and why it was chosen, for people. `took`:
-    told of each
-    step, where the engine can.
+    """The engine `continuous`, `static`, or the one that suits (`auto`), and why it was chosen, for people.
+
+    `took`: told of each step, where the engine can. `graphs`: the continuous engine captures its decode steps, where
+    the device can (`backend`).
 
     Raises ValueError if the model cannot have the engine that is named.
     """
@@ -53,14 +59,30 @@ def own_engine(
             limits = _CPU_LIMITS if decoder.device.type == "cpu" else _GPU_LIMITS
             weights = decoder.weights_bytes + decoder.packed_bytes
             size = cache_bytes or default_cache_bytes(decoder.device, weights_bytes=weights)
+            captured = _graphs(decoder, backend, rows=limits.rows) if graphs else None
             made = ContinuousEngine(
-                decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size, took=took
+                decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size, took=took, graphs=captured
             )
             return made, "every call joins one batch"
         if engine == "continuous":
             raise ValueError(f'this model cannot have engine="continuous": {why}; leave the engine away')
         log.warning("calls of this model are written in batches that begin and end together: %s", why)
+    if graphs:
+        log.warning("graphs=True has no effect on this model: only the continuous engine captures steps")
     return StaticEngine(runner, texts, rows=_STATIC_ROWS), why
+
+
+def _graphs(
+    decoder: LeanDecoder, backend: Callable[[torch.device], GraphBackend | None], *, rows: int
+) -> DecodeGraphs | None:
+    """Captured steps that compute what eager steps compute; None where there are none."""
+    found = backend(decoder.device)
+    if found is None:
+        return None
+    decoder.fuse()
+    with torch.inference_mode():
+        made = DecodeGraphs(decoder, found, rows=rows)
+        return made if made.check() else None
 
 
 def _packs(model: Any) -> torch.dtype | None:

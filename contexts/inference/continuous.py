@@ -2,7 +2,7 @@
 
 What is computed next is `contexts/batching.py`'s to say; the keys and values lie in rows (`kv_store.py`); the model's
 layers are computed by a lean decoder (`decoder.py`). What prompts have in common at their beginning is not read again
-(`prefixes.py`).
+(`prefixes.py`). On a GPU decode steps may be captured as graphs, which run a step ahead of what was read (`ahead.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 
 from stoker.contexts.batching import SMALLEST_ROW_TOKENS, BatchLimits, RunningBatch, Step
 from stoker.contexts.inference.adapter import OWN_OPTIONS, EngineLoad, EngineMemory, GenerationRequest, NewToken
+from stoker.contexts.inference.ahead import StepsAhead
+from stoker.contexts.inference.decode_graphs import DecodeGraphs, StepShape
 from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart
 from stoker.contexts.inference.written import ModelTexts, Written
 from stoker.contexts.prefixes import PrefixCache
-from stoker.contexts.sampling import TokenDraw, chances_of, failed_token, take_tokens
+from stoker.contexts.sampling import NOT_FINITE, TokenDraw, chances_of, failed_token, take_tokens
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 _USUAL_ROW_TOKENS = 512
@@ -52,6 +54,7 @@ class ContinuousEngine:
         limits: BatchLimits,
         cache_bytes: int = 0,
         took: TookStep | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._decoder = decoder
         self._texts = texts
@@ -64,6 +67,11 @@ class ContinuousEngine:
         self._load = EngineLoad()
         self._asleep = False
         self._budget = 0
+        self._ahead: StepsAhead | None = None
+        if graphs is not None:
+            self._ahead = StepsAhead(graphs, self._batch, self._store, self._writing)
+        self._settled: list[NewToken] = []
+        """Tokens that were read between two steps; the next step returns them."""
         self.resize(cache_bytes)
 
     def add(self, request: GenerationRequest) -> None:
@@ -84,6 +92,7 @@ class ContinuousEngine:
         with torch.inference_mode():
             self._store.free(request)
         self._writing.pop(request, None)
+        self._settled = [token for token in self._settled if token.request != request]
 
     def step(self) -> list[NewToken]:
         """Read or write tokens of some requests (`InferenceEngine.step`)."""
@@ -97,27 +106,31 @@ class ContinuousEngine:
         return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
 
     def load(self) -> EngineLoad:
-        """How full the batch is."""
-        return msgspec.structs.replace(self._load, running=len(self._batch.running), waiting=len(self._batch.waiting))
+        """How full the batch is. A request whose last token no step has returned yet counts as running."""
+        running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
+        return msgspec.structs.replace(self._load, running=running, waiting=len(self._batch.waiting))
 
     def memory(self) -> EngineMemory:
-        """What the weights and the cache hold; kept prefixes count as cache."""
+        """What the weights and the cache hold; kept prefixes and graphs count as cache."""
+        graphs = 0 if self._ahead is None else self._ahead.graphs.held_bytes
         return EngineMemory(
             weights_bytes=self._decoder.weights_bytes + self._decoder.packed_bytes,
-            held_bytes=self._store.held_bytes + self._prefixes.size_bytes,
+            held_bytes=self._store.held_bytes + self._prefixes.size_bytes + graphs,
             budget_bytes=self._budget,
         )
 
     def resize(self, cache_bytes: int) -> None:
         """Change the budget of the cache (`InferenceEngine.resize`); 0 = without one."""
         tokens, for_prefixes = 0, self._prefix_limit
+        for_graphs = cache_bytes // 8 if self._ahead is not None else 0
         if cache_bytes:
             for_prefixes = min(for_prefixes, cache_bytes // 8)
-            tokens = (cache_bytes - for_prefixes) // self._store.token_bytes
+            tokens = (cache_bytes - for_prefixes - for_graphs) // self._store.token_bytes
             if tokens < SMALLEST_ROW_TOKENS:
                 raise ValueError(
                     f"{cache_bytes} bytes hold {tokens} tokens of this model's key-value cache; no request fits there"
                 )
+        self._settle()
         before = self._batch.limits
         self._batch.limits = msgspec.structs.replace(before, cache_tokens=tokens)
         for request in self._batch.requests():
@@ -127,6 +140,9 @@ class ContinuousEngine:
                 raise ValueError(f"a request that is open would not fit any more: {why}")
         self._prefixes.set_limit(for_prefixes)
         self._budget = cache_bytes
+        if self._ahead is not None:
+            self._ahead.drop()
+            self._ahead.graphs.limit_bytes = for_graphs
         with torch.inference_mode():
             for id in self._batch.make_room():
                 self._store.free(id)
@@ -134,8 +150,11 @@ class ContinuousEngine:
 
     def sleep(self) -> None:
         """Free the cache; on a GPU the weights move to the host. On a CPU they stay."""
-        if len(self._batch):
-            raise RuntimeError(f"{len(self._batch)} requests run; the model cannot sleep")
+        load = self.load()
+        if load.running + load.waiting:
+            raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot sleep")
+        if self._ahead is not None:
+            self._ahead.drop()
         self._store.clear()
         self._prefixes.clear()
         if self._decoder.device.type == "cuda":
@@ -152,17 +171,31 @@ class ContinuousEngine:
     def stop(self) -> None:
         """Give the cache back."""
         self._writing.clear()
+        if self._ahead is not None:
+            self._ahead.drop()
         self._store.clear()
 
     # ---- steps
 
     def _step(self) -> list[NewToken]:
+        if self._ahead is None:
+            return self._next_step()
+        tokens, self._settled = self._settled, []
+        tokens += self._read_launched(self._ahead)
+        return tokens if self._ahead.launched else tokens + self._next_step()
+
+    def _next_step(self) -> list[NewToken]:
+        """The step that the batch says. The tokens of a step that is launched as a graph are read by the next one."""
         step = self._batch.next()
         if step is None:
             return []
         began = time.perf_counter()
         for request in step.evicted:
             self._store.free(request)
+        for id in step.requests:
+            self._store.ensure(id, tokens=self._batch.running[id].reserved, room_tokens=self._room)
+        if self._ahead is not None and self._ahead.begin(step):
+            return []
         step, length = self._compute(step)
         tokens = self._take(step)
         self._count(step, length, made=len(tokens), began=began)
@@ -172,8 +205,6 @@ class ContinuousEngine:
         """Read the step's tokens. Returns the step as it was computed, since what a kept prefix holds is copied and not
         read, and the mean length of a decode step's rows."""
         writing = {id for id in step.requests if self._batch.running[id].decodes}
-        for id in step.requests:
-            self._store.ensure(id, tokens=self._batch.running[id].reserved, room_tokens=self._room)
         reads = [
             self._read_part(id, most) for id, most in zip(step.requests, step.tokens, strict=True) if id not in writing
         ]
@@ -210,13 +241,10 @@ class ContinuousEngine:
     def _decode_parts(self, writing: set[int]) -> list[DecodePart]:
         """The arrays of rows in which these requests write."""
         return [
-            DecodePart(
-                array, [self._batch.running[id].read for id in array.requests],
-                device=self._decoder.device, dtype=self._decoder.dtype,
-            )
+            self._decoder.decode_part(array, [self._batch.running[id].read for id in array.requests])
             for array in self._store.arrays.values()
             if writing.intersection(array.requests)
-        ]  # fmt: skip
+        ]
 
     def _take(self, step: Step) -> list[NewToken]:
         """The next token of each request that is read to its end."""
@@ -232,24 +260,56 @@ class ContinuousEngine:
         for at in done:
             if not states[at].made:
                 self._keep(self._writing[states[at].id])
+        self._did(step, new)
+        return new
+
+    def _did(self, step: Step, new: list[NewToken]) -> None:
         ended = [token.request for token in new if token.finish is not None]
         self._batch.did(step, ended=ended)
         for id in ended:
             self._store.free(id)
             del self._writing[id]
-        return new
 
-    def _new_token(self, writing: _Writing, token: int | Exception, logits: torch.Tensor) -> NewToken:
+    def _new_token(self, writing: _Writing, token: int | Exception, logits: torch.Tensor | None) -> NewToken:
         id, most = writing.request.id, writing.request.sampling.logprobs
         if isinstance(token, Exception):
             return failed_token(id, token)
         writing.ids.append(token)
         text = writing.written.add(token)
         finish = writing.written.finish
-        if not most:
+        if not most or logits is None:
             return NewToken(id, token, text, finish)
         logprob, likeliest = chances_of(token, logits, most=most)
         return NewToken(id, token, text, finish, logprob, likeliest)
+
+    # ---- steps that were launched as graphs
+
+    def _read_launched(self, ahead: StepsAhead) -> list[NewToken]:
+        """The tokens of the launched step; the one after it is launched first if it may be."""
+        began = time.perf_counter()
+        found = ahead.read()
+        return [] if found is None else self._take_launched(*found, began=began)
+
+    def _settle(self) -> None:
+        """Read the launched step between two steps."""
+        began = time.perf_counter()
+        found = None if self._ahead is None else self._ahead.settle()
+        if found is not None:
+            with torch.inference_mode():
+                self._settled += self._take_launched(*found, began=began)
+
+    def _take_launched(self, shape: StepShape, found: list[tuple[int, int]], *, began: float) -> list[NewToken]:
+        starts = tuple(self._batch.running[id].read for id, _ in found)
+        new = [
+            self._new_token(self._writing[id], token if token >= 0 else ValueError(NOT_FINITE), None)
+            for id, token in found
+        ]
+        if new:
+            requests = tuple(token.request for token in new)
+            step = Step(False, requests, tokens=(1,) * len(new), starts=starts, writing=len(new))
+            self._did(step, new)
+            self._count(step, shape.length, made=len(new), began=began)
+        return new
 
     # ---- prefixes
 

@@ -43,15 +43,19 @@ class ReadPart:
 
 
 class DecodePart:
-    """The first `len(positions)` rows of an array, each with one token at its position."""
+    """The first `len(positions)` rows of an array, each with one token at its position. `places` are the positions as
+    the host knows them: attention then looks at tokens up to the largest one. Without them it looks at whole rows, and
+    no value is read on the host."""
 
-    def __init__(self, array: RowArray, positions: Sequence[int], *, device: Any, dtype: torch.dtype) -> None:
-        self.array, self.count = array, len(positions)
-        self._places = positions
+    def __init__(
+        self, array: RowArray, positions: torch.Tensor, *, dtype: torch.dtype, places: Sequence[int] = ()
+    ) -> None:
+        self.array, self.count, device = array, len(positions), positions.device
+        self._places = places
         self.rows = torch.arange(self.count, device=device)
-        self.positions = torch.tensor(positions, device=device)
-        self.width = -(-(max(positions) + 1) // 16) * 16
-        seen = torch.arange(self.width, device=device)[None, :] <= self.positions[:, None]
+        self.positions = positions
+        self.width = -(-(max(places) + 1) // 16) * 16 if places else array.tokens
+        seen = torch.arange(self.width, device=device)[None, :] <= positions[:, None]
         self.mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))[:, None, None]
 
     def spans(self) -> list[tuple[int, int, int]]:
@@ -86,6 +90,7 @@ class LeanDecoder:
         self._embed, self._norm, self._rotary = inner.embed_tokens, inner.norm, inner.rotary_emb
         self._head = PackedLinear([model.lm_head], packs=packs)
         self._attention = decode_attention(self.dtype, self.device)
+        self._fuses = False
 
     @property
     def weights_bytes(self) -> int:
@@ -93,14 +98,33 @@ class LeanDecoder:
         return sum(part.numel() * part.element_size() for part in self._model.parameters())
 
     @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return int(self._model.config.vocab_size)
+
+    @property
     def packed_bytes(self) -> int:
         """What copies of weights take beside the model's own."""
-        every = [linear for layer in self.layers for linear in (layer.qkv, layer.out, layer.up, layer.down)]
-        return sum(linear.packed_bytes for linear in (*every, self._head))
+        return sum(linear.packed_bytes for linear in self._linears())
+
+    def fuse(self) -> None:
+        """Store weights that share an input in one tensor, so that one product computes them. The model's own weights
+        become views of it."""
+        self._fuses = True
+        for linear in self._linears():
+            linear.fuse()
 
     def move(self, device: Any) -> None:
         """Move the model's weights to another device."""
+        for linear in self._linears():
+            linear.unfuse()
         self._model.to(device)
+        if self._fuses and torch.device(device).type != "cpu":
+            self.fuse()
+
+    def decode_part(self, array: RowArray, places: Sequence[int]) -> DecodePart:
+        """The array's first rows, each with one token at its place."""
+        return DecodePart(array, torch.tensor(places, device=self.device), dtype=self.dtype, places=places)
 
     def new_store(self) -> KVStore:
         """An empty cache for this model."""
@@ -120,8 +144,22 @@ class LeanDecoder:
 
         `tokens` and their `positions` are those of all parts, one part after the other; `last` ascends.
         """
-        x = self._embed(torch.tensor(tokens, device=self.device))
-        cos, sin = self._rotary(x[None], torch.tensor(positions, device=self.device)[None])
+        places = torch.tensor(last, device=self.device) if len(last) < len(tokens) else None
+        return self.forward_tensors(
+            torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts, last=places
+        )
+
+    def forward_tensors(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        parts: Sequence[ReadPart | DecodePart],
+        *,
+        last: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`forward` with all numbers on the device; `last` None = every place. No value is read on the host."""
+        x = self._embed(tokens)
+        cos, sin = self._rotary(x[None], positions[None])
         cos, sin = cos[0][:, None], sin[0][:, None]
         sin = torch.cat((-sin[..., : self.size // 2], sin[..., self.size // 2 :]), dim=-1)
         q_width, kv_width = self.heads * self.size, self.kv_heads * self.size
@@ -137,9 +175,13 @@ class LeanDecoder:
             up = layer.up(_norm(x, layer.after))
             half = up.shape[-1] // 2
             x = x + layer.down(layer.act(up[:, :half]) * up[:, half:])
-        if len(last) < len(tokens):
-            x = x[torch.tensor(last, device=self.device)]
+        if last is not None:
+            x = x[last]
         return self._head(_norm(x, self._norm))
+
+    def _linears(self) -> list[PackedLinear]:
+        every = [linear for layer in self.layers for linear in (layer.qkv, layer.out, layer.up, layer.down)]
+        return [*every, self._head]
 
     def _attend(
         self, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, parts: Sequence[ReadPart | DecodePart]
@@ -211,7 +253,7 @@ def _difference(decoder: LeanDecoder, model: Any) -> float:
     tokens, before = ids.tolist(), _PROBE - 1
     part: ReadPart | DecodePart = ReadPart(0, array, start=0, count=before)
     read = decoder.forward(tokens[:before], range(before), [part], last=[before - 1])
-    part = DecodePart(array, [before], device=decoder.device, dtype=decoder.dtype)
+    part = decoder.decode_part(array, [before])
     written = decoder.forward(tokens[before:], [before], [part], last=[0])
     return float((torch.cat([read, written]).float() - expected).abs().mean() / expected.std())
 

@@ -31,6 +31,8 @@ class RowArray:
         self._options = {"dtype": dtype, "device": device}
         self.capacity = 0
         """Rows that memory is held for."""
+        self.version = 0
+        """Changes when keys and values get new addresses."""
         self.keys = [torch.empty((0, *self._shape), **self._options) for _ in range(layers)]
         self.values = [torch.empty((0, *self._shape), **self._options) for _ in range(layers)]
 
@@ -38,6 +40,7 @@ class RowArray:
         """Hold memory for so many rows, at least those that are in use. A layer at a time, so that only one is held
         twice meanwhile."""
         used = len(self.requests)
+        self.version += 1
         self.capacity = min(self.capacity, max(rows, used))  # if memory ends half way, some layers have more rows
         for arrays in (self.keys, self.values):
             for layer, old in enumerate(arrays):

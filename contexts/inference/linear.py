@@ -37,6 +37,7 @@ class PackedLinear:
     def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
         self._layers = list(layers)
         self._packed: Any = None
+        self._fused: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self.packed_bytes = 0
         """What the copy in the processor's order takes."""
@@ -51,19 +52,41 @@ class PackedLinear:
             wide = x.float() if self._widens else x
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
             return product.to(x.dtype)
+        if self._fused is not None:
+            return linear(x, self._fused, self._bias)
         if len(self._layers) == 1:
             return linear(x, self._layers[0].weight, self._layers[0].bias)
         return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._layers], dim=-1)
 
+    def fuse(self) -> None:
+        """Store the layers' weights in one tensor, of which each layer's weight becomes a view."""
+        if len(self._layers) == 1 or self._packed is not None:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            self._fused = torch.cat([layer.weight.data for layer in self._layers])
+            parts = self._fused.split([len(layer.weight) for layer in self._layers])
+            for layer, part in zip(self._layers, parts, strict=True):
+                layer.weight.data = part
+            self._bias = self._joined_bias(self._fused.dtype)
+
+    def unfuse(self) -> None:
+        """Compute a product for each layer again, so that their weights can move."""
+        if self._fused is not None:
+            self._fused = self._bias = None
+
+    def _joined_bias(self, dtype: torch.dtype) -> torch.Tensor | None:
+        if all(layer.bias is None for layer in self._layers):
+            return None
+        return torch.cat(
+            [
+                layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
+                for layer in self._layers
+            ]
+        ).to(dtype)
+
     def _pack(self, dtype: torch.dtype) -> None:
         weight = torch.cat([layer.weight.detach() for layer in self._layers]).to(dtype)
-        if any(layer.bias is not None for layer in self._layers):
-            self._bias = torch.cat(
-                [
-                    weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
-                    for layer in self._layers
-                ]
-            ).to(dtype)
+        self._bias = self._joined_bias(dtype)
         try:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_EXPECTED)
         except (AttributeError, RuntimeError):  # a build without oneDNN, or a processor that it does not serve

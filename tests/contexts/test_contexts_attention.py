@@ -41,7 +41,7 @@ def test_the_way_depends_on_the_processor_and_the_precision_alone(monkeypatch: p
         monkeypatch.setattr("stoker.contexts.inference.attention.multiplies_half", lambda half=half: half)
         assert attention.decode_attention(torch.float32, cpu) is attention.as_products
         assert attention.decode_attention(torch.bfloat16, cpu) is expected
-        assert attention.decode_attention(torch.bfloat16, gpu) is attention.shared_keys
+        assert attention.decode_attention(torch.bfloat16, gpu) is attention.ON_GPU
 
 
 @pytest.mark.parametrize("vocabulary", [120, 257, 49152])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import logging
 import math
 import os
 import subprocess
@@ -429,6 +430,25 @@ def test_the_recipe_says_what_it_is(tmp_path: Path) -> None:
     assert causal_lm(snapshot=False).key != recipe.key
     assert causal_lm(memory="2 GB").needs.memory_bytes == 2 * 10**9
     assert causal_lm("HuggingFaceTB/SmolLM2-135M").objects == ()
+
+
+def test_graphs_are_an_option_of_the_continuous_engine() -> None:
+    assert causal_lm(graphs=False).key == causal_lm().key
+    assert causal_lm(graphs=True).key != causal_lm().key
+    assert causal_lm(graphs=True, engine="continuous").key != causal_lm(engine="continuous").key
+    for engine in ("vllm", "static"):
+        with pytest.raises(RecipeError, match=f"{engine} cannot take graphs"):
+            causal_lm(engine=engine, graphs=True)
+    with pytest.raises(RecipeError, match="True or False"):
+        causal_lm(graphs="compile")  # type: ignore[arg-type]
+
+
+def test_on_a_cpu_graphs_change_nothing(real: Any, snapshots: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        there = load(causal_lm(graphs=True), snapshots)
+        assert there.generate(PROMPTS, max_new_tokens=4) == real.generate(PROMPTS, max_new_tokens=4)
+    assert len([line for line in caplog.messages if "graphs=True has no effect on cpu" in line]) == 1
+    there.close()
 
 
 def test_models_that_are_none(tmp_path: Path) -> None:

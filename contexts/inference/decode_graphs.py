@@ -1,0 +1,319 @@
+"""Decode steps as captured graphs, one for each shape of the batch.
+
+On a GPU an eager decode step launches hundreds of small kernels, and launching them takes longer than they run. A graph
+launches them at once. It is captured for a *shape*: for each array of rows in use, the array's row length and a number
+of rows (a power of two, or all that the array has), and whether tokens are drawn. Rows that no request has compute too,
+and their tokens are dropped. A shape is captured after it was used a few times.
+
+A graph holds addresses: of the weights, of its arrays' keys and values, and of `RowBuffers`. When an array gets other
+memory (`RowArray.version`), its graphs are dropped. Each replay leaves the tokens that it wrote, and their positions,
+in the buffers as the next step's input, so steps follow each other without a copy from the host.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+import torch
+
+from stoker.contexts.inference.adapter import Sampling
+from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart
+from stoker.contexts.inference.kv_store import RowArray
+from stoker.contexts.inference.step_graphs import GraphBackend, Replay
+from stoker.contexts.sampling import TokenDraw, drawn_tokens
+from stoker.units import show_bytes
+
+log = logging.getLogger(__name__)
+
+USES_BEFORE_CAPTURE = 4
+"""A capture takes as long as about 20 eager steps."""
+_MOST_GRAPHS = 64
+_PROBE_TOKENS, _PROBE_STEPS = 7, 3
+
+GREEDY, DRAWS, NUCLEUS = "greedy", "draws", "nucleus"
+_GREEDY, _DRAWN = TokenDraw(Sampling()), Sampling(temperature=1.0, top_p=0.9)
+
+
+class RowBuffers:
+    """Inputs and outputs of captured steps, an element a row. `draws`: temperature (0 = greedy), `top_p` and random
+    number. `written`: the tokens that a step wrote, -1 where none could be drawn."""
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        self.tokens, self.positions, self.order, self.written = torch.zeros(
+            (4, most), dtype=torch.int64, device=device
+        ).unbind()
+        self.draws = torch.zeros((3, most), dtype=torch.float64, device=device)
+        self.held_bytes = (4 + 3) * 8 * most
+
+
+class RowInput(msgspec.Struct, frozen=True):
+    """A row's request in the next step: its token, the token's position, and how the token after it is drawn."""
+
+    token: int
+    position: int
+    draw: TokenDraw
+
+
+class StepShape:
+    """Arrays with a number of rows each, and the request of each row (None for a row that no request has)."""
+
+    def __init__(self, arrays: Sequence[RowArray], draws: str) -> None:
+        self.arrays = arrays
+        self.rows = [min(_power_of_two(len(array.requests)), array.capacity) for array in arrays]
+        self.draws = draws
+        self.key = (tuple(zip((array.tokens for array in arrays), self.rows, strict=True)), draws)
+        self.requests: list[int | None] = []
+        for array, rows in zip(arrays, self.rows, strict=True):
+            self.requests += [*array.requests, *[None] * (rows - len(array.requests))]
+
+    @property
+    def length(self) -> int:
+        """The mean length of its rows in tokens."""
+        rows = zip(self.arrays, self.rows, strict=True)
+        return sum(array.tokens * count for array, count in rows) // max(1, len(self.requests))
+
+    @property
+    def versions(self) -> list[tuple[RowArray, int]]:
+        """What a graph of this shape is valid for."""
+        return [(array, array.version) for array in self.arrays]
+
+
+class LaunchedStep:
+    """A step that was launched. `tokens` waits for the tokens of its rows."""
+
+    def __init__(self, shape: StepShape, tokens: Callable[[], list[int]]) -> None:
+        self.shape = shape
+        self.tokens = tokens
+
+
+class _Graph:
+    def __init__(self, replay: Replay, versions: list[tuple[RowArray, int]]) -> None:
+        self.replay = replay
+        self._versions = versions
+
+    def valid(self) -> bool:
+        return all(array.version == version for array, version in self._versions)
+
+    def serves(self, shape: StepShape) -> bool:
+        return self.valid() and all(
+            mine is array for (mine, _), array in zip(self._versions, shape.arrays, strict=True)
+        )
+
+
+class DecodeGraphs:
+    """The captured steps of one decoder. `rows`: the most requests of a batch. `limit_bytes`: what graphs may hold (0 =
+    any). `uses`: a shape is captured when it has been used so many times."""
+
+    def __init__(
+        self, decoder: LeanDecoder, backend: GraphBackend, *, rows: int, uses: int = USES_BEFORE_CAPTURE
+    ) -> None:
+        self._decoder = decoder
+        self._backend = backend
+        self._uses_before = uses
+        self._most = 2 * rows  # each array's rows are rounded up to a power of two
+        self._buffers = RowBuffers(self._most, decoder.device)
+        self._graphs: dict[tuple[object, ...], _Graph] = {}
+        self._uses: dict[tuple[object, ...], int] = {}
+        self.limit_bytes = 0
+        self.failed = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory of graphs and their buffers."""
+        return self._backend.held_bytes + self._buffers.held_bytes
+
+    def shape_of(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
+        """The shape of a step over all rows in use; None if such a step is never captured."""
+        if self.failed:
+            return None
+        drawing = [draw for draw in draws if not draw.greedy]
+        kind = NUCLEUS if any(draw.top_p < 1 for draw in drawing) else DRAWS if drawing else GREEDY
+        shape = StepShape([array for array in arrays if array.requests], kind)
+        return shape if len(shape.requests) <= self._most else None
+
+    def captured(self, shape: StepShape) -> bool:
+        """True if the shape has a graph whose addresses are still right."""
+        graph = self._graphs.get(shape.key)
+        return graph is not None and graph.serves(shape)
+
+    def due(self, shape: StepShape) -> bool:
+        """Count a use of the shape. True if it is captured, or is to be now."""
+        if self.captured(shape):
+            return True
+        uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
+        return uses > self._uses_before
+
+    def launch(
+        self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
+    ) -> LaunchedStep | None:
+        """Launch a step, and capture it first if need be; None if that fails, after a warning.
+
+        `inputs` gives a request's input. With `after` its tokens are those that this step, launched last, leaves on the
+        device (a shape that is captured already).
+        """
+        if after is None and not self.captured(shape) and not self._capture(shape, inputs):
+            return None
+        graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # the last used is last
+        if after is None or after.shape.key != shape.key or after.shape.requests != shape.requests:
+            self._place(shape, inputs, after=after)
+        if shape.draws != GREEDY:
+            numbers = [0.0 if id is None else inputs(id).draw.number() for id in shape.requests]
+            self._upload(numbers, self._buffers.draws[2])
+        graph.replay()
+        return LaunchedStep(shape, self._backend.download(self._buffers.written[: len(shape.requests)]))
+
+    def drop(self) -> None:
+        """Free the memory of all graphs."""
+        self._graphs.clear()
+        self._uses.clear()
+        self._backend.clear()
+
+    def check(self) -> bool:
+        """Compare captured steps with eager ones on a few tokens. False, after a warning, if they differ or a capture
+        fails: then steps run eagerly from now on."""
+        try:
+            off = self._difference()
+        except Exception as error:
+            return self._give_up(f"the first capture failed ({type(error).__name__}: {error})")
+        self.drop()
+        if not off < (1e-3 if self._decoder.dtype == torch.float32 else 0.15):
+            return self._give_up(f"a captured step gives other numbers (off by {off:.2g} of their spread)")
+        return True
+
+    # ---- captures
+
+    def _capture(self, shape: StepShape, inputs: Callable[[int], RowInput]) -> bool:
+        self._graphs = {key: graph for key, graph in self._graphs.items() if graph.valid() and key != shape.key}
+        if len(self._graphs) == _MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        self._place(shape, inputs)
+        try:
+            replay = self._backend.capture(partial(self._advance, shape))
+        except Exception as error:  # out of memory, or an operation that cannot be captured
+            return self._give_up(f"a capture failed ({type(error).__name__}: {error})")
+        self._graphs[shape.key] = _Graph(replay, shape.versions)
+        if 0 < self.limit_bytes < self.held_bytes:
+            held, self._most = self.held_bytes, len(shape.requests) // 2
+            self.drop()
+            log.warning(
+                "graphs of %d rows hold %s and may hold %s: larger steps than %d rows run eagerly",
+                len(shape.requests), show_bytes(held), show_bytes(self.limit_bytes), self._most,
+            )  # fmt: skip
+            return False
+        self._place(shape, inputs)  # the warm-up has moved them on
+        return True
+
+    def _give_up(self, why: str) -> bool:
+        self.failed = True
+        log.warning("decode steps run without graphs: %s", why)
+        try:
+            self.drop()
+        except Exception as error:  # a device that has failed says so at the next step
+            log.debug("graphs could not be dropped: %s", error)
+        return False
+
+    def _advance(self, shape: StepShape, *, logits_into: torch.Tensor | None = None) -> None:
+        """What is captured: read each row's token, choose the next one, and leave it as the next step's input."""
+        buffers, count, at = self._buffers, len(shape.requests), 0
+        tokens, positions = buffers.tokens[:count], buffers.positions[:count]
+        parts, following = list[ReadPart | DecodePart](), list[torch.Tensor]()
+        for array, rows in zip(shape.arrays, shape.rows, strict=True):
+            here = positions[at : at + rows]
+            parts.append(DecodePart(array, here, dtype=self._decoder.dtype))
+            following.append((here + 1).clamp(max=array.tokens - 1))  # a row without a request stays within it
+            at += rows
+        logits = self._decoder.forward_tensors(tokens, positions, parts)
+        if logits_into is not None:
+            logits_into.copy_(logits)
+        written = _chosen(logits, buffers.draws[:, :count], shape.draws)
+        buffers.written[:count].copy_(written)
+        tokens.copy_(written.clamp(min=0))
+        positions.copy_(torch.cat(following))
+
+    # ---- inputs
+
+    def _place(self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None) -> None:
+        """Write the inputs of each row. With `after` tokens move from the rows in which that step left them."""
+        buffers, count = self._buffers, len(shape.requests)
+        none = RowInput(0, 0, _GREEDY)
+        rows = [none if id is None else inputs(id) for id in shape.requests]
+        if after is None:
+            self._upload([row.token for row in rows], buffers.tokens)
+        else:
+            self._upload(_order(shape, after), buffers.order)
+            buffers.tokens[:count] = buffers.tokens.index_select(0, buffers.order[:count])
+        self._upload([row.position for row in rows], buffers.positions)
+        if shape.draws != GREEDY:
+            self._upload([row.draw.temperature for row in rows], buffers.draws[0])
+            self._upload([row.draw.top_p for row in rows], buffers.draws[1])
+
+    def _upload(self, values: Sequence[float], into: torch.Tensor) -> None:
+        self._backend.upload(torch.tensor(values, dtype=into.dtype), into[: len(values)])
+
+    # ---- the check
+
+    def _difference(self) -> float:
+        """How far captured steps are from eager ones, in parts of the logits' spread; one row is greedy, one draws."""
+        decoder, store = self._decoder, self._decoder.new_store()
+        draws = {0: _GREEDY, 1: TokenDraw(_DRAWN)}
+        last: dict[int, int] = {}
+        for id in draws:
+            tokens = [(7 * place + 3 + id) % decoder.vocabulary for place in range(_PROBE_TOKENS)]
+            store.ensure(id, tokens=_PROBE_TOKENS + 2 * _PROBE_STEPS, room_tokens=float("inf"))
+            array, _ = store.row(id)
+            part = ReadPart(id, array, start=0, count=_PROBE_TOKENS)
+            decoder.forward(tokens, range(_PROBE_TOKENS), [part], last=[_PROBE_TOKENS - 1])
+            last[id] = tokens[0]
+        shape = self.shape_of(list(store.arrays.values()), list(draws.values()))
+        assert shape is not None
+        return max(self._step_difference(shape, last, draws, place=_PROBE_TOKENS + at) for at in range(_PROBE_STEPS))
+
+    def _step_difference(
+        self, shape: StepShape, last: dict[int, int], draws: Mapping[int, TokenDraw], *, place: int
+    ) -> float:
+        decoder, array, count = self._decoder, shape.arrays[0], len(shape.requests)
+        expected = decoder.forward(list(last.values()), [place] * 2, [decoder.decode_part(array, [place] * 2)],
+                                   last=range(2)).float()  # fmt: skip
+        found = expected.new_zeros((count, expected.shape[-1]), dtype=decoder.dtype)
+
+        def inputs(id: int) -> RowInput:
+            return RowInput(last[id], place, draws[id])
+
+        self._place(shape, inputs)
+        self._upload([draws[0].number(), draws[1].number(), *[0.0] * (count - 2)], self._buffers.draws[2])
+        replay = self._backend.capture(partial(self._advance, shape, logits_into=found))
+        self._place(shape, inputs)
+        replay()
+        tokens = self._backend.download(self._buffers.written[:count])()[:2]
+        if min(tokens) < 0 or max(tokens) >= expected.shape[-1]:
+            return float("inf")
+        spread = expected.std()
+        short = expected[0].max() - expected[0, tokens[0]]  # the greedy token is the likeliest, or as likely
+        last.update(enumerate(tokens))
+        return float(torch.maximum((found[:2].float() - expected).abs().mean(), short) / spread)
+
+
+def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:
+    """The next token of each row; -1 where none can be drawn."""
+    likeliest = logits.float().argmax(dim=-1)
+    if kind == GREEDY:
+        return likeliest
+    drawing = draws[0] > 0
+    table = torch.stack([torch.where(drawing, draws[0], 1.0), draws[1], draws[2]])
+    drawn = drawn_tokens(logits, table, nucleus=False)
+    if kind == NUCLEUS:
+        drawn = torch.where(draws[1] < 1, drawn_tokens(logits, table, nucleus=True), drawn)
+    return torch.where(drawing, drawn, likeliest)
+
+
+def _order(shape: StepShape, after: LaunchedStep) -> list[int]:
+    """The row of the step before that each row takes its token from."""
+    before = {id: row for row, id in enumerate(after.shape.requests) if id is not None}
+    return [0 if id is None else before[id] for id in shape.requests]
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()

@@ -1,0 +1,296 @@
+"""Captured decode steps over a recording backend: the contract of engines, with tokens read one step late."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from engine_contract import EngineContract, EngineDriver
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lazily import lazily
+
+from stoker.contexts.inference.adapter import NewToken
+
+torch, transformers, forward, choosing, decoder_module, written, recorded = lazily(
+    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.choosing",
+    "stoker.contexts.inference.decoder", "stoker.contexts.inference.written", "recorded_graphs",
+)  # fmt: skip
+
+SMALL = {
+    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+CACHE_BYTES = 3_000_000
+CHANCE = random.Random(11)
+PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in (9, 3, 41, 1, 130, 9)]
+Found = dict[int, list[NewToken]]
+
+
+class GraphDriver(EngineDriver):
+    """The continuous engine; with `captures` its decode steps are captured at their first use."""
+
+    def __init__(
+        self, *, captures: bool = True, backend: Any = None, cache_bytes: int = CACHE_BYTES, uses: int = 0
+    ) -> None:
+        torch.manual_seed(7)
+        model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL))
+        self.model = model.eval().requires_grad_(False)
+        for weights in self.model.parameters():
+            if weights.dim() > 1:
+                weights.data.normal_(0, 0.3)
+        self.backend = backend or recorded.RecordedGraphs()
+        texts = written.ModelTexts(decode=lambda ids: "".join(map(chr, ids)), ends=frozenset({1}), longest=4096)
+        runner = forward.ModelRunner(self.model, limit_bytes=10_000_000)
+        engine, _ = choosing.own_engine(
+            runner, texts, engine="continuous", cache_bytes=cache_bytes, graphs=captures, backend=lambda _: self.backend
+        )
+        self.ahead: Any = engine._ahead
+        if self.ahead is not None:
+            self.ahead.graphs._uses_before = uses
+        self.at_load = self.backend.captures
+        super().__init__(engine, prompts=PROMPTS, cache_bytes=cache_bytes)
+
+    def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
+        with torch.inference_mode():
+            out = self.model.generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, pad_token_id=2)
+        return [int(token) for token in out[0, len(prompt) :]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class TestContractOverGraphs(EngineContract):
+    """The contract of engines."""
+
+    @pytest.fixture
+    def driver(self) -> GraphDriver:
+        return GraphDriver()
+
+    @pytest.fixture(autouse=True)
+    def _captured(self, driver: GraphDriver) -> Iterator[None]:
+        assert driver.at_load > 0  # the check at load was passed
+        yield
+        assert not driver.ahead.graphs.failed
+
+
+def test_greedy_tokens_come_from_replays() -> None:
+    driver = GraphDriver()
+    before = driver.backend.replays
+    ids = [driver.ask(prompt, max_new_tokens=20) for prompt in PROMPTS]
+    found = driver.run()
+    assert [[token.token for token in found[id]] for id in ids] == [
+        driver.own_tokens(prompt, most=20) for prompt in PROMPTS
+    ]
+    assert driver.backend.replays - before >= 18
+    assert driver.engine.load().steps == driver.engine.load().decode_steps + 1
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read() -> None:
+    driver = GraphDriver()
+    driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
+    driver.run(steps=3)  # it reads the prompt, launches a step, launches another and reads the first
+    replays, waits = driver.backend.replays, driver.backend.waits
+    uploads: list[int] = []
+    driver.backend.upload = lambda values, into: uploads.append(len(values))
+    for number in range(1, 6):
+        tokens = driver.engine.step()
+        assert len(tokens) == 1
+        assert (driver.backend.replays, driver.backend.waits) == (replays + number, waits + number)
+    assert not uploads  # nothing is copied to the device while the batch stays the same
+
+
+def test_shapes_are_captured_after_some_uses_and_again_when_rows_move() -> None:
+    driver = GraphDriver(uses=3)
+    one = driver.ask(PROMPTS[0], max_new_tokens=100, engine_options=(("ignore_eos", True),))
+    found = driver.run(steps=4)
+    assert driver.backend.captures == driver.at_load
+    driver.run(found, steps=3)
+    assert driver.backend.captures == driver.at_load + 1
+    more = [driver.ask(PROMPTS[0], max_new_tokens=40, engine_options=(("ignore_eos", True),)) for _ in range(6)]
+    driver.run(found)  # the array of rows grows from 4 to 8, and the requests move to longer rows
+    assert driver.backend.captures >= driver.at_load + 3
+    alone = GraphDriver(captures=False)
+    expected = alone.tokens(PROMPTS[0], max_new_tokens=100, engine_options=(("ignore_eos", True),))
+    assert [token.token for token in found[one]] == expected
+    assert all([token.token for token in found[id]] == expected[:40] for id in more)
+
+
+def test_a_step_with_log_likelihoods_runs_eagerly() -> None:
+    driver = GraphDriver()
+    before = driver.backend.replays
+    driver.tokens(PROMPTS[0], max_new_tokens=6, logprobs=2)
+    assert driver.backend.replays == before
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_logits_that_are_no_numbers_cost_their_request_alone(top_p: float) -> None:
+    driver, eager = GraphDriver(), GraphDriver(captures=False)
+    bad = 33
+    expected = eager.tokens(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=(1, 1), top_p=top_p)
+    assert bad not in expected
+    good = driver.ask(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=(1, 1), top_p=top_p)
+    wrong = driver.ask(PROMPTS[5], max_new_tokens=12, temperature=1.0, seed=(2, 1), top_p=top_p)
+    found = driver.run(steps=3)
+    array, row = driver.engine._store.row(wrong)
+    with torch.inference_mode():
+        array.keys[0][row, :, 0] = float("nan")
+    driver.run(found)
+    assert [token.token for token in found[good]] == expected
+    assert "not finite" in found[wrong][-1].error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("operation not permitted"), MemoryError("out of memory")])
+def test_a_capture_that_fails_leaves_the_engine_eager(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    driver = GraphDriver()
+    driver.backend.error = error
+    with caplog.at_level(logging.WARNING):
+        found = driver.tokens(PROMPTS[0], max_new_tokens=9, temperature=1.0, seed=(3, 0))
+    assert found == GraphDriver(captures=False).tokens(PROMPTS[0], max_new_tokens=9, temperature=1.0, seed=(3, 0))
+    assert [str(error) in line for line in caplog.messages] == [True]
+    assert driver.backend.held_bytes == 0
+
+
+def test_a_backend_that_computes_otherwise_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    class Wrong(recorded.RecordedGraphs):  # type: ignore[misc, name-defined]
+        def upload(self, values: Any, into: Any) -> None:
+            super().upload(values + (into.dtype == torch.int64), into)  # every token and position is one further
+
+    with caplog.at_level(logging.WARNING):
+        driver = GraphDriver(backend=Wrong())
+    assert driver.ahead is None
+    assert ["other numbers" in line for line in caplog.messages] == [True]
+    assert driver.tokens(PROMPTS[0], max_new_tokens=5) == driver.own_tokens(PROMPTS[0], most=5)
+
+
+def test_a_backend_that_cannot_capture_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        driver = GraphDriver(backend=recorded.RecordedGraphs(error=RuntimeError("no graphs here")))
+    assert driver.ahead is None
+    assert ["no graphs here" in line for line in caplog.messages] == [True]
+
+
+def test_memory_of_graphs_is_counted_limited_and_freed(caplog: pytest.LogCaptureFixture) -> None:
+    driver = GraphDriver(backend=recorded.RecordedGraphs(pool_bytes=100_000))
+    driver.tokens(PROMPTS[0], max_new_tokens=5)
+    with_graphs = driver.engine.memory().held_bytes
+    assert driver.backend.held_bytes == 100_000
+    driver.engine.sleep()
+    assert driver.backend.held_bytes == 0
+    assert driver.engine.memory().held_bytes <= with_graphs - 100_000
+    driver.engine.wake()
+    driver.tokens(PROMPTS[0], max_new_tokens=5)
+    assert driver.backend.held_bytes == 100_000
+    driver.engine.resize(CACHE_BYTES)
+    assert driver.backend.held_bytes == 0
+    with caplog.at_level(logging.WARNING):  # an eighth of the budget holds three graphs
+        for rows in range(1, 6):
+            ids = [driver.ask(PROMPTS[0], max_new_tokens=5) for _ in range(rows)]
+            found = driver.run()
+            expected = driver.own_tokens(PROMPTS[0], most=5)
+            assert all([token.token for token in found[id]] == expected for id in ids)
+    assert any("run eagerly" in line for line in caplog.messages)
+    driver.engine.stop()
+    assert driver.backend.held_bytes == 0
+
+
+def test_a_budget_that_changes_while_a_step_is_unread_loses_no_token() -> None:
+    driver = GraphDriver()
+    expected = {at: driver.own_tokens(PROMPTS[at], most=12) for at in (0, 2, 5)}
+    ids = {at: driver.ask(PROMPTS[at], max_new_tokens=12) for at in (0, 2, 5)}
+    found: Found = {}
+    for size in (1_500_000, 2_000_000, 600_000, 1_500_000) * 3:
+        driver.run(found, steps=1)
+        driver.cache_bytes = size
+        driver.engine.resize(size)
+    driver.run(found)
+    assert {at: [token.token for token in found[id]] for at, id in ids.items()} == expected
+
+
+def test_fused_weights_give_the_same_and_can_move() -> None:
+    driver = GraphDriver(captures=False)
+    expected = driver.tokens(PROMPTS[0], max_new_tokens=5)
+    decoder, _ = decoder_module.decoder_of(driver.model)
+    decoder.fuse()
+    layer = driver.model.model.layers[0].self_attn
+    assert layer.q_proj.weight.untyped_storage().data_ptr() == layer.v_proj.weight.untyped_storage().data_ptr()
+    assert driver.own_tokens(PROMPTS[0], most=5) == expected
+    tokens = list(PROMPTS[0])
+    store = decoder.new_store()
+    for moved in (False, True):
+        if moved:
+            decoder.move("cpu")
+        with torch.inference_mode():
+            store.ensure(0, tokens=20, room_tokens=float("inf"))
+            part = decoder_module.ReadPart(0, store.row(0)[0], start=0, count=len(tokens))
+            logits = decoder.forward(tokens, range(len(tokens)), [part], last=[len(tokens) - 1])
+        assert int(logits.argmax()) == expected[0]
+    assert decoder.layers[0].qkv._fused is None
+
+
+# ---- any schedule
+
+SAMPLINGS = [
+    {}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.7}, {"engine_options": (("ignore_eos", True),)},
+    {"logprobs": 2}, {"stop": ("AB", "\x50")},
+]  # fmt: skip
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, 5), st.integers(0, 5), st.integers(1, 70)),
+    st.tuples(st.just("abort"), st.integers(0, 9), st.just(0), st.just(0)),
+    st.tuples(st.just("steps"), st.integers(1, 9), st.just(0), st.just(0)),
+    st.tuples(st.just("resize"), st.sampled_from([200_000, 350_000, 700_000]), st.just(0), st.just(0)),
+)
+
+
+@pytest.fixture(scope="module")
+def drivers() -> tuple[GraphDriver, GraphDriver]:
+    return GraphDriver(cache_bytes=350_000), GraphDriver(captures=False, cache_bytes=350_000)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(ACTIONS, min_size=3, max_size=14))
+def test_any_schedule_gives_the_tokens_of_the_eager_engine(
+    drivers: tuple[GraphDriver, GraphDriver], schedule: list[tuple[str, int, int, int]]
+) -> None:
+    driver, eager = drivers
+    asked: dict[int, tuple[Any, dict[str, Any]]] = {}
+    gone: set[int] = set()
+    found: Found = {}
+    for action, number, which, most in schedule:
+        if action == "add":
+            options = {"max_new_tokens": most, "seed": (number, len(asked)), **SAMPLINGS[which]}
+            asked[driver.ask(PROMPTS[number], **options)] = PROMPTS[number], options
+        elif action == "abort" and asked:
+            gone.add(list(asked)[number % len(asked)])
+            driver.engine.abort(list(asked)[number % len(asked)])
+        elif action == "steps":
+            driver.run(found, steps=number)
+        elif action == "resize":
+            try:
+                driver.engine.resize(number)
+                driver.cache_bytes = number
+            except ValueError:
+                continue  # an open request would not fit
+    driver.run(found)
+    driver.engine.resize(350_000)
+    driver.cache_bytes = 350_000
+    assert not driver.ahead.graphs.failed
+    for id, (prompt, options) in asked.items():
+        expected = eager.tokens(prompt, **options)
+        tokens = [token.token for token in found.get(id, [])]
+        if id in gone:
+            assert tokens == expected[: len(tokens)]
+        else:
+            assert tokens == expected
+            assert found[id][-1].finish is not None
+    assert not driver.engine._store._of
