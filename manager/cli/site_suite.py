@@ -38,8 +38,8 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
 
 def _command(site: Path, page: Path, *, wait_s: float | None, chosen: str) -> list[str]:
     words = [sys.executable, "-P", "-m", "pytest", "-p", f"{_SUITE}.plugin", "--pyargs", _SUITE, "-c", os.devnull]
-    words += ["--rootdir", str(Path.cwd()), "--import-mode=importlib", "-p", "no:cacheprovider", "--no-header", "-q"]
-    words += ["--tb=short", "--site", str(site), "--site-json", str(page), "--site-progress"]
+    words += ["--rootdir", str(Path.cwd()), "--import-mode=importlib", "--noconftest", "-p", "no:cacheprovider"]
+    words += ["--no-header", "-q", "--tb=short", "--site", str(site), "--site-json", str(page), "--site-progress"]
     if wait_s is not None:
         words += ["--site-wait", f"{wait_s:g} s"]
     return [*words, "-k", chosen] if chosen else words

@@ -26,12 +26,13 @@ BEAT_S = 0.2
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
-    """Where a call ran: its host, its pilot's process and when that began, and its library's process."""
+    """Where a call ran: its host, its pilot's process, when that began, its library's process, its pilot's block."""
 
     host: str
     pilot: int
     began: float
     library: int
+    block: str
 
     def same_pilot(self, other: Whereabouts) -> bool:
         """True if both calls ran on one pilot."""
@@ -41,8 +42,8 @@ class Whereabouts(msgspec.Struct, frozen=True):
 def whereabouts(_context: Any = None) -> Whereabouts:
     """Return where this call runs. `pilot` is 0 if no pilot of Stoker's is above the library."""
     pilot = _pilot()
-    host, library = socket.gethostname(), os.getpid()
-    return Whereabouts(host, pilot.pid if pilot else 0, pilot.create_time() if pilot else 0.0, library)
+    process, began = (pilot.pid, pilot.create_time()) if pilot else (0, 0.0)
+    return Whereabouts(socket.gethostname(), process, began, os.getpid(), os.environ.get("PARSL_WORKER_BLOCK_ID", ""))
 
 
 def _pilot() -> psutil.Process | None:

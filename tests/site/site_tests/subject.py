@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -111,6 +111,11 @@ class Subject:
         if session is not None:
             session.stop()
 
+    def retire(self) -> None:
+        """Start another session next time: on this machine a killed pilot is replaced after a pause only."""
+        if self.is_local:
+            self._name = ""
+
     def _refuse_taskvine(self, why: str) -> None:
         if self.site.engine is Engine.TASKVINE:
             not_tried(f'engine = "taskvine": {why}')
@@ -179,6 +184,10 @@ class Subject:
         self.no_pilot = why
         broken(f"no pilot started within {show_seconds(waited_s)}: {why}")
 
+    def note(self, device: str) -> None:
+        """Keep what a device is like, for the page."""
+        self.devices = tuple(dict.fromkeys([*self.devices, device]))
+
     def _note(self, status: Status) -> None:
         """Keep what the page says of pilots."""
         machines = {*self.machines, *(pilot.host for pilot in status.pilots)}
@@ -204,8 +213,28 @@ class Subject:
         except StokerError as error:
             broken(f"{what} failed: {error}")
 
-    def until(self, true: Callable[[Status], Any], *, within_s: float, what: str) -> Status:
-        """The session's status as soon as something holds of it; the test fails with a sentence if it does not."""
+    def error(
+        self, future: Future[Any], *, within_s: float, otherwise: Callable[[str], NoReturn] = broken
+    ) -> BaseException:
+        """The error of a call that has to fail. `otherwise` gets the result of one that does not."""
+        try:
+            found = future.result(within_s)
+        except TimeoutError:
+            broken(f"a call that has to fail had not ended after {show_seconds(within_s)}{self._waits()}")
+        except Exception as error:
+            return error
+        otherwise(found if isinstance(found, str) else f"a call that has to fail returned {found!r}")
+
+    def until(
+        self,
+        true: Callable[[Status], Any],
+        *,
+        within_s: float,
+        what: str,
+        found: Callable[[], str] = str,
+    ) -> Status:
+        """The session's status as soon as something holds of it; the test fails with a sentence if it does not.
+        `found` adds what there is instead."""
         session = self._session
         if session is None:
             broken("no session is up")
@@ -215,7 +244,8 @@ class Subject:
             if true(status):
                 return status
             if time.monotonic() > until:
-                broken(f"{what} did not happen within {show_seconds(within_s)}{self._waits()}")
+                said = f"; {found()}" if found() else ""
+                broken(f"{what} did not come within {show_seconds(within_s)}{said}{self._waits()}")
             time.sleep(0.1)
 
     def _waits(self) -> str:
