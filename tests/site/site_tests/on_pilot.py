@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -231,7 +231,10 @@ def ask_too_much(held: Any) -> str:
     return "a petabyte of device memory was granted"
 
 
-@context(memory="300 MB")
+SMALL_BYTES = 300_000_000
+
+
+@context(memory=f"{SMALL_BYTES} B")
 def small_table() -> dict[str, int]:
     """A context that declares little host memory."""
     return {"library": os.getpid()}
@@ -283,11 +286,11 @@ def tiny_llama() -> BothModels:
         vocab_size=len(letters), hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
         num_hidden_layers=2, max_position_embeddings=256, initializer_range=0.3, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    folder = Path(stoker.scratch()) / "tiny-llama"
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(stoker.device())
-    return BothModels(load_causal_lm(str(folder), dtype="float32", snapshot=False), own.eval(), tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForCausalLM(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(stoker.device())
+        return BothModels(load_causal_lm(folder, dtype="float32", snapshot=False), own.eval(), tokenizer)
 
 
 def two_texts(models: BothModels, prompts: list[str], count: int) -> tuple[list[str], list[str], str]:
