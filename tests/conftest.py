@@ -68,6 +68,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["STOKER_SNAPSHOTS"] = str(shared)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the site suite, which needs a site: `pytest --site SITE.toml tests/site`."""
+    if collection_path == Path(__file__).parent / "site":
+        return config.getoption("site_file", None) is None or None
+    return None
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """The collector looks at what tests make, and not at the modules and items of the whole suite each time."""
     gc.freeze()

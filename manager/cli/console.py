@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-_STYLES = {"ok": "green", "warn": "yellow", "need": "bold red", "no": "dim"}
+_STYLES = {"ok": "green", "warn": "yellow", "need": "bold red", "fails": "bold red", "no": "dim"}
 _out = Console(highlight=False, soft_wrap=True)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _err = Console(highlight=False, soft_wrap=True, stderr=True)

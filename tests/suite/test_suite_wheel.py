@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("src", "apps", "contexts", "manager", "pilot", "site-configs")
+SOURCES = ("src", "apps", "contexts", "manager", "pilot", "site-configs", "tests/site")
 OUTSIDE = ("reproduce", "benchmarks", "pervasive/", "infless", "elastic_flow", "scattered", "forgetful")
 
 

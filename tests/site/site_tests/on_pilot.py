@@ -1,0 +1,311 @@
+"""Contexts and functions of the site suite that run on pilots. They import what a pilot may lack when they are called.
+
+Functions take the loaded context first, as every app with a context does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from typing import Any
+
+import msgspec
+import psutil
+
+import stoker
+from stoker import context
+from stoker.contexts import devices, load_causal_lm
+
+_PILOT = "stoker.pilot.main"
+BEAT_S = 0.2
+"""Seconds that a call of a stream takes."""
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """Where a call ran: its host, its pilot's process, when that began, its library's process, its pilot's block."""
+
+    host: str
+    pilot: int
+    began: float
+    library: int
+    block: str
+
+    def same_pilot(self, other: Whereabouts) -> bool:
+        """True if both calls ran on one pilot."""
+        return (self.host, self.pilot, self.began) == (other.host, other.pilot, other.began)
+
+
+def whereabouts(_context: Any = None) -> Whereabouts:
+    """Return where this call runs. `pilot` is 0 if no pilot of Stoker's is above the library."""
+    pilot = _pilot()
+    process, began = (pilot.pid, pilot.create_time()) if pilot else (0, 0.0)
+    return Whereabouts(socket.gethostname(), process, began, os.getpid(), os.environ.get("PARSL_WORKER_BLOCK_ID", ""))
+
+
+def _pilot() -> psutil.Process | None:
+    above = [each for each in psutil.Process().parents() if _PILOT in each.cmdline()]
+    return above[-1] if above else None
+
+
+@context
+def table(name: str) -> dict[str, Any]:
+    """A context that loads at once and knows which process loaded it."""
+    return {"name": name, "library": os.getpid()}
+
+
+def loaded_in(loaded: dict[str, Any]) -> tuple[str, int, int]:
+    """Return the context's name, the process that loaded it, and the process of this call."""
+    return loaded["name"], loaded["library"], os.getpid()
+
+
+@context(files=("path",))
+def with_file(path: str) -> str:
+    """A context that needs a file."""
+    return path
+
+
+def facts_of_file(path: str) -> tuple[str, int, int, int]:
+    """Return the host of this call, and size, device and inode of the context's file there."""
+    found = os.stat(path)
+    return socket.gethostname(), found.st_size, found.st_dev, found.st_ino
+
+
+def leave_pilot(loaded: Any, victim: Whereabouts, how: int, hold_s: float) -> Whereabouts:
+    """On the victim's pilot: send it the signal `how` (0 sends none) and wait for the end. Elsewhere: return where."""
+    here = whereabouts(loaded)
+    if not here.same_pilot(victim):
+        time.sleep(BEAT_S)
+        return here
+    if how:
+        os.kill(victim.pilot, how)
+    until = time.monotonic() + hold_s
+    while time.monotonic() < until:
+        time.sleep(0.05)
+    return here
+
+
+def beat(loaded: Any, number: int) -> tuple[int, Whereabouts]:
+    """A short call of a stream."""
+    time.sleep(BEAT_S)
+    return number, whereabouts(loaded)
+
+
+def end_library(loaded: Any, victim: int) -> int:
+    """In the library `victim`: kill it. Elsewhere: return the process of this library."""
+    if os.getpid() == victim:
+        os.kill(victim, signal.SIGKILL)
+    return os.getpid()
+
+
+def greet_rank(_loaded: Any) -> tuple[int, str]:
+    """A call of a gang of two: rank 0 returns the size of the gang and what rank 1 says."""
+    place = stoker.gang()
+    if place.rank == 0:
+        if place.listener is None:
+            raise RuntimeError("rank 0 has no listener")
+        place.listener.settimeout(30)
+        peer, _ = place.listener.accept()
+        with peer:
+            peer.settimeout(30)
+            return place.size, peer.recv(100).decode()
+    host, _, port = place.rendezvous.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as peer:
+        peer.sendall(f"rank {place.rank}".encode())
+    return place.size, ""
+
+
+@context(devices=2)
+def over_two_devices() -> tuple[str, ...]:
+    """A context over two devices: on GPUs it puts a tensor on each."""
+    names = devices()
+    gpus = [name for name in names if name.startswith("cuda")]
+    if gpus:
+        import torch
+
+        return tuple(str(torch.ones(1, device=name).device) for name in gpus)
+    return names
+
+
+def held_devices(loaded: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the devices of a context."""
+    return loaded
+
+
+class SeenDevice(msgspec.Struct, frozen=True):
+    """What a call sees: its device, the value of CUDA_VISIBLE_DEVICES, NVML's words for it, torch's count of GPUs (-1:
+    no torch), and the cores that it may use."""
+
+    device: str
+    visible: str
+    said: str
+    torch_gpus: int
+    cores: int
+
+
+def seen_device(_loaded: Any) -> SeenDevice:
+    """Return what this call sees of devices."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    said = _nvml_words(visible.partition(",")[0]) if visible else ""
+    count = _torch_gpus() if visible else -1
+    return SeenDevice(stoker.device(), visible, said, count, len(os.sched_getaffinity(0)))
+
+
+def _torch_gpus() -> int:
+    try:
+        import torch
+    except Exception:  # a pilot need not have it
+        return -1
+    return int(torch.cuda.device_count())
+
+
+_MODES = {0: "shared", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
+
+
+def _nvml_words(name: str) -> str:
+    """`NVIDIA A10, EXCLUSIVE_PROCESS` or `MIG 1g.5gb, a MIG part`; why not, if the driver does not say."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+        kind = pynvml.nvmlDeviceGetName(handle)
+        kind = kind.decode() if isinstance(kind, bytes) else str(kind)
+    except Exception as error:
+        return f"NVML does not say: {error}"
+    if name.startswith("MIG"):
+        return f"{kind}, a MIG part"
+    try:
+        return f"{kind}, {_MODES.get(pynvml.nvmlDeviceGetComputeMode(handle), 'another mode')}"
+    except Exception:
+        return str(kind)
+
+
+@context
+def on_device(size: int) -> Any:
+    """Hold `size` bytes of the GPU through PyTorch. A string if that cannot be: why."""
+    try:
+        import torch
+    except Exception as error:
+        return f"PyTorch does not import in the pilot: {error}"
+    if not torch.cuda.is_available():
+        return f"PyTorch in the pilot ({torch.__version__}) sees no GPU"
+    return torch.ones(size, dtype=torch.uint8, device=stoker.device())
+
+
+class DeviceUse(msgspec.Struct, frozen=True):
+    """Bytes of a GPU. `process`: of this library by NVML, 0 if NVML does not say; `device`: of all processes there;
+    `total`: of the device. `why`: why nothing was measured."""
+
+    process: int = 0
+    device: int = 0
+    total: int = 0
+    why: str = ""
+
+
+def device_use(held: Any) -> DeviceUse:
+    """Ask NVML what this library and the whole device use."""
+    if isinstance(held, str):
+        return DeviceUse(why=held)
+    import pynvml
+
+    pynvml.nvmlInit()
+    name = os.environ["CUDA_VISIBLE_DEVICES"].partition(",")[0]
+    by_name = not name.isdigit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(name) if by_name else pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    used = {each.pid: each.usedGpuMemory or 0 for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return DeviceUse(int(used.get(os.getpid(), 0)), int(info.total - info.free), int(info.total))
+
+
+def ask_too_much(held: Any) -> str:
+    """Ask the GPU for a petabyte. A string if there is no GPU for PyTorch: why."""
+    if isinstance(held, str):
+        return held
+    import torch
+
+    torch.empty(1 << 50, dtype=torch.uint8, device=held.device)
+    return "a petabyte of device memory was granted"
+
+
+SMALL_BYTES = 300_000_000
+
+
+@context(memory=f"{SMALL_BYTES} B")
+def small_table() -> dict[str, int]:
+    """A context that declares little host memory."""
+    return {"library": os.getpid()}
+
+
+def fill_memory(_loaded: Any, count: int) -> int:
+    """Hold `count` bytes of host memory for some seconds."""
+    held = bytearray(count)
+    held[::4096] = b"x" * len(held[::4096])
+    threading.Event().wait(30.0)
+    return len(held)
+
+
+def answer(_loaded: Any) -> int:
+    """Return 42."""
+    return 42
+
+
+def variable(_loaded: Any, name: str) -> str:
+    """Return an environment variable of the library."""
+    return os.environ.get(name, "")
+
+
+class BothModels(msgspec.Struct, frozen=True):
+    """One model, loaded by Stoker and by Transformers; or why it could not be made."""
+
+    stokers: Any = None
+    transformers: Any = None
+    tokenizer: Any = None
+    why: str = ""
+
+
+@context(load_limit="3 min")
+def tiny_llama() -> BothModels:
+    """A small Llama with random weights and a tokenizer of ASCII letters, made here and loaded twice."""
+    try:
+        import torch
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+        from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    except Exception as error:
+        return BothModels(why=f"PyTorch and Transformers do not import in the pilot: {error}")
+    letters = [chr(code) if code > 32 else "Ġ" for code in range(32, 127)]
+    found = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(letters)}, merges=[]))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    found.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=found, clean_up_tokenization_spaces=False)
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=len(letters), hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=2, max_position_embeddings=256, initializer_range=0.3, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForCausalLM(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(stoker.device())
+        return BothModels(load_causal_lm(folder, dtype="float32", snapshot=False), own.eval(), tokenizer)
+
+
+def two_texts(models: BothModels, prompts: list[str], count: int) -> tuple[list[str], list[str], str]:
+    """Return what Stoker's engine and Transformers write after the prompts, and why nothing was written."""
+    if models.why:
+        return [], [], models.why
+    import torch
+
+    own = []
+    for prompt in prompts:
+        tokens = models.tokenizer(prompt, return_tensors="pt").to(models.transformers.device)
+        with torch.no_grad():
+            out = models.transformers.generate(
+                input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], do_sample=False,
+                max_new_tokens=count, pad_token_id=0,
+            )  # fmt: skip
+        own.append(models.tokenizer.decode(out[0, tokens["input_ids"].shape[1] :]))
+    return models.stokers.generate(prompts, max_new_tokens=count), own, ""

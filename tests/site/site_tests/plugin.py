@@ -1,0 +1,189 @@
+"""The plugin of the site suite: its options, the order and limits of its tests, and the page at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.contexts import state_folder
+from stoker.errors import StokerError
+from stoker.manager.cli.site_page import SiteReport, TriedPromise, Verdict, line_of, render
+from stoker.site_tests.promise import BrokenPromiseError, limited, promise_of
+from stoker.site_tests.subject import Subject, importable
+from stoker.units import parse_seconds
+from stoker.whole_files import write_whole
+
+PLACE = Path(__file__).resolve().parent
+ORDER = ("test_start", "test_contexts", "test_devices", "test_pairs", "test_walltime")
+"""Files in the order in which they run: those of one session are neighbours."""
+_RUN = pytest.StashKey["Run"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the suite."""
+    group = parser.getgroup("site", "the site suite of Stoker")
+    group.addoption("--site", dest="site_file", metavar="SITE.toml", help="prove this site")
+    group.addoption("--site-wait", metavar="TIME", help="wait so long for a pilot [1 min; on a batch system 5 min]")
+    group.addoption("--site-json", metavar="FILE", help="write the page as JSON, too")
+    group.addoption("--site-progress", action="store_true", help="print a line to stderr for each promise")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the site file. Raise UsageError if none is given or it is wrong."""
+    config.addinivalue_line("markers", "promise(promise): what a test of the site suite proves")
+    file = config.getoption("site_file")
+    if file is None:
+        raise pytest.UsageError("the site suite needs a site file: pytest --site SITE.toml tests/site")
+    if getattr(config.option, "numprocesses", None):
+        raise pytest.UsageError("the site suite shares sessions between its tests: run it without -n")
+    folder = state_folder() / "site-tests" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    try:
+        wait = config.getoption("site_wait")
+        subject = Subject(file, wait_s=parse_seconds(wait) if wait else None, folder=folder)
+        folder.mkdir(parents=True)
+    except (StokerError, OSError) as error:
+        raise pytest.UsageError(str(error)) from None
+    importable(folder)
+    config.stash[_RUN] = Run(subject, config)
+
+
+class Run:
+    """A run of the suite: its subject, and what is known of each promise."""
+
+    def __init__(self, subject: Subject, config: pytest.Config) -> None:
+        self.subject = subject
+        self.told: dict[str, TriedPromise] = {}
+        self.titles: dict[str, str] = {}
+        self.interrupted = False
+        self._began = time.monotonic()
+        self._json: str | None = config.getoption("site_json")
+        self._progress = bool(config.getoption("site_progress"))
+
+    def report(self) -> SiteReport:
+        """The page as it is known now."""
+        missing = "the run was interrupted" if self.interrupted else "the run did not get to it"
+        promises = [
+            self.told.get(node) or TriedPromise(title, Verdict.NOT_TRIED, why=missing)
+            for node, title in self.titles.items()
+        ]
+        return SiteReport(
+            self.subject.site.name, self.subject.provider, self.subject.machines, self.subject.devices,
+            tuple(promises), time.monotonic() - self._began, self.interrupted,
+        )  # fmt: skip
+
+    def say(self, line: str) -> None:
+        """Print a line of progress."""
+        if self._progress:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
+
+    def tell(self, node: str, told: TriedPromise) -> None:
+        """Keep the outcome of a test."""
+        self.told[node] = told
+        for line in line_of(told):
+            self.say(line)
+        self.write()
+
+    def write(self) -> None:
+        """Write the page as JSON where that is wanted."""
+        if self._json:
+            write_whole(Path(self._json), msgspec.json.encode(self.report()))
+
+    def end(self) -> None:
+        """End the session; remove the folder of a run in which nothing failed."""
+        try:
+            self.subject.close()
+        finally:
+            failed = any(each.verdict is Verdict.FAILS for each in self.told.values())
+            shutil.rmtree(self.subject.folder / "scratch", ignore_errors=True)
+            if not failed:
+                shutil.rmtree(self.subject.folder, ignore_errors=True)
+            self.write()
+
+
+@pytest.fixture(scope="session")
+def subject(request: pytest.FixtureRequest) -> Subject:
+    """The site under test."""
+    return request.config.stash[_RUN].subject
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Run the tests in their order, whatever other plugins want."""
+    yield
+    items.sort(key=lambda item: (ORDER.index(item.path.stem), item.reportinfo()[1] or 0) if _is_ours(item) else (-1, 0))
+    config.stash[_RUN].titles = {item.nodeid: promise_of(item).title for item in items if _is_ours(item)}
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    return item.path.resolve().parent == PLACE
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """End a test at its limit."""
+    if not _is_ours(item):
+        return (yield)
+    run, promise = item.config.stash[_RUN], promise_of(item)
+    if run.subject.no_pilot:
+        pytest.skip("no pilot started")
+    run.say(f"  ...   {promise.title}")
+    queued_s = run.subject.wait_s if promise.queues else 0.0
+    with limited(promise.limit_s + queued_s):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note the outcome of a test."""
+    report = yield
+    if _is_ours(item) and (report.when == "call" or not report.passed):
+        item.config.stash[_RUN].tell(item.nodeid, _told(item, call, report))
+    return report
+
+
+def _told(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> TriedPromise:
+    promise, subject = promise_of(item), item.config.stash[_RUN].subject
+    if report.passed:
+        return TriedPromise(promise.title, Verdict.HOLDS, call.duration)
+    error = call.excinfo.value if call.excinfo is not None else None
+    if report.skipped:
+        return TriedPromise(promise.title, Verdict.NOT_TRIED, call.duration, str(error))
+    why = str(error) if isinstance(error, BrokenPromiseError) else f"{type(error).__name__}: {error}"
+    return TriedPromise(promise.title, Verdict.FAILS, call.duration, why, promise.remedy, subject.log)
+
+
+def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Note that the run was interrupted."""
+    _interrupted.append(excinfo.typename)
+
+
+_interrupted: list[str] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End what is left, and write the page."""
+    run = session.config.stash[_RUN]
+    run.interrupted = bool(_interrupted)
+    run.end()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the page."""
+    if config.getoption("collectonly") or config.getoption("site_progress"):
+        return
+    terminalreporter.section("site")
+    for line in render(config.stash[_RUN].report()):
+        terminalreporter.write_line(line)

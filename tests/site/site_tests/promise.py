@@ -1,0 +1,75 @@
+"""What a test of the site suite says of itself: a title, a limit and a remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+import pytest
+
+from stoker.units import parse_seconds, show_seconds
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """One promise of Stoker. `queues`: its test waits for a pilot, so the time in the queue is added to its limit."""
+
+    title: str
+    limit_s: float
+    remedy: str
+    queues: bool = False
+
+
+class BrokenPromiseError(AssertionError):
+    """A promise that does not hold; the message is a sentence for the page."""
+
+
+class TooLongError(BrokenPromiseError):
+    """A test ran longer than its limit."""
+
+
+def promise(title: str, *, limit: str, remedy: str, queues: bool = False) -> pytest.MarkDecorator:
+    """Mark a test as the proof of a promise. `limit` has a unit (`"60 s"`), `remedy` says what to do if it fails."""
+    return pytest.mark.promise(Promise(title, parse_seconds(limit), remedy, queues))
+
+
+def promise_of(item: pytest.Item) -> Promise:
+    """The promise that a test proves."""
+    marker = item.get_closest_marker("promise")
+    if marker is None:
+        raise pytest.UsageError(f"{item.nodeid}: a test of the site suite needs @promise(...)")
+    found: Promise = marker.args[0]
+    return found
+
+
+def broken(sentence: str) -> NoReturn:
+    """End a test: the promise does not hold."""
+    raise BrokenPromiseError(sentence)
+
+
+def not_tried(reason: str) -> NoReturn:
+    """End a test: this site cannot show the promise."""
+    pytest.skip(reason)
+
+
+@contextlib.contextmanager
+def limited(limit_s: float) -> Iterator[None]:
+    """Raise TooLongError in the main thread after `limit_s`. An outer timer, as of pytest-timeout, continues after."""
+
+    def expire(_number: int, _frame: FrameType | None) -> None:
+        raise TooLongError(f"it did not end within {show_seconds(limit_s)}")
+
+    began = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, expire)
+    outer_s, _ = signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        if outer_s:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, outer_s - (time.monotonic() - began)))

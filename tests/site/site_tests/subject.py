@@ -1,0 +1,285 @@
+"""The site under test, and its sessions. A program has one session at a time, so each ends before the next starts.
+
+    main    the site as its file says, on a batch system with up to two blocks
+    pair    two pilots with a cache each: the same session on a batch system; on this machine, two pilots of one CPU
+    short   pilots whose walltime ends while calls run
+
+A pilot of this machine has no walltime and no cache of its own, so the suite gives it both through `worker_init`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+import stoker
+from stoker.config import Duration, Site, load_site
+from stoker.errors import StokerError
+from stoker.manager.protocol import show_blocks
+from stoker.manager.protocol.status import DeviceStatus
+from stoker.sessions import Session, Status
+from stoker.site import Engine, Pilot, Policy, Provider, ProviderKind, ProvisioningName
+from stoker.site_tests.on_pilot import Whereabouts, whereabouts
+from stoker.site_tests.promise import broken, not_tried
+from stoker.units import show_bytes, show_seconds
+
+VARIABLE = "STOKER_SITE_SUITE"
+"""An environment variable that `worker_init` sets on every pilot of the suite."""
+SHORTEST_S = 60.0
+"""The shortest walltime that a site file may ask for."""
+_LOCAL_WALLTIME_S = 15
+_JOB_S = 1800.0
+"""Walltime of the suite's jobs, where the site's own is longer: short jobs start sooner."""
+_POLL_S = 2.0
+_STUCK_S = 10.0
+"""A batch system in trouble, with no job in its queue, for so long will bring no pilot."""
+_CANCEL = {
+    ProviderKind.SLURM: ("scancel",),
+    ProviderKind.CONDOR: ("condor_vacate_job",),
+    ProviderKind.PBS: ("qdel",),
+    ProviderKind.LSF: ("bkill",),
+    ProviderKind.GRID_ENGINE: ("qdel",),
+}
+"""Commands that take a job away from its node."""
+
+
+class Subject:
+    """The site, the session that is up, and what is known of its pilots."""
+
+    def __init__(self, file: str, *, wait_s: float | None, folder: Path) -> None:
+        self.site = load_site(file)
+        self.is_local = self.site.is_local and self.site.engine is Engine.STOKER
+        self.wait_s = wait_s if wait_s is not None else 60.0 if self.site.is_local else 300.0
+        self.folder = folder
+        self.no_pilot = ""
+        """Why no pilot ever started; empty while one may."""
+        self.machines: tuple[str, ...] = ()
+        self.devices: tuple[str, ...] = ()
+        self._session: Session | None = None
+        self._name = ""
+
+    @property
+    def provider(self) -> str:
+        """The provider in words: `Slurm, partition backfill`."""
+        provider = self.site.provider
+        where = provider.partition or provider.queue
+        engine = "TaskVine on " if self.site.engine is Engine.TASKVINE else ""
+        return f"{engine}{provider.kind.title}{f', partition {where}' if where else ''}"
+
+    @property
+    def log(self) -> str:
+        """The folder of the last session."""
+        return str(self._session.folder) if self._session is not None else ""
+
+    # ---- sessions
+
+    def main(self) -> Session:
+        """The session of the site as its file says, with a pilot. It fails the test if no pilot starts."""
+        return self._enter("main", self._variant(2 if not self.is_local else 1), pilots=1)
+
+    def pair(self) -> Session:
+        """A session with two pilots. The test is not tried if there are no two."""
+        self._refuse_taskvine("it has one pilot, which TaskVine's workers serve")
+        if not self.is_local:
+            return self._enter("main", self._variant(2), pilots=2)
+        scratch = shlex.quote(str(self.folder / "scratch"))
+        own_cache = f"export STOKER_SCRATCH={scratch}/$$; mkdir -p $STOKER_SCRATCH"
+        return self._enter("pair", self._variant(2, devices="cpu:1", init=own_cache), pilots=2)
+
+    def short(self) -> tuple[Session, float]:
+        """A session whose pilot ends at its walltime, and that walltime in seconds."""
+        self._refuse_taskvine("its factory replaces workers by itself")
+        if self.is_local:
+            init = f"export PBS_WALLTIME={_LOCAL_WALLTIME_S}"
+            site = self._variant(1, devices="cpu:1", init=init)
+            return self._enter("short", site, pilots=1), _LOCAL_WALLTIME_S
+        return self._enter("short", self._variant(1, walltime_s=SHORTEST_S), pilots=1), SHORTEST_S
+
+    def close(self) -> None:
+        """End the session that is up."""
+        session, self._session, self._name = self._session, None, ""
+        if session is not None:
+            session.stop()
+
+    def retire(self) -> None:
+        """Start another session next time: on this machine a killed pilot is replaced after a pause only."""
+        if self.is_local:
+            self._name = ""
+
+    def _refuse_taskvine(self, why: str) -> None:
+        if self.site.engine is Engine.TASKVINE:
+            not_tried(f'engine = "taskvine": {why}')
+
+    def _variant(self, blocks: int, *, devices: str = "", init: str = "", walltime_s: float = 0.0) -> Site:
+        """The site with a number of blocks, and what a session of the suite needs."""
+        site, replace = self.site, msgspec.structs.replace
+        lines = [site.provider.worker_init, f"export {VARIABLE}=travels", init]
+        provider: Provider = replace(site.provider, worker_init="\n".join(filter(None, lines)))
+        if not site.is_local:
+            provider = replace(
+                provider,
+                walltime_s=Duration(walltime_s or min(provider.walltime_s, _JOB_S)),
+                poll_s=Duration(min(provider.poll_s, _POLL_S)),
+            )
+        pilot: Pilot = replace(site.pilot, init_blocks=blocks, min_blocks=0, max_blocks=blocks)
+        if devices:
+            pilot = Pilot(devices=devices, cache_bytes=pilot.cache_bytes, init_blocks=blocks, max_blocks=blocks)
+        session = replace(site.session, heartbeat_s=Duration(min(site.session.heartbeat_s, 1.0)))
+        policy = site.policy
+        if site.engine is Engine.STOKER:
+            fixed = ProvisioningName.FIXED
+            policy = Policy(policy.name, dispatch=policy.dispatch, residency=policy.residency, provisioning=fixed)
+        return replace(site, sites=(), provider=provider, pilot=pilot, session=session, policy=policy)
+
+    def _enter(self, name: str, site: Site, *, pilots: int) -> Session:
+        if self.no_pilot:
+            not_tried("no pilot started")
+        if self._session is None or self._name != name or self._session.over is not None:
+            self.close()
+            runs = str(self.folder / "sessions")
+            self._session, self._name = stoker.load(site, run_dir=runs, progress=False, strategy_period=0.3), name
+        self._wait_for_pilots(self._session, pilots)
+        return self._session
+
+    def _wait_for_pilots(self, session: Session, count: int) -> None:
+        first = stoker.app(whereabouts)()
+        began, stuck_since = time.monotonic(), None
+        while True:
+            status = session.status(30.0)
+            here = [pilot for pilot in status.pilots if pilot.state == "here"]
+            sound = [pilot for pilot in here if not all(device.fault for device in pilot.devices)]
+            if len(sound) >= count:
+                self._note(status)
+                return
+            faults = [device.fault for pilot in here for device in pilot.devices if device.fault]
+            queued = [job for job in status.jobs if job.phase in ("pending", "running")]
+            is_stuck = bool(faults or status.trouble or status.ended_blocks) and not queued
+            stuck_since = (stuck_since or time.monotonic()) if is_stuck or faults else None
+            error = first.exception() if first.done() else None
+            waited_s = time.monotonic() - began
+            stuck = stuck_since is not None and time.monotonic() - stuck_since > _STUCK_S
+            if error is not None or stuck or waited_s > self.wait_s:
+                self._give_up(faults, status, error, waited_s=waited_s, found=len(sound))
+            time.sleep(0.1)
+
+    def _give_up(
+        self, faults: list[str], status: Status, error: BaseException | None, *, waited_s: float, found: int
+    ) -> None:
+        said = [str(error)] if error is not None else []
+        said += [*dict.fromkeys(faults), *status.trouble.values(), *show_blocks.coming(status.jobs)]
+        said += show_blocks.ended(status.ended_blocks)
+        why = "; ".join(dict.fromkeys(said)) or "the batch system gives no reason"
+        if found:
+            not_tried(f"only one pilot came within {show_seconds(waited_s)}: {why}")
+        self.no_pilot = why
+        broken(f"no pilot started within {show_seconds(waited_s)}: {why}")
+
+    def note(self, device: str) -> None:
+        """Keep what a device is like, for the page."""
+        self.devices = tuple(dict.fromkeys([*self.devices, device]))
+
+    def _note(self, status: Status) -> None:
+        """Keep what the page says of pilots."""
+        machines = {*self.machines, *(pilot.host for pilot in status.pilots)}
+        self.machines = tuple(sorted(machines))
+        if self._name == "main":
+            self.devices = tuple(_in_words([each for pilot in status.pilots for each in pilot.devices]))
+
+    # ---- calls
+
+    def call(self, function: Callable[..., Any], *args: Any, context: Any = None, **options: Any) -> Future[Any]:
+        """Submit a call of a function of `on_pilot`, with the context as its first argument."""
+        app = stoker.app(context=context, **options) if context is not None else stoker.app(**options)
+        given = args if context is not None else (None, *args)
+        future: Future[Any] = app(function)(*given)
+        return future
+
+    def result(self, future: Future[Any], *, within_s: float, what: str) -> Any:
+        """The result of a call; the test fails with a sentence if there is none in time."""
+        try:
+            return future.result(within_s)
+        except TimeoutError:
+            broken(f"{what} gave no result within {show_seconds(within_s)}{self._waits()}")
+        except StokerError as error:
+            broken(f"{what} failed: {error}")
+
+    def error(
+        self, future: Future[Any], *, within_s: float, otherwise: Callable[[str], NoReturn] = broken
+    ) -> BaseException:
+        """The error of a call that has to fail. `otherwise` gets the result of one that does not."""
+        try:
+            found = future.result(within_s)
+        except TimeoutError:
+            broken(f"a call that has to fail had not ended after {show_seconds(within_s)}{self._waits()}")
+        except Exception as error:
+            return error
+        otherwise(found if isinstance(found, str) else f"a call that has to fail returned {found!r}")
+
+    def until(
+        self,
+        true: Callable[[Status], Any],
+        *,
+        within_s: float,
+        what: str,
+        found: Callable[[], str] = str,
+    ) -> Status:
+        """The session's status as soon as something holds of it; the test fails with a sentence if it does not.
+        `found` adds what there is instead."""
+        session = self._session
+        if session is None:
+            broken("no session is up")
+        until = time.monotonic() + within_s
+        while True:
+            status = session.status(30.0)
+            if true(status):
+                return status
+            if time.monotonic() > until:
+                said = f"; {found()}" if found() else ""
+                broken(f"{what} did not come within {show_seconds(within_s)}{said}{self._waits()}")
+            time.sleep(0.1)
+
+    def _waits(self) -> str:
+        status = self._session.status(30.0) if self._session is not None else None
+        said = [*status.trouble.values(), *show_blocks.coming(status.jobs)] if status is not None else []
+        return f" ({'; '.join(said)})" if said else ""
+
+    def preempt(self, victim: Whereabouts, *, job: str) -> str:
+        """Take the victim's job away with the provider's own command; what was done, in words."""
+        if self.is_local:
+            os.kill(victim.pilot, signal.SIGTERM)
+            return "SIGTERM"
+        command = _CANCEL.get(self.site.provider.kind)
+        if command is None:
+            not_tried(f"the suite knows no command of {self.site.provider.kind.title} that takes a job away")
+        limit_s = self.site.provider.command_limit_s
+        done = subprocess.run([*command, job], capture_output=True, text=True, timeout=limit_s, check=False)
+        if done.returncode:
+            broken(f"{command[0]} {job} failed: {(done.stderr or done.stdout).strip()}")
+        return f"{command[0]} {job}"
+
+
+def _in_words(devices: list[DeviceStatus]) -> Iterator[str]:
+    """`2 x cpu with 4.0 GB` for each kind."""
+    kinds: dict[str, list[DeviceStatus]] = {}
+    for device in devices:
+        kinds.setdefault(device.kind or "unknown", []).append(device)
+    for kind, each in kinds.items():
+        bad = sum(bool(device.fault) for device in each)
+        faulty = f" ({bad} of them faulty)" if bad else ""
+        yield f"{len(each)} x {kind} with {show_bytes(min(one.memory_bytes for one in each))}{faulty}"
+
+
+def importable(folder: Path) -> None:
+    """Let this program, and the pilots of sessions that start later, import modules of a folder."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

@@ -1,0 +1,94 @@
+"""Contexts load once, serve many calls, and come back."""
+
+from __future__ import annotations
+
+from stoker.errors import CallError
+from stoker.site_tests import on_pilot
+from stoker.site_tests.promise import broken, not_tried, promise
+from stoker.site_tests.subject import Subject
+from stoker.units import show_bytes
+
+_REMEDY = "read the library's log below the pilot's folder"
+
+
+@promise("a context loads once and serves the next call", limit="60 s", remedy=_REMEDY)
+def test_a_context_is_hot_for_the_second_call(subject: Subject) -> None:
+    session = subject.main()
+    recipe = on_pilot.table("hot")
+    first, second = (
+        subject.result(subject.call(on_pilot.loaded_in, context=recipe), within_s=30, what="a call with a context")
+        for _ in range(2)
+    )
+    loads = next(each.loads for each in session.status().contexts if each.key == recipe.key)
+    if loads != 1 or first != second or first[1] != first[2]:
+        broken(f"two calls in a row needed {loads} loads (processes {first[2]} and {second[2]})")
+
+
+@promise("a context returns after its library was killed", limit="60 s", remedy=_REMEDY)
+def test_a_context_returns_after_its_library_was_killed(subject: Subject) -> None:
+    subject.main()
+    recipe = on_pilot.table("returns")
+    _, victim, _ = subject.result(subject.call(on_pilot.loaded_in, context=recipe), within_s=30, what="the first call")
+    kill = subject.call(on_pilot.end_library, victim, context=recipe)
+    after = subject.result(kill, within_s=45, what="a call whose library was killed")
+    if after == victim:
+        broken(f"the library with process {victim} survived SIGKILL")
+
+
+@promise(
+    "two contexts share a device",
+    limit="90 s",
+    remedy="name fewer bytes in `device_memory` of the contexts, or ask for devices with more memory",
+)
+def test_two_contexts_share_a_device(subject: Subject) -> None:
+    session = subject.main()
+    status = session.status()
+    count = sum(len(pilot.devices) for pilot in status.pilots)
+    recipes = [on_pilot.table("first"), on_pilot.table("second")]
+    for recipe in recipes:
+        subject.result(session.warm(recipe, count), within_s=40, what=f"loading {recipe.name} on each device")
+    places = [
+        {(library.pilot, library.devices) for library in session.status().libraries if library.recipe == recipe.name}
+        for recipe in recipes
+    ]
+    found = [subject.result(subject.call(on_pilot.loaded_in, context=each), within_s=30, what="a call of it")
+             for each in recipes]  # fmt: skip
+    if [name for name, *_ in found] != ["first", "second"]:
+        broken(f"calls of two contexts on one device got {[name for name, *_ in found]}")
+    if not places[0] & places[1]:
+        broken(f"no device holds both contexts: the first is on {sorted(places[0])}, the second on {sorted(places[1])}")
+
+
+@promise(
+    "an engine writes the tokens that Transformers writes",
+    limit="3 min",
+    remedy='use another version of Transformers or PyTorch, or engine="static"',
+)
+def test_an_engine_writes_the_models_own_tokens(subject: Subject) -> None:
+    subject.main()
+    call = subject.call(on_pilot.two_texts, ["one day", "a", "GPU time is short"], 24, context=on_pilot.tiny_llama())
+    written, own, why = subject.result(call, within_s=170, what="a call of a small language model")
+    if why:
+        not_tried(why)
+    if written != own:
+        broken(f"Stoker's engine wrote {written}, and Transformers {own}")
+
+
+@promise(
+    "too much host memory is a clear error, and the next call runs",
+    limit="90 s",
+    remedy="declare `memory` of contexts below what the job has; check that pilots can read /proc of their libraries",
+)
+def test_too_much_host_memory_is_a_clear_error(subject: Subject) -> None:
+    session = subject.main()
+    taken = 2 * on_pilot.SMALL_BYTES
+    most = min(device.memory_bytes for pilot in session.status().pilots for device in pilot.devices)
+    if most < taken:
+        not_tried(f"a device here has {show_bytes(most)}; the test takes {show_bytes(taken)}")
+    recipe = on_pilot.small_table()
+    error = subject.error(subject.call(on_pilot.fill_memory, taken, context=recipe), within_s=60)
+    if not isinstance(error, CallError) or "memory" not in str(error):
+        broken(f"a call that took twice the memory that its context declares ended so: {error!r}")
+    after = subject.result(subject.call(on_pilot.answer, context=recipe), within_s=30, what="the next call")
+    if after != 42:
+        broken(f"the next call returned {after!r}, not 42")
