@@ -26,14 +26,14 @@ class Part:
 
 KIT = Part("missing packages are installed, and the large ones are imported once", 20.0, 90.0)
 PARTS: dict[str, Part] = {
-    "site": Part("the site suite, tests/site", 90.0, 150.0),
-    "tests": Part("tests with the marker gpu", 30.0, 80.0),
+    "site": Part("the site suite, tests/site", 80.0, 150.0),
+    "tests": Part("tests with the marker gpu", 25.0, 80.0),
     "device": Part("devices and their bandwidth", 8.0, 45.0),
     "model": Part("a model of SmolLM2-1.7B's shape with random weights is written", 15.0, 60.0, ("device",)),
-    "awareness": Part("inferences a second by awareness", 55.0, 100.0, ("device", "model")),
-    "load": Part("loads from a file, a snapshot, a peer and host memory", 55.0, 110.0, ("device", "model")),
-    "decode": Part("decode and prefill by batch, against Transformers and vLLM", 55.0, 110.0, ("device", "model")),
-    "slinfer": Part("8 models of 1 to 3 B, slinfer against exclusive", 75.0, 440.0, ("device", "model")),
+    "awareness": Part("inferences a second by awareness", 45.0, 100.0, ("device", "model")),
+    "load": Part("loads from a file, a snapshot, a peer and host memory", 50.0, 110.0, ("device", "model")),
+    "decode": Part("decode and prefill by batch, against Transformers and vLLM", 50.0, 110.0, ("device", "model")),
+    "slinfer": Part("8 models of 1 to 3 B, slinfer against exclusive", 120.0, 440.0, ("device", "model")),
     "encoder": Part("an encoder in one length, in several, and in any length", 20.0, 60.0),
     "turns": Part("libraries on one device take turns", 8.0, 30.0),
     "tune": Part("soft prompts are tuned", 12.0, 50.0, ("device", "model")),

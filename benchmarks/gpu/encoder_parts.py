@@ -29,6 +29,10 @@ def _folder(place: Place) -> Any:
     return folder
 
 
+def _how(model: Any, some: list[str]) -> str:
+    return f"compiled ({model.origin})" if model.is_compiled else f"not compiled ({len(some)} texts)"
+
+
 def _figures(answer: Answer, what: str, context: Any, calls: list[list[str]]) -> float:
     """Write the texts a second of a context, once it is hot."""
     app = stoker.app(context=context)(_embed)
@@ -40,6 +44,8 @@ def _figures(answer: Answer, what: str, context: Any, calls: list[list[str]]) ->
     count = sum(stoker.map(app, calls, ordered=False))
     rate = count / (time.perf_counter() - began)
     answer[f"{what}: texts/s"] = rate
+    if "compiled" in what:
+        answer[f"{what}: how"] = stoker.app(context=context)(_how)(calls[-1]).result(30)
     return rate
 
 
@@ -60,7 +66,7 @@ def encoder(answer: Answer, place: Place) -> None:
         ),
     }
     rates = {}
-    with place.session():
+    with place.session(policy="arlo"):
         for what, make in contexts.items():
             rates[what] = _figures(answer, what, make(), calls)
             answer[f"{what}: times dynamic"] = rates[what] / rates["dynamic"]

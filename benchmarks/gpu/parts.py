@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 
 from benchmarks.gpu.place import REHEARSAL, Answer, Place
 
@@ -28,6 +31,11 @@ def function_of(part: str) -> Callable[[Answer, Place], None]:
     return found
 
 
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    """Leave the part's session in order, so that the device is free for the next part."""
+    sys.exit("stopped")
+
+
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser()
@@ -38,6 +46,7 @@ def main() -> None:
     asked = parser.parse_args()
     if not REHEARSAL and asked.part != "gang":
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # figures are of one device
+    signal.signal(signal.SIGTERM, _stop)
     function_of(asked.part)(Answer(asked.answer), Place(asked.work, asked.seconds))
 
 

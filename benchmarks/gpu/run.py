@@ -195,7 +195,9 @@ class Run:
         places = plain["PYTHONPATH"].split(os.pathsep)
         plain["PYTHONPATH"] = os.pathsep.join(place for place in places if not place.endswith("tests/driver"))
         words = ["-m", "pytest", *suite.words, "-o", f"cache_dir={self.work / 'pytest'}"]
-        code = self._run(name, words, limit_s=limit_s, environ=plain, numbers=lambda: suite.numbers(log))
+        code = self._run(
+            name, words, limit_s=limit_s, environ=plain, how=signal.SIGINT, numbers=lambda: suite.numbers(log)
+        )
         if code is None:
             return "too slow", f"they did not end within {limit_s:.0f} s", suite.numbers(log)
         return *suite.verdict(code, log), suite.numbers(log)
@@ -226,9 +228,10 @@ class Run:
         *,
         limit_s: float,
         environ: dict[str, str] | None = None,
+        how: int = signal.SIGTERM,
         numbers: Callable[[], Numbers] | None = None,
     ) -> int | None:
-        """Run Python; return its exit code, or None if it took too long. Its own processes end with it."""
+        """Run Python; return its exit code, or None if it took too long. `how`: the signal that ends it then."""
         until = min(time.monotonic() + limit_s, max(time.monotonic() + 1.0, self.ends_at))
         with (self.out / "logs" / f"{name}.log").open("wb") as log:
             process = self._start(words, log, environ or self.environ)
@@ -241,7 +244,7 @@ class Run:
                         self._update(numbers())
             return None
         finally:
-            _end(process)
+            _end(process, how=how)
 
     def _start(self, words: list[str], log: Any, environ: dict[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -259,12 +262,12 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group: politely if it still runs."""
+def _end(process: subprocess.Popen[bytes], *, how: int = signal.SIGTERM) -> None:
+    """End a process and its group. One that still runs gets 8 s to stop its session, which frees the device."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
+        os.kill(process.pid, how)
         try:
-            process.wait(5.0)
+            process.wait(8.0)
         except subprocess.TimeoutExpired:
             pass
     try:

@@ -2,7 +2,7 @@
 
 Requests, clients and judgement are those of benchmarks/live_models: a request is in time if each of its tokens is. The
 objectives are SLINFER's for these prompts (§IX-A), rounded: 0.5 s to the first token, 0.25 s for each further one. Both
-sides get the same trace. The trace is as long as the part has time for, 180 s at most: about 25 s in a whole
+sides get the same trace. The trace is as long as the part has time for, 180 s at most: about 30 s in a whole
 run, and 3 minutes with `make gpu ARGS=slinfer`. Eight contexts share the files of three models, and each library loads
 weights of its own.
 """
@@ -18,12 +18,13 @@ from typing import Any
 
 from benchmarks.gpu.bars import MET
 from benchmarks.gpu.place import REHEARSAL, Answer, Place, device_memory, device_name
-from benchmarks.live_models_side import Live
+from benchmarks.live_models_side import Live, write
 from benchmarks.live_models_world import MODELS, middle, requests_at
 from benchmarks.paired import ROOT
 from stoker import causal_lm
 from stoker.errors import StokerError
-from stoker.manager.executor.apps import StokerApp
+from stoker.manager.executor.apps import AppWants, StokerApp
+from stoker.manager.executor.wants import read_wants
 from stoker.manager.protocol.calls import Objective
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)
@@ -50,8 +51,13 @@ class _Models(Live):
             self.recipes.append(causal_lm(folder, dtype="bfloat16", threads=number + 1, **options))
 
     def _app(self, model: int, objective: Objective, *, prompt: int) -> StokerApp:
-        """A call tells its objectives only under a policy that takes them; every request is judged by them."""
-        return super()._app(model, objective if self._tells else Objective(), prompt=prompt)
+        """A call tells its objectives only to a policy that takes them; every request is judged by them."""
+        if self._tells:
+            return super()._app(model, objective, prompt=prompt)
+        wants = read_wants({"context": self.recipes[model], "stream": True}, takes_context=True)
+        return StokerApp(
+            write, specification=AppWants(wants), batch_size=None, cache=False, ignore_for_cache=None, executors=None
+        )
 
     def warm(self) -> None:
         """Load every model once; a policy that has room for one evicts the others."""
@@ -64,15 +70,16 @@ def slinfer(answer: Answer, place: Place) -> None:
     if place.lacks_model(answer):
         return
     folders = _folders(answer, place)
+    sides = {policy: _Models(folders, tells_objectives=policy == "slinfer") for policy in POLICIES}
     for_s = max(SHORTEST_S, min(LONGEST_S, place.left_s() / 2 - BEFORE_S - 4.0))
     if REHEARSAL:
         for_s = min(for_s, 6.0)
     answer["the trace of each side, s"] = for_s
     requests = requests_at(RATE, seed=1, for_s=for_s)
     answer["requests of each side"] = len(requests)
-    for policy, name in POLICIES.items():
-        with place.session(policy=name) as session:
-            models = _Models(folders, tells_objectives=policy == "slinfer")
+    for policy, place_of in POLICIES.items():
+        with place.session(policy=place_of) as session:
+            models = sides[policy]
             began = time.perf_counter()
             models.warm()
             answer[f"{policy}: each model was loaded once, s"] = time.perf_counter() - began
@@ -81,7 +88,9 @@ def slinfer(answer: Answer, place: Place) -> None:
             met = sum(each.is_met for each in times)
             answer[f"{policy}: {MET}"] = met / len(requests)
             answer[f"{policy}: objectives met"] = met
-            answer[f"{policy}: failed or dropped"] = ", ".join(f"{n} {e}" for e, n in models.failed.items()) or "none"
+            answer[f"{policy}: failed or dropped"] = (
+                ", ".join(f"{count} {name}" for name, count in models.failed.items()) or "none"
+            )
             answer[f"{policy}: median time to first token, s"] = middle(each.ttft_s for each in times if each.seen)
             answer[f"{policy}: median time per token, s"] = middle(each.mean_tpot_s for each in times if each.seen > 1)
             answer[f"{policy}: devices used, mean"] = watch.devices

@@ -51,14 +51,14 @@ def suite(name: str, *, root: Path, work: Path, rehearse: bool) -> Suite:
     """Return the suite of a part."""
     if name == "tests":
         marked = [path for path in sorted(root.glob("tests/**/test_*.py")) if "@pytest.mark.gpu" in path.read_text()]
-        words = ["-m", "gpu", "-v", "-rs", "--timeout", "70", "-p", "no:cacheprovider", *map(str, marked)]
+        words = ["-m", "gpu", "-v", "-rs", "--timeout", "70", *map(str, marked)]
         return Suite(words, missing="" if marked else "no test has the marker gpu")
     if not (root / "tests" / "site").is_dir():
         return Suite(missing="tests/site is missing")
     site = write_site(work / "site.toml", devices="cpu:2" if rehearse else "gpu")
     results = work / "site-results.json"
     results.unlink(missing_ok=True)
-    words = ["-v", "-p", "no:cacheprovider", "--site", str(site), "--site-json", str(results), "tests/site"]
+    words = ["-v", "--site", str(site), "--site-json", str(results), "tests/site"]
     return Suite(words, results=results)
 
 

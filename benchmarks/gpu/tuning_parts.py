@@ -63,8 +63,8 @@ def gang(answer: Answer, place: Place) -> None:
     answer["ranks"] = {0: "on two CPU devices, Gloo", 1: "on one GPU, Gloo through host memory"}.get(
         gpus, "on two GPUs, NCCL"
     )
-    count = 1 << (16 if REHEARSAL else 26)
     one_gpu = gpus == 1 or REHEARSAL  # a rehearsal takes the way of one GPU: two pilots
+    count = 1 << (16 if REHEARSAL else 24 if one_gpu else 26)
     with place.session(pilots=2 if one_gpu else 1, own_scratch=one_gpu):
         for what in ("first call", "second call"):
             began = time.perf_counter()
