@@ -1,12 +1,15 @@
-"""`make gpu`: every GPU test and the short form of every GPU benchmark, on whatever GPU is here, in eight minutes.
+"""`make gpu`: the site suite, the GPU tests and figures, on the GPU that is here, in eight minutes.
 
-    run.py      the parts one after the other, each a process with its own limit; the record and the page (standard
-                library alone: it runs before anything is installed)
-    kit.py      `make gpu-kit`: wheels of what a machine without a network may lack
-    parts.py    what each part measures
-    model.py    a language model with random weights, of a wanted size
-    page.py     the record as a page
+    run.py          runs the parts, each in a process with a limit; writes the record and the page (standard library
+                    only, since it runs before anything is installed)
+    budget.py       the parts, their order, their needs and their share of the time
+    suites.py       the site suite and the tests with the marker `gpu`, as parts
+    bars.py         the bars, computed from a record
+    page.py         a record as a page
+    kit.py          `make gpu-kit`: wheels for a machine without a network
+    parts.py        runs one part; `*_parts.py` are the parts by subject
+    place.py        the folder, the session and the clock of a part
+    model.py        language models with random weights
 
-`--rehearse` runs all of it without a GPU: on CPU devices, and where memory of a GPU is meant, over the stand-in driver
-of tests/driver. The record says so.
+`--rehearse` runs all of it on CPU devices with tiny models. The record says so.
 """

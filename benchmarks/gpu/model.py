@@ -1,7 +1,9 @@
-"""A language model with random weights, of about a wanted size, and a tokenizer of bytes: made where it is needed."""
+"""Language models with random weights in usual shapes, and a tokenizer of bytes. They are written where needed."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,50 +11,83 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-VOCABULARY = 256
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a Llama. `heads` have 64 numbers each, or `head` of them; `kv_heads` keys and values."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    vocabulary: int = 49152
+
+    def token_bytes(self) -> int:
+        """Return the bytes of the keys and values of one token, in bfloat16."""
+        return 2 * self.layers * self.kv_heads * (self.hidden // self.heads) * 2
 
 
-def tokenizer() -> Any:
-    """Bytes; no token ends a text, so that as many are generated as were asked for."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    found = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(alphabet)}, merges=[]))
+SMOLLM2 = Shape(layers=24, hidden=2048, inner=8192, heads=32, kv_heads=32)
+"""SmolLM2-1.7B."""
+TINYLLAMA = Shape(layers=22, hidden=2048, inner=5632, heads=32, kv_heads=4, vocabulary=32000)
+"""TinyLlama-1.1B, with embeddings that are tied."""
+LLAMA_3B = Shape(layers=28, hidden=3072, inner=8192, heads=24, kv_heads=8)
+"""Llama-3.2-3B with a smaller vocabulary."""
+TINY = Shape(layers=2, hidden=256, inner=1024, heads=4, kv_heads=4, vocabulary=512)
+"""For a rehearsal."""
+
+
+def tokenizer(vocabulary: int) -> Any:
+    """A token for each byte; the others are never read, but may be written. No token ends a text."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*letters, *(f"Ġ{number}" for number in range(vocabulary - len(letters)))]
+    found = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[]))
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     found.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=found)
 
 
-def config(size_bytes: int) -> LlamaConfig:
-    """Layers of a usual width until the size is reached, at two bytes a weight."""
-    hidden, inner = (2048, 8192) if size_bytes >= 200e6 else (256, 1024)
-    layer_bytes = 2 * (4 * hidden * hidden + 3 * hidden * inner)
+def config(shape: Shape) -> LlamaConfig:
+    """Return the configuration of this shape."""
     return LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=inner, num_attention_heads=hidden // 64,
-        num_key_value_heads=hidden // 64, num_hidden_layers=max(2, round(size_bytes / layer_bytes)),
+        vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.inner,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, num_hidden_layers=shape.layers,
         max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
+        dtype=torch.bfloat16,
     )  # fmt: skip
 
 
-def pickled_of(folder: Path) -> Path:
-    """Where the pickled copy of a model lies."""
-    return folder.with_name(f"{folder.name}-pickled")
-
-
-def build(folder: Path, *, size_bytes: int, device: str) -> int:
-    """Write one into `folder`; returns the bytes of its weights."""
+def build(folder: Path, shape: Shape, *, device: str) -> int:
+    """Write a model into `folder`; return the bytes of its weights."""
     with torch.device("meta"):
-        model = LlamaForCausalLM(config(size_bytes)).to(torch.bfloat16)
+        model = LlamaForCausalLM(config(shape)).to(torch.bfloat16)
     model.to_empty(device=device)
     torch.manual_seed(1)
     with torch.no_grad():
         for weights in model.parameters():
             weights.normal_(0.0, 0.02) if weights.dim() > 1 else weights.fill_(1.0)
     model.tie_weights()
-    model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    # The same once more as a pickle, which takes long to load: what snapshots are for.
-    pickled = pickled_of(folder)
-    pickled.mkdir(parents=True, exist_ok=True)
-    model.config.save_pretrained(pickled)
-    tokenizer().save_pretrained(pickled)
-    torch.save({name: weights.cpu() for name, weights in model.state_dict().items()}, pickled / "pytorch_model.bin")
+    model.save_pretrained(folder, max_shard_size="100GB")
+    tokenizer(shape.vocabulary).save_pretrained(folder)
+    return weights_bytes(folder)
+
+
+def weights_bytes(folder: Path) -> int:
+    """Return the bytes of the weights in a folder."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def pickle_of(folder: Path) -> Path:
+    """Write the same model as a pickle next to it, which takes long to load: what snapshots are for."""
+    from safetensors.torch import load_file
+
+    pickled = folder.with_name(f"{folder.name}-pickled")
+    if (pickled / "config.json").exists():
+        return pickled
+    pickled.mkdir(parents=True, exist_ok=True)
+    weights = {name: part for file in folder.glob("*.safetensors") for name, part in load_file(file).items()}
+    torch.save(weights, pickled / "pytorch_model.bin")
+    for file in folder.glob("*.json"):
+        os.link(file, pickled / file.name)
+    return pickled

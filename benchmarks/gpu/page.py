@@ -6,11 +6,12 @@ from typing import Any
 
 
 def render(record: dict[str, Any]) -> str:
-    """Markdown: how each part went, then its numbers."""
+    """Return Markdown: the bars, how each part went, then its numbers."""
     what = "**A rehearsal: no GPU was used, the numbers say nothing of one.**\n\n" if record["rehearsal"] else ""
     counts = record["counts"]
     lines = [
         f"# GPU run of {record['date']}\n",
+        *_bars(record.get("bars", [])),
         f"{what}{record['machine']}. Commit {record['commit']}. {record['seconds']:.0f} s in all: "
         + ", ".join(f"{count} {status}" for status, count in counts.items())
         + ".\n",
@@ -23,6 +24,14 @@ def render(record: dict[str, Any]) -> str:
             lines += ["", f"## {part['name']}: {part['title']}", "", "| what | value |", "|---|---:|"]
             lines += [f"| {_cell(name)} | {_cell(_value(value))} |" for name, value in part["numbers"].items()]
     return "\n".join(lines) + "\n"
+
+
+def _bars(bars: list[dict[str, str]]) -> list[str]:
+    """The table of bars; nothing for a record of before there were bars."""
+    if not bars:
+        return []
+    rows = [f"| {_cell(it['bar'])} | {it['wanted']} | {_cell(it['measured'])} | {it['met']} |" for it in bars]
+    return ["| bar | wanted | measured | met |", "|---|---|---|---|", *rows, ""]
 
 
 def _cell(text: str) -> str:

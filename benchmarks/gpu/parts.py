@@ -1,22 +1,39 @@
-"""`python -m benchmarks.gpu.parts PART ANSWER`: one part of `make gpu`; what it measured goes into the file ANSWER.
+"""`python -m benchmarks.gpu.parts PART ANSWER`: one part of `make gpu`. Its numbers go into the file ANSWER.
 
-Numbers are written as they come, so that a part that is cut off leaves those that it had.
+A part writes each number as soon as it has it, so a part that is cut off leaves its numbers so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import FrameType
 
-from benchmarks.gpu.device_parts import device, probe
-from benchmarks.gpu.memory_parts import faults, memory
-from benchmarks.gpu.model_parts import load, model, tokens, zygote
-from benchmarks.gpu.place import Answer, Place
-from benchmarks.gpu.tuning_parts import gang, tune
+from benchmarks.gpu.place import REHEARSAL, Answer, Place
 
 PARTS = {
-    each.__name__: each for each in (device, probe, model, load, tokens, zygote, memory, faults, gang, tune)
+    "device": "device_parts", "model": "device_parts", "turns": "device_parts",
+    "awareness": "load_parts", "load": "load_parts",
+    "decode": "decode_parts", "slinfer": "slinfer_parts", "encoder": "encoder_parts",
+    "tune": "tuning_parts", "gang": "tuning_parts",
 }  # fmt: skip
+"""The module of each part; its function has the part's name."""
+
+
+def function_of(part: str) -> Callable[[Answer, Place], None]:
+    """Return the function of a part."""
+    found: Callable[[Answer, Place], None] = getattr(import_module(f"benchmarks.gpu.{PARTS[part]}"), part)
+    return found
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    """Leave the part's session in order, so that the device is free for the next part."""
+    sys.exit("stopped")
 
 
 def main() -> None:
@@ -25,9 +42,12 @@ def main() -> None:
     parser.add_argument("part", choices=sorted(PARTS))
     parser.add_argument("answer", type=Path)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="how long the part may take")
     asked = parser.parse_args()
-    PARTS[asked.part](Answer(asked.answer), Place(asked.work, asked.size))
+    if not REHEARSAL and asked.part != "gang":
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # figures are of one device
+    signal.signal(signal.SIGTERM, _stop)
+    function_of(asked.part)(Answer(asked.answer), Place(asked.work, asked.seconds))
 
 
 if __name__ == "__main__":

@@ -12,20 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import stoker
+from benchmarks.gpu.site_file import write_site
 
 REHEARSAL = bool(os.environ.get("STOKER_GPU_REHEARSAL"))
 GB = 10**9
-SITE = """
-name = "gpu"
-[provider]
-kind = "local"
-[pilot]
-devices = "{devices}"
-probe = "never"
-[session]
-heartbeat = "500 ms"
-lease = "20 s"
-"""
+BANDWIDTH = "device to device, read and written, GB/s"
+PINNED = "host to device, pinned, GB/s"
 
 
 class Answer:
@@ -40,7 +32,7 @@ class Answer:
         self._write()
 
     def skip(self, why: str) -> None:
-        """It cannot run here."""
+        """Note why the part cannot run here."""
         self._said["skipped"] = why
         self._write()
 
@@ -51,21 +43,49 @@ class Answer:
 
 
 class Place:
-    """Where a part works, and how large the model is."""
+    """The folder of a run, and the seconds that a part may take."""
 
-    def __init__(self, work: Path, size_bytes: int) -> None:
+    def __init__(self, work: Path, seconds: float) -> None:
         self.work = work
-        self.size_bytes = size_bytes if not REHEARSAL else min(size_bytes, 20_000_000)
+        self.seconds = seconds
+        self._until = time.monotonic() + seconds
         self.model = work / "model"
 
+    def left_s(self) -> float:
+        """Return the seconds that are left to this part."""
+        return self._until - time.monotonic()
+
+    def number(self, part: str, name: str) -> float:
+        """Return a number that an earlier part has measured; 0 if there is none."""
+        try:
+            return float(json.loads((self.work / f"{part}.json").read_text())["numbers"].get(name, 0.0))
+        except (OSError, ValueError):
+            return 0.0
+
+    def lacks_model(self, answer: Answer) -> bool:
+        """Skip the part if the part `model` has left none."""
+        if any(self.model.glob("*.safetensors")):
+            return False
+        answer.skip("there is no model: the part `model` did not write it")
+        return True
+
     @contextmanager
-    def session(self, *, devices: str = "") -> Iterator[Any]:
-        """A session on this machine's GPUs; rehearsed on cores."""
-        devices = devices or ("cpu:2" if REHEARSAL else "gpu")
-        site = self.work / f"{devices.replace(':', '-')}.toml"
-        site.write_text(SITE.format(devices=devices))
-        with stoker.load(str(site), run_dir=str(self.work / "runs")) as session:
+    def session(
+        self, *, devices: str = "", pilots: int = 1, policy: str = "default", own_scratch: bool = False
+    ) -> Iterator[Any]:
+        """A session on this machine's GPUs, in a rehearsal on CPU devices."""
+        devices = devices or ("cpu:1" if REHEARSAL else "gpu")
+        site = write_site(
+            self.work / "site-of-a-part.toml", devices=devices, pilots=pilots, policy=policy,
+            own_scratch=self.work / "scratches" if own_scratch else None,
+        )  # fmt: skip
+        with stoker.load(str(site), run_dir=str(self.work / "runs"), progress=False) as session:
             yield session
+
+
+def device_memory(size: str) -> dict[str, Any]:
+    """Return the option of a recipe that declares memory on a GPU; none in a rehearsal."""
+    return {} if REHEARSAL else {"device_memory": size}
 
 
 def device_name() -> str:
@@ -82,7 +102,7 @@ def synchronize() -> None:
 
 
 def median_s(work: Callable[[], Any], *, times: int = 5) -> float:
-    """The median time of some work on the device, once warm."""
+    """Return the median time of some work on the device, after two runs that do not count."""
     took = []
     for turn in range(times + 2):
         synchronize()

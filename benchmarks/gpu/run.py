@@ -1,47 +1,49 @@
-"""`python benchmarks/gpu/run.py`: the parts one after the other, a record (JSON) and a page (Markdown) of them.
+"""`python benchmarks/gpu/run.py`: runs the parts of `make gpu`, and writes a record (JSON) and a page (Markdown).
 
-Uses the standard library alone, and installs what is missing from `.gpu-kit` into its own folder. A part that fails,
-hangs or cannot run here is a line in the record, and the next one begins. The record is written after each part, so
-that a run that is cut off leaves what it has.
+Needs the standard library only, and installs missing packages from `.gpu-kit` into its own folder. If a part fails,
+hangs or cannot run here, the record says so, and the next part starts. The record is rewritten every second with the
+numbers of the running part, and replaced in one step, so a run that is killed leaves its numbers up to then.
+`budget.py` has the order and the limits.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.gpu import suites  # noqa: E402
+from benchmarks.gpu.bars import bars  # noqa: E402
+from benchmarks.gpu.budget import IN_ALL_S, KIT, PARTS, allowed_s, with_needs  # noqa: E402
 from benchmarks.gpu.page import render  # noqa: E402
 
-IN_ALL_S = 470.0
-PARTS: dict[str, tuple[str, float]] = {
-    "device": ("what is here, and how fast it is by itself", 60.0),
-    "probe": ("Stoker's own look at the devices", 40.0),
-    "tests": ("tests with the marker gpu", 120.0),
-    "model": ("a model with random weights is made", 60.0),
-    "load": ("contexts are loaded: from the source, again, and from a snapshot", 150.0),
-    "tokens": ("text is generated", 110.0),
-    "zygote": ("from a call to the first operation on the device", 60.0),
-    "memory": ("the ledger against NVML", 80.0),
-    "faults": ("a call without memory, a killed library", 60.0),
-    "gang": ("two devices exchange numbers (NCCL)", 60.0),
-    "tune": ("soft prompts are tuned", 60.0),
-}
-"""What each part is about, and how many seconds it may take."""
+Numbers = dict[str, Any]
+Outcome = tuple[str, str, Numbers]
+"""A status, the reason for it, and numbers by name."""
+FIRST_IMPORT = "first import of torch and transformers, s"
+_PR_SET_PDEATHSIG = 1
+_IMPORTS = """
+import time; began = time.perf_counter()
+import torch, transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaForCausalLM
+torch.ones(1, device="cuda:0" if torch.cuda.is_available() else "cpu").sum().item()
+print(time.perf_counter() - began)
+"""
 
 
 def main() -> int:
@@ -50,9 +52,8 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)} [all]")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu")
     parser.add_argument("--kit", type=Path, default=ROOT / ".gpu-kit", help="wheels to install from")
-    parser.add_argument("--size", type=float, default=4e9, metavar="BYTES", help="of the model [%(default)g]")
-    parser.add_argument("--commit", default="", help="of the sources, where they lie without their repository")
-    parser.add_argument("--rehearse", action="store_true", help="without a GPU, over a stand-in for its driver")
+    parser.add_argument("--commit", default="", help="of the sources, if they have no repository here")
+    parser.add_argument("--rehearse", action="store_true", help="on CPUs, with tiny models")
     asked = parser.parse_args()
     unknown = [name for name in asked.parts if name not in PARTS]
     if unknown:
@@ -67,45 +68,141 @@ class Run:
         self.out: Path = asked.out.resolve()
         self.work = self.out / "work"
         self.asked = asked
+        self.names = with_needs(asked.parts or list(PARTS))
         self.began = time.monotonic()
         self.ends_at = self.began + IN_ALL_S
         for folder in (self.out / "logs", self.work):
             folder.mkdir(parents=True, exist_ok=True)
+        for name in PARTS:  # parts read each other's numbers: those of an earlier run do not count
+            (self.work / f"{name}.json").unlink(missing_ok=True)
         self.record: dict[str, Any] = {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "rehearsal": asked.rehearse,
             "machine": f"{_devices()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-            "commit": asked.commit or _commit(), "seconds": 0.0, "counts": {}, "parts": [],
+            "commit": asked.commit or _commit(), "seconds": 0.0, "counts": {}, "bars": [], "parts": [],
         }  # fmt: skip
         self.environ = self._environment()
 
     def all(self) -> int:
-        """Every part that was asked for."""
-        self._part("kit", "what is missing is installed", self._install)
-        for name in self.asked.parts or PARTS:
-            title, limit_s = PARTS[name]
-            work = self._tests if name == "tests" else self._side
-            self._part(name, title, lambda name=name, limit_s=limit_s, work=work: work(name, limit_s))
+        """Run every part that was asked for."""
+        self._part("kit", KIT.title, self._install)
+        for at, name in enumerate(self.names):
+            allowed = allowed_s(name, left_s=self.ends_at - time.monotonic(), later=self.names[at + 1 :])
+            self._part(name, PARTS[name].title, partial(self._measure, name, allowed))
         print(f"{self.out / 'record.json'}\n{self.out / 'page.md'}")
         return int(any(part["status"] in ("failed", "too slow") for part in self.record["parts"]))
 
-    def _part(self, name: str, title: str, work: Callable[[], tuple[str, str, dict[str, Any]]]) -> None:
-        began = time.monotonic()
+    # ---- the record
+
+    def _part(self, name: str, title: str, work: Callable[[], Outcome]) -> None:
+        """Run a part. It is in the record from its start, with the status `running`."""
+        began = self._part_began = time.monotonic()
+        part: dict[str, Any] = {
+            "name": name, "title": title, "status": "running", "seconds": 0.0, "why": "", "numbers": {},
+        }  # fmt: skip
+        self.record["parts"].append(part)
+        self._write()
         try:
             status, why, numbers = work()
         except Exception as error:  # the next part may well work
-            status, why, numbers = "failed", f"{type(error).__name__}: {error}", {}
-        seconds = time.monotonic() - began
-        part = {"name": name, "title": title, "status": status, "seconds": seconds, "why": why, "numbers": numbers}
-        self.record["parts"].append(part)
+            status, why, numbers = "failed", f"{type(error).__name__}: {error}", part["numbers"]
+        part |= {"status": status, "why": why, "numbers": numbers, "seconds": time.monotonic() - began}
+        self._write()
+        print(f"{name:9} {status:11} {part['seconds']:6.1f} s  {why}", flush=True)
+
+    def _update(self, numbers: Numbers) -> None:
+        """Put the numbers so far of the running part into the record."""
+        self.record["parts"][-1] |= {"numbers": numbers, "seconds": time.monotonic() - self._part_began}
+        self._write()
+
+    def _write(self) -> None:
         self.record["seconds"] = time.monotonic() - self.began
         statuses = [each["status"] for each in self.record["parts"]]
         self.record["counts"] = {each: statuses.count(each) for each in dict.fromkeys(statuses)}
-        (self.out / "record.json").write_text(json.dumps(self.record, indent=1) + "\n")
-        (self.out / "page.md").write_text(render(self.record))
-        print(f"{name:8} {status:9} {seconds:6.1f} s  {why}", flush=True)
+        self.record["bars"] = bars(self.record)
+        for file, text in (("record.json", json.dumps(self.record, indent=1) + "\n"), ("page.md", render(self.record))):
+            draft = self.out / f"{file}.new"
+            draft.write_text(text)
+            draft.replace(self.out / file)
 
-    # ---- what parts run in
+    # ---- parts
+
+    def _measure(self, name: str, allowed: float) -> Outcome:
+        if not allowed:
+            return "not reached", f"{self.ends_at - time.monotonic():.0f} s were left", {}
+        return self._suite(name, allowed) if name in ("site", "tests") else self._side(name, allowed)
+
+    def _install(self) -> Outcome:
+        """Install the wheels of packages that this Python lacks, while a process imports the large packages."""
+        numbers: Numbers = {}
+        with (self.out / "logs" / "imports.log").open("wb") as log:
+            imports = self._start(["-c", _IMPORTS], log, self.environ)
+        try:
+            outcome = self._install_wheels(numbers)
+            imports.wait(max(1.0, min(KIT.limit_s, self.ends_at - time.monotonic())))
+            if imports.returncode == 0:
+                numbers[FIRST_IMPORT] = float(self._tail("imports"))
+            elif outcome[0] == "ok":
+                outcome = ("failed", f"torch or transformers: {self._tail('imports')}", numbers)
+        except subprocess.TimeoutExpired:
+            outcome = ("too slow", "torch and transformers were not imported in time", numbers)
+        finally:
+            _end(imports)
+        return outcome
+
+    def _install_wheels(self, numbers: Numbers) -> Outcome:
+        wheels = sorted(self.asked.kit.glob("*.whl"))
+        missing = [wheel for wheel in wheels if not _has(wheel.name.split("-")[0])]
+        if missing:
+            words = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", self.out / "site"]
+            code = self._run("kit", ["-m", "pip", "install", *map(str, words), *map(str, missing)], limit_s=60.0)
+            if code is None:
+                return "too slow", f"pip did not end: {self._tail('kit')}", numbers
+            if code:
+                return "failed", f"pip ended with code {code}: {self._tail('kit')}", numbers
+        imports = "import zmq, msgspec, parsl, cloudpickle, psutil, click, rich, pytest"
+        code = self._run("kit", ["-c", imports], limit_s=30.0)
+        if code is None:
+            return "too slow", f"the imports did not end: {self._tail('kit')}", numbers
+        if code:
+            return "failed", f"{self._tail('kit')}; take wheels along: make gpu-kit", numbers
+        return "ok", f"{len(missing)} of {len(wheels)} wheels installed", numbers
+
+    def _side(self, name: str, limit_s: float) -> Outcome:
+        """Run a part of parts.py."""
+        answer = self.work / f"{name}.json"
+
+        def numbers() -> Numbers:
+            return dict(_read(answer).get("numbers", {}))
+
+        words = ["-m", "benchmarks.gpu.parts", name, str(answer), "--work", str(self.work)]
+        code = self._run(name, [*words, "--seconds", f"{limit_s:.0f}"], limit_s=limit_s, numbers=numbers)
+        skipped = _read(answer).get("skipped", "")
+        if skipped:
+            return "skipped", skipped, numbers()
+        if code is None:
+            return "too slow", f"it did not end within {limit_s:.0f} s: {self._tail(name)}", numbers()
+        return ("failed", f"exit code {code}: {self._tail(name)}", numbers()) if code else ("ok", "", numbers())
+
+    def _suite(self, name: str, limit_s: float) -> Outcome:
+        """Run a suite of tests."""
+        suite = suites.suite(name, root=ROOT, work=self.work, rehearse=self.asked.rehearse)
+        if suite.missing:
+            return "failed", suite.missing, {}
+        log = self.out / "logs" / f"{name}.log"
+        # Over the stand-in for a driver tests would prove nothing: rehearsed, they find no GPU.
+        plain = {key: value for key, value in self.environ.items() if key != "STANDIN_NVML"}
+        places = plain["PYTHONPATH"].split(os.pathsep)
+        plain["PYTHONPATH"] = os.pathsep.join(place for place in places if not place.endswith("tests/driver"))
+        words = ["-m", "pytest", *suite.words, "-o", f"cache_dir={self.work / 'pytest'}"]
+        code = self._run(
+            name, words, limit_s=limit_s, environ=plain, how=signal.SIGINT, numbers=lambda: suite.numbers(log)
+        )
+        if code is None:
+            return "too slow", f"they did not end within {limit_s:.0f} s", suite.numbers(log)
+        return *suite.verdict(code, log), suite.numbers(log)
+
+    # ---- processes
 
     def _environment(self) -> dict[str, str]:
         path = [self.out / "site", ROOT / "src", ROOT, ROOT / "tests"]
@@ -115,7 +212,7 @@ class Run:
         environ = {
             **os.environ, "PYTHONPATH": os.pathsep.join(words), "STOKER_HOME": str(self.work / "home"),
             "STOKER_SCRATCH": str(self.work / "scratch"), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
+            "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }  # fmt: skip
         if self.asked.rehearse:
             gpus = [{"uuid": f"GPU-{n}", "name": "stand-in", "memory": 24 * 10**9} for n in range(2)]
@@ -124,87 +221,68 @@ class Run:
             environ |= {"STANDIN_NVML": str(self.work / "nvml.json"), "STOKER_GPU_REHEARSAL": "1"}
         return environ
 
-    def _install(self) -> tuple[str, str, dict[str, Any]]:
-        """Wheels of what this Python lacks."""
-        wheels = sorted(self.asked.kit.glob("*.whl"))
-        missing = [wheel for wheel in wheels if not _has(wheel.name.split("-")[0])]
-        if missing:
-            words = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", self.out / "site"]
-            code = self._run("kit", ["-m", "pip", "install", *map(str, words), *map(str, missing)], limit_s=60.0)
-            if code is None:
-                return "too slow", f"pip did not end: {self._tail('kit')}", {}
-            if code:
-                return "failed", f"pip ended with code {code}: {self._tail('kit')}", {}
-        code = self._run("kit", ["-c", "import zmq, msgspec, parsl, cloudpickle, psutil, click, rich"], limit_s=30.0)
-        if code is None:
-            return "too slow", f"the imports did not end: {self._tail('kit')}", {}
-        if code:
-            return "failed", f"{self._tail('kit')}; take wheels along: make gpu-kit", {}
-        return "ok", f"{len(missing)} of {len(wheels)} wheels installed", {}
-
-    def _side(self, name: str, limit_s: float) -> tuple[str, str, dict[str, Any]]:
-        """A part of parts.py."""
-        began, answer = time.monotonic(), self.work / f"{name}.json"
-        answer.unlink(missing_ok=True)
-        words = ["-m", "benchmarks.gpu.parts", name, str(answer), "--work", str(self.work)]
-        code = self._run(name, [*words, "--size", str(int(self.asked.size))], limit_s=limit_s)
-        said: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {}
-        numbers, skipped = said.get("numbers", {}), said.get("skipped", "")
-        if skipped:
-            return "skipped", skipped, numbers
-        if code is None:
-            limit_s = min(limit_s, max(1.0, self.ends_at - began))
-            return "too slow", f"it did not end within {limit_s:.0f} s: {self._tail(name)}", numbers
-        return ("failed", f"exit code {code}: {self._tail(name)}", numbers) if code else ("ok", "", numbers)
-
-    def _tests(self, name: str, limit_s: float) -> tuple[str, str, dict[str, Any]]:
-        """Every test file that has a test with the marker `gpu`."""
-        marked = [path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "@pytest.mark.gpu" in path.read_text()]
-        words = ["-m", "pytest", "-m", "gpu", "-q", "-o", f"cache_dir={self.work / 'pytest'}", "--timeout", "100"]
-        words += map(str, marked)
-        # Over a stand-in they would prove nothing: rehearsed, they are collected and skip themselves.
-        plain = {name: value for name, value in self.environ.items() if name != "STANDIN_NVML"}
-        places = self.environ["PYTHONPATH"].split(os.pathsep)
-        plain["PYTHONPATH"] = os.pathsep.join(place for place in places if not place.endswith("tests/driver"))
-        code = self._run(name, words, limit_s=limit_s, environ=plain)
-        text = (self.out / "logs" / f"{name}.log").read_text(errors="replace")
-        found = re.findall(r"(\d+) (passed|failed|skipped|errors?|deselected)", text.splitlines()[-1] if text else "")
-        numbers = {what: int(count) for count, what in found}
-        if code is None:
-            return "too slow", f"they did not end within {limit_s:.0f} s", numbers
-        if code:
-            return "failed", self._tail(name), numbers
-        if not numbers.get("passed"):
-            return "skipped", "every test was skipped: " + self._tail(name), numbers
-        return "ok", "", numbers
-
-    def _run(self, name: str, words: list[str], *, limit_s: float, environ: dict[str, str] | None = None) -> int | None:
-        """Run Python; its exit code, or None when it took too long. What it started ends with it."""
-        left_s = max(1.0, min(limit_s, self.ends_at - time.monotonic()))
+    def _run(
+        self,
+        name: str,
+        words: list[str],
+        *,
+        limit_s: float,
+        environ: dict[str, str] | None = None,
+        how: int = signal.SIGTERM,
+        numbers: Callable[[], Numbers] | None = None,
+    ) -> int | None:
+        """Run Python; return its exit code, or None if it took too long. `how`: the signal that ends it then."""
+        until = min(time.monotonic() + limit_s, max(time.monotonic() + 1.0, self.ends_at))
         with (self.out / "logs" / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, *words], cwd=ROOT, env=environ or self.environ, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            try:
-                return process.wait(left_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGTERM)
+            process = self._start(words, log, environ or self.environ)
+        try:
+            while (left_s := until - time.monotonic()) > 0:
                 try:
-                    process.wait(5.0)
+                    return process.wait(min(1.0, left_s))
                 except subprocess.TimeoutExpired:
-                    pass
-                return None
-            finally:
-                try:
-                    os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-                process.wait()
+                    if numbers is not None:
+                        self._update(numbers())
+            return None
+        finally:
+            _end(process, how=how)
+
+    def _start(self, words: list[str], log: Any, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
+        )  # fmt: skip
 
     def _tail(self, name: str) -> str:
         lines = (self.out / "logs" / f"{name}.log").read_text(errors="replace").strip().splitlines()
         return lines[-1][-300:] if lines else "it said nothing"
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, so a killed run leaves no part behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end(process: subprocess.Popen[bytes], *, how: int = signal.SIGTERM) -> None:
+    """End a process and its group. One that still runs gets 8 s to stop its session, which frees the device."""
+    if process.poll() is None:
+        os.kill(process.pid, how)
+        try:
+            process.wait(8.0)
+        except subprocess.TimeoutExpired:
+            pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 def _has(name: str) -> bool:
@@ -216,7 +294,7 @@ def _has(name: str) -> bool:
 
 
 def _devices() -> str:
-    """The GPUs, by NVIDIA's own tool."""
+    """Return the names of the GPUs, from nvidia-smi."""
     try:
         words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         said = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.split("\n")
@@ -229,8 +307,12 @@ def _devices() -> str:
 
 
 def _commit() -> str:
-    said = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return said.stdout.strip() or "unknown"
+    try:
+        words = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+        said = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        said = ""
+    return said or "unknown"
 
 
 if __name__ == "__main__":

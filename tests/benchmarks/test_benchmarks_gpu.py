@@ -6,19 +6,24 @@ import argparse
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from polling import polls
 
-from benchmarks.gpu import kit, run
+from benchmarks.gpu import budget, kit, parts, run, suites
+from benchmarks.gpu.bars import FULL_OF_NONE, MET, OF_LIMIT, OF_PINNED, bars
 from benchmarks.gpu.page import render
 
 SCRIPT = Path(run.__file__)
 
 
 def asked(out: Path, *parts: str) -> argparse.Namespace:
-    return argparse.Namespace(out=out, kit=out / "none", size=1e6, rehearse=True, commit="", parts=list(parts))
+    return argparse.Namespace(out=out, kit=out / "none", rehearse=True, commit="", parts=list(parts))
 
 
 def record(out: Path) -> dict[str, Any]:
@@ -26,55 +31,115 @@ def record(out: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_rehearsed_part_leaves_its_numbers_and_says_that_it_was_rehearsed(tmp_path: Path) -> None:
-    said = subprocess.run(
-        [sys.executable, SCRIPT, "probe", "--rehearse", "--out", tmp_path, "--kit", tmp_path / "none"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert said.returncode == 0, said.stdout + said.stderr
-    made = record(tmp_path)
-    assert made["rehearsal"]
-    assert [(part["name"], part["status"]) for part in made["parts"]] == [("kit", "ok"), ("probe", "ok")]
-    numbers = made["parts"][1]["numbers"]
-    assert numbers["cuda:1 is"].startswith("UNKNOWN")  # there is a stand-in for NVML, and none for CUDA
+def scripted(made: run.Run, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> None:
+    """Run these scripts instead of the parts of their names, and one that does nothing instead of the others."""
+    plain = made._run
+    monkeypatch.setattr(made, "_run", lambda name, words, **how: plain(name, ["-c", scripts.get(name, "0")], **how))
+    monkeypatch.setattr(run, "_IMPORTS", "print(1.5)")
+
+
+def test_a_run_that_is_killed_leaves_its_numbers(tmp_path: Path) -> None:
+    places = ["--out", str(tmp_path), "--kit", str(tmp_path / "none")]
+    words = [sys.executable, str(SCRIPT), "--rehearse", *places, "device", "turns"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    try:
+        for _ in polls(120.0):
+            if (tmp_path / "record.json").exists():
+                last = record(tmp_path)["parts"][-1]
+                if last["name"] == "turns" and last["numbers"]:
+                    break
+                assert process.poll() is None, "the run ended before it could be killed"
+    finally:
+        process.kill()
+        process.wait()
+    left = record(tmp_path)
+    by_name = {part["name"]: part for part in left["parts"]}
+    assert [(name, part["status"]) for name, part in by_name.items()] == [
+        ("kit", "ok"), ("device", "ok"), ("turns", "running"),
+    ]  # fmt: skip
+    assert by_name["device"]["numbers"]["torch"]
+    assert by_name["turns"]["numbers"]["a lone library: idle between two iterations, us"] > 0
+    assert left["rehearsal"]
     page = (tmp_path / "page.md").read_text()
     assert "A rehearsal" in page
-    assert "| cuda:1 is | UNKNOWN" in page
+    assert "| turns | running |" in page
+    for _ in polls(60.0):  # the part ends with the run
+        if not any(b"benchmarks.gpu.parts" in each and str(tmp_path).encode() in each for each in command_lines()):
+            break
+    else:
+        pytest.fail("the part outlived the run")
 
 
-def test_a_part_that_hangs_or_fails_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run.Run(asked(tmp_path, "gang", "tune", "model"))
-    ways = {"gang": "import time; time.sleep(60)", "tune": "raise SystemExit('no such thing')", "model": "print(7)"}
-    plain = made._run
-    monkeypatch.setattr(made, "_run", lambda name, words, **how: plain(name, ["-c", ways.get(name, "0")], **how))
-    monkeypatch.setitem(run.PARTS, "gang", ("two", 0.5))
+def command_lines() -> list[bytes]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((process / "cmdline").read_bytes())
+        except OSError:
+            continue
+    return found
+
+
+def test_part_that_hangs_or_fails_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = run.Run(asked(tmp_path, "turns", "encoder", "gang"))
+    ways = {"turns": "raise SystemExit('no such thing')", "encoder": "import time; time.sleep(60)", "gang": "print(7)"}
+    scripted(made, monkeypatch, ways)
+    monkeypatch.setitem(budget.PARTS, "encoder", budget.Part("slow", 0.5, 0.5))
     assert made.all() == 1
     said = {part["name"]: (part["status"], part["why"]) for part in record(tmp_path)["parts"]}
-    assert said["gang"][0] == "too slow"
-    assert said["tune"] == ("failed", "exit code 1: no such thing")
-    assert said["model"] == ("ok", "")
+    assert said["encoder"][0] == "too slow"
+    assert said["turns"] == ("failed", "exit code 1: no such thing")
+    assert said["gang"] == ("ok", "")
 
 
-def test_a_run_that_is_out_of_time_still_writes_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = run.Run(asked(tmp_path, "gang", "tune"))
+def test_parts_that_do_not_fit_are_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = run.Run(asked(tmp_path, "gang", "turns"))
+    scripted(made, monkeypatch, {})
     made.ends_at = made.began
-    plain = made._run
-    monkeypatch.setattr(
-        made, "_run", lambda name, words, **how: plain(name, ["-c", "import time; time.sleep(60)"], **how)
-    )
     made.all()
-    assert [part["status"] for part in record(tmp_path)["parts"]] == ["too slow"] * 3
-    assert record(tmp_path)["parts"][1]["why"].startswith("it did not end within 1 s")
+    assert [part["status"] for part in record(tmp_path)["parts"][1:]] == ["not reached"] * 2
 
 
-def test_all_parts_fit_into_the_time_of_one_run_and_are_there() -> None:
-    from benchmarks.gpu import parts
+def test_part_in_progress_shows_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = run.Run(asked(tmp_path, "turns"))
+    answer = tmp_path / "work" / "turns.json"
+    writes = f'import pathlib, time; pathlib.Path({str(answer)!r}).write_text(\'{{"numbers": {{"n": 3}}}}\')'
+    scripted(made, monkeypatch, {"turns": f"{writes}; time.sleep(3)"})
+    seen: list[Any] = []
 
-    assert run.IN_ALL_S <= 480
-    assert set(run.PARTS) == {*parts.PARTS, "tests"}
+    def rendered(now: dict[str, Any]) -> str:
+        seen.append(json.loads(json.dumps(now["parts"][-1])))
+        return "page"
+
+    monkeypatch.setattr(run, "render", rendered)
+    assert made.all() == 0
+    assert ("running", {"n": 3}) in [(each["status"], each["numbers"]) for each in seen]
 
 
-def test_the_page_says_what_was_skipped_and_why() -> None:
+def test_parts_fit_into_the_time_of_one_run_and_are_there() -> None:
+    typical = sum(part.typical_s for part in budget.PARTS.values()) + budget.KIT.typical_s
+    assert typical <= budget.IN_ALL_S <= 480
+    assert set(budget.PARTS) == {*parts.PARTS, "site", "tests"}
+    for name in parts.PARTS:
+        assert callable(parts.function_of(name))
+
+
+def test_part_brings_the_parts_that_it_needs() -> None:
+    assert budget.with_needs(["slinfer"]) == ["device", "model", "slinfer"]
+    assert budget.with_needs(list(budget.PARTS)) == list(budget.PARTS)
+
+
+def test_later_parts_keep_their_typical_times() -> None:
+    slinfer = budget.PARTS["slinfer"]
+    later = ["encoder", "turns"]
+    reserved = sum(budget.PARTS[name].typical_s for name in later)
+    assert budget.allowed_s("slinfer", left_s=300.0, later=later) == 300.0 - reserved
+    assert budget.allowed_s("slinfer", left_s=460.0, later=[]) == slinfer.limit_s
+    assert budget.allowed_s("slinfer", left_s=slinfer.typical_s + 1, later=later) == slinfer.typical_s
+    assert budget.allowed_s("slinfer", left_s=19.0, later=later) == 0.0
+
+
+def test_page_says_what_was_skipped_and_why() -> None:
     part = {"name": "gang", "title": "two", "status": "skipped", "seconds": 1.0, "why": "one GPU | here", "numbers": {}}
     page = render(
         {"rehearsal": False, "date": "2026-11-22", "machine": "m", "commit": "c", "seconds": 1.0,
@@ -84,8 +149,63 @@ def test_the_page_says_what_was_skipped_and_why() -> None:
     assert "rehearsal" not in page
 
 
-def test_the_kit_brings_what_stoker_requires() -> None:
-    """But for what such a machine has: PyTorch and what is as large as its data frames."""
+def measured(*, rehearsal: bool = False) -> dict[str, Any]:
+    numbers: dict[str, dict[str, Any]] = {
+        "site": {"holds": 12, "not tried": 1},
+        "decode": {f"eager, batch 1: {OF_LIMIT}": 0.1, f"graphs, batch 1: {OF_LIMIT}": 0.6,
+                   f"eager, batch 64: {OF_LIMIT}": 0.69},
+        "load": {f"from a snapshot, warm: {OF_PINNED}": 0.2},
+        "slinfer": {f"slinfer: {MET}": 0.9, f"exclusive: {MET}": 0.0},
+        "awareness": {FULL_OF_NONE: 5.0},
+    }  # fmt: skip
+    rows = [{"name": name, "status": "ok", "numbers": found} for name, found in numbers.items()]
+    return {"rehearsal": rehearsal, "parts": rows}
+
+
+def test_bars_are_judged_by_the_numbers() -> None:
+    found = [(each["measured"], each["met"]) for each in bars(measured())]
+    assert found == [
+        ("12 holds, 0 fails, 1 not tried (ok)", "met"), ("0.60 (graphs)", "met"), ("0.69 (eager)", "missed"),
+        ("0.20 (the whole load, files in the page cache)", "missed"), ("inf (90 % and 0 %)", "met"), ("5.00", "met"),
+    ]  # fmt: skip
+
+
+def test_rehearsal_judges_no_bar() -> None:
+    assert {each["met"] for each in bars(measured(rehearsal=True))} == {"rehearsal"}
+    assert {each["met"] for each in bars({"rehearsal": False, "parts": []})} == {"not measured"}
+
+
+def test_site_suite_that_fails_misses_its_bar() -> None:
+    found = measured()
+    found["parts"][0] |= {"status": "failed", "numbers": {"holds": 11, "fails": 1}}
+    assert bars(found)[0]["met"] == "missed"
+
+
+def test_site_results_are_read_by_promise(tmp_path: Path) -> None:
+    file = tmp_path / "site.json"
+    suite = suites.Suite(["x"], results=file)
+    log = tmp_path / "log"
+    log.write_text("one.py::test_hello PASSED  [ 50%]\none.py::test_pair SKIPPED (one GPU) [100%]\n")
+    assert suite.numbers(log) == {
+        "holds": 1, "not tried": 1, "test_hello": "holds", "test_pair": "not tried: one GPU",
+    }  # fmt: skip
+    promises = [{"title": "a pilot starts", "verdict": "holds"}, {"title": "MIG", "verdict": "fails", "why": "no\nMIG"}]
+    file.write_text(json.dumps({"site": "s", "promises": promises}))
+    assert suite.numbers(log) == {"holds": 1, "fails": 1, "a pilot starts": "holds", "MIG": "fails: no MIG"}
+    assert suite.verdict(0, log)[0] == "failed"
+
+
+def test_kit_brings_what_stoker_requires() -> None:
+    """All requirements and theirs, except for packages that such a machine has: PyTorch, and the large pyarrow."""
     text = (kit.ROOT / "setup.cfg").read_text().partition("install_requires =")[2].partition("[")[0]
-    required = {line.split(">")[0].strip() for line in text.splitlines() if line.strip()}
-    assert required - {"pyarrow"} <= set(kit.NAMES)
+    asked = [line.split(">")[0].strip() for line in text.splitlines() if line.strip()]
+    required: set[str] = set()
+    while asked:
+        name = canonicalize_name(asked.pop())
+        if name in required or name == "pyarrow":
+            continue
+        required.add(name)
+        needs = [Requirement(each) for each in metadata.requires(name) or ()]
+        asked += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    assert "msgspec" in required
+    assert required <= {canonicalize_name(name) for name in kit.NAMES}

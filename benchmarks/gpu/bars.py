@@ -1,0 +1,89 @@
+"""The bars of `make gpu`, computed from the numbers of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Numbers = dict[str, Any]
+ENGINES = ("graphs", "compile", "eager")
+"""Ways in which Stoker's engine decodes. A bar takes the fastest."""
+OF_LIMIT = "of the bandwidth limit"
+OF_PINNED = "of pinned bandwidth"
+WEIGHTS_ALONE = "weights alone"
+"""The copy of the weights, without the tokenizer, the model's structure and the start of CUDA."""
+FULL_OF_NONE = "full / none, inferences/s"
+MET = "objectives met, share"
+
+
+def bars(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the bars: what is wanted, what was measured, and whether that is met."""
+    parts = {part["name"]: part for part in record["parts"]}
+    rehearsal = bool(record["rehearsal"])
+    rows = [_site_row(parts.get("site"), rehearsal=rehearsal)]
+    for part, bar, wanted, at_least, measure in (
+        ("decode", "decode, batch 1, of the memory-bandwidth limit", "0.5 or more", 0.5, _decode(1)),
+        ("decode", "decode, batch 64, of the memory-bandwidth limit", "0.7 or more", 0.7, _decode(64)),
+        ("load", "load from a snapshot, of pinned host-to-device bandwidth", "0.5 or more", 0.5, _snapshot),
+        ("slinfer", "requests in time, slinfer / exclusive", "more than 1", 1.0, _slinfer),
+        ("awareness", "inferences a second, full / none", "5 or more", 5.0, _awareness),
+    ):
+        value, how = measure(parts.get(part, {}).get("numbers", {}))
+        met = None if value is None else (value > at_least if wanted.startswith("more") else value >= at_least)
+        shown = "" if value is None else f"{value:.2f}{f' ({how})' if how else ''}"
+        rows.append(_row(bar, wanted, shown, met, rehearsal=rehearsal))
+    return rows
+
+
+def _row(bar: str, wanted: str, measured: str, met: bool | None, *, rehearsal: bool) -> dict[str, str]:
+    verdict = "not measured" if met is None else "rehearsal" if rehearsal else "met" if met else "missed"
+    return {"bar": bar, "wanted": wanted, "measured": measured, "met": verdict}
+
+
+def _site_row(part: dict[str, Any] | None, *, rehearsal: bool) -> dict[str, str]:
+    """The suite is green if it ran to its end and no promise fails."""
+    bar, wanted = "site suite", "every promise that can be tried holds"
+    if part is None or not part["numbers"]:
+        return _row(bar, wanted, "", None, rehearsal=rehearsal)
+    counts = ", ".join(f"{part['numbers'].get(each, 0)} {each}" for each in ("holds", "fails", "not tried"))
+    if part["status"] == "running":
+        return _row(bar, wanted, f"{counts} so far", None, rehearsal=rehearsal)
+    return _row(bar, wanted, f"{counts} ({part['status']})", part["status"] == "ok", rehearsal=rehearsal)
+
+
+def _decode(batch: int) -> Callable[[Numbers], tuple[float | None, str]]:
+    def best(numbers: Numbers) -> tuple[float | None, str]:
+        found = [
+            (numbers[key], engine) for engine in ENGINES if (key := f"{engine}, batch {batch}: {OF_LIMIT}") in numbers
+        ]
+        return max(found) if found else (None, "")
+
+    return best
+
+
+def _snapshot(numbers: Numbers) -> tuple[float | None, str]:
+    """The better of two loads with the files in the page cache: their weights, if the loader tells their rate."""
+    warm = [f"from a snapshot, warm{more}" for more in ("", ", again")]
+    alone, whole = (
+        [numbers[key] for what in warm if (key := f"{what}{more}: {OF_PINNED}") in numbers]
+        for more in (f", {WEIGHTS_ALONE}", "")
+    )
+    if not whole:
+        return None, ""
+    if not alone:
+        return max(whole), "the whole load, files in the page cache"
+    return max(alone), f"{WEIGHTS_ALONE}, files in the page cache; {max(whole):.2f} of the whole load"
+
+
+def _slinfer(numbers: Numbers) -> tuple[float | None, str]:
+    mine, other = (numbers.get(f"{policy}: {MET}") for policy in ("slinfer", "exclusive"))
+    if mine is None or other is None:
+        return None, ""
+    how = f"{100 * mine:.0f} % and {100 * other:.0f} %"
+    if not other:
+        return (float("inf") if mine else 0.0), how
+    return mine / other, how
+
+
+def _awareness(numbers: Numbers) -> tuple[float | None, str]:
+    return numbers.get(FULL_OF_NONE), ""

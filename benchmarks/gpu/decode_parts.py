@@ -1,0 +1,194 @@
+"""The part of `make gpu` on texts: decode and prefill by batch, against Transformers' `generate` and vLLM.
+
+A run writes `TOKENS` tokens after prompts of `PROMPT` tokens that no other run has. Its first token takes the prefill;
+the mean of the other steps is the decode step. A decode step reads the weights and the keys and values of all rows
+once: that many bytes over the measured bandwidth of the device are the *bandwidth limit*.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import stoker
+from benchmarks.gpu.bars import OF_LIMIT
+from benchmarks.gpu.place import BANDWIDTH, REHEARSAL, Answer, Place, device_memory
+from stoker import causal_lm
+from stoker.errors import StokerError
+
+BATCHES = (1, 64, 8, 256)
+PROMPT, TOKENS = (16, 4) if REHEARSAL else (128, 64)
+WAYS: dict[str, dict[str, Any]] = {"eager": {}, "graphs": {"graphs": True}, "compile": {"graphs": "compile"}}
+"""Ways of Stoker's engine, and the options of `causal_lm` for each."""
+
+
+def _prompts(batch: int, length: int, run: int) -> list[str]:
+    """Return prompts of this many letters, each a token, that begin like no other run's."""
+    import random
+
+    chance = random.Random(f"{run} of {batch}")
+    return ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=length)) for _ in range(batch)]
+
+
+def _by_engine(llm: Any, batch: int, length: int, tokens: int, first_run: int) -> tuple[float, float]:
+    """Return the seconds of the first token and of a decode step, after a run that does not count."""
+    import time
+
+    from benchmarks.gpu.decode_parts import _prompts
+
+    took = []
+    for run, wanted in enumerate((4, 1, tokens), start=first_run):
+        prompts = _prompts(batch, length, run)
+        began = time.perf_counter()
+        llm.generate(prompts, max_new_tokens=wanted, batch_size=batch)
+        took.append(time.perf_counter() - began)
+    return took[1], (took[2] - took[1]) / (tokens - 1)
+
+
+def _by_transformers(llm: Any, batch: int, length: int, tokens: int, first_run: int) -> tuple[float, float]:
+    """The same by `generate` of Transformers, on the same weights."""
+    import time
+
+    import torch
+
+    from benchmarks.gpu.decode_parts import _prompts
+
+    def generate(run: int, wanted: int) -> float:
+        asked = llm.tokenizer(_prompts(batch, length, run), return_tensors="pt").to(llm.model.device)
+        began = time.perf_counter()
+        llm.model.generate(
+            input_ids=asked["input_ids"], attention_mask=asked["attention_mask"], max_new_tokens=wanted,
+            min_new_tokens=wanted, do_sample=False, pad_token_id=0,
+        )  # fmt: skip
+        if llm.model.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    with torch.inference_mode():
+        _, first_s, all_s = (generate(first_run + at, wanted) for at, wanted in enumerate((4, 1, tokens)))
+    return first_s, (all_s - first_s) / (tokens - 1)
+
+
+def _engine_facts(llm: Any) -> str:
+    return f"{llm.engine}: {llm.engine_chosen}"
+
+
+def _score(llm: Any, count: int) -> float:
+    """Return the seconds of so many claims with two labels."""
+    import time
+
+    prompts = [f"claim {number}: the sea is {'salt' * (1 + number % 20)}" for number in range(count)]
+    llm.label_scores(prompts[:2], [" true", " false"])
+    began = time.perf_counter()
+    llm.label_scores(prompts, [" true", " false"], batch_size=64)
+    return time.perf_counter() - began
+
+
+def decode(answer: Answer, place: Place) -> None:
+    """Tokens a second by engine and batch, and the share of the bandwidth limit."""
+    if place.lacks_model(answer):
+        return
+    figures = _Figures(answer, place)
+    recipes = {}
+    for way, options in WAYS.items():
+        try:
+            recipes[way] = causal_lm(place.model, dtype="bfloat16", engine="transformers", **_memory(), **options)
+        except (TypeError, StokerError) as error:
+            answer[f"{way}: skipped"] = f"{type(error).__name__}: {error}"
+    with place.session():
+        for at, (way, recipe) in enumerate(recipes.items()):
+            try:
+                answer[f"{way}: engine"] = stoker.app(context=recipe)(_engine_facts)().result(80)
+                for batch in BATCHES:
+                    call = stoker.app(context=recipe)(_by_engine)(batch, PROMPT, TOKENS, 100 * at)
+                    figures.add(way, batch, *call.result(60))
+            except Exception as error:  # a way that fails costs no other its figures
+                answer[f"{way}: failed"] = f"{type(error).__name__}: {error}"[:300]
+            if way == "eager":
+                claims = 32 if REHEARSAL else 512
+                answer["claims scored/s"] = claims / stoker.app(context=recipe)(_score)(claims).result(60)
+        for batch in BATCHES:
+            call = stoker.app(context=recipes["eager"])(_by_transformers)(batch, PROMPT, TOKENS, 900)
+            figures.add("Transformers", batch, *call.result(60))
+    _vllm(answer, figures, place)
+
+
+def _memory() -> dict[str, Any]:
+    return device_memory("30 GB")
+
+
+class _Figures:
+    """Writes the figures of a run."""
+
+    def __init__(self, answer: Answer, place: Place) -> None:
+        from benchmarks.gpu.model import SMOLLM2, TINY, weights_bytes
+
+        self._answer = answer
+        self._weights = weights_bytes(place.model)
+        self._token_bytes = (TINY if REHEARSAL else SMOLLM2).token_bytes()
+        self._bandwidth = place.number("device", BANDWIDTH) * 1e9
+        self._step_s: dict[tuple[str, int], float] = {}
+
+    def add(self, way: str, batch: int, first_s: float, step_s: float) -> None:
+        """Write what a batch took: seconds of the first token and of a decode step."""
+        step_s = max(step_s, 1e-6)
+        what = f"{way}, batch {batch}"
+        self._step_s[way, batch] = step_s
+        self._answer[f"{what}: decode, tokens/s"] = batch / step_s
+        if self._bandwidth:
+            read = self._weights + batch * (PROMPT + TOKENS / 2) * self._token_bytes
+            self._answer[f"{what}: {OF_LIMIT}"] = read / self._bandwidth / step_s
+        self._answer[f"{what}: prefill, tokens/s"] = batch * PROMPT / first_s
+        self._answer[f"{what}: first token, ms"] = first_s * 1e3
+        for other in ("Transformers", "vLLM"):
+            if way == other:
+                self._compare(other, batch, step_s)
+
+    def _compare(self, other: str, batch: int, step_s: float) -> None:
+        for way in WAYS:
+            if own_s := self._step_s.get((way, batch)):
+                self._answer[f"{way}, batch {batch}: decode, times {other}"] = step_s / own_s
+
+
+# ---- vLLM
+
+
+def _vllm(answer: Answer, figures: _Figures, place: Place) -> None:
+    """vLLM in a script, where it is installed."""
+    if importlib.util.find_spec("vllm") is None:
+        answer["vLLM: skipped"] = "vllm is not installed"
+        return
+    words = [sys.executable, "-m", "benchmarks.gpu.decode_parts", str(place.model)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=max(1.0, place.left_s() - 3.0))
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"batch"')]
+    for row in rows:
+        figures.add("vLLM", row["batch"], row["first_s"], row["step_s"])
+    if done.returncode:
+        answer["vLLM: failed"] = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+
+
+def main(folder: Path) -> None:
+    """Print vLLM's times, a line of JSON for each batch."""
+    import time
+
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found, unused-ignore]
+
+    engine = LLM(str(folder), dtype="bfloat16", gpu_memory_utilization=0.4, enable_prefix_caching=False)
+    for batch in BATCHES:
+        took = []
+        for run, wanted in enumerate((4, 1, TOKENS)):
+            sampling = SamplingParams(temperature=0.0, max_tokens=wanted, min_tokens=wanted, ignore_eos=True)
+            began = time.perf_counter()
+            engine.generate(_prompts(batch, PROMPT, run), sampling, use_tqdm=False)
+            took.append(time.perf_counter() - began)
+        print(
+            json.dumps({"batch": batch, "first_s": took[1], "step_s": (took[2] - took[1]) / (TOKENS - 1)}), flush=True
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

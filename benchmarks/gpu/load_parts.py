@@ -1,0 +1,263 @@
+"""Parts of `make gpu` on awareness and loads.
+
+All loads of `load` except those from a peer run in one session with a warm zygote. When each load had a session of its
+own, the session spent 12 to 18 s on imports and start, and the loader 1 to 8 s. Each load is of a recipe that differs
+only in its `threads`, so it gets a library of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import stoker
+from benchmarks.gpu.bars import FULL_OF_NONE, OF_PINNED, WEIGHTS_ALONE
+from benchmarks.gpu.page_cache import drop, held
+from benchmarks.gpu.place import PINNED, REHEARSAL, Answer, Place, device_memory, device_name
+from stoker import causal_lm, context
+
+CLAIMS = 16
+"""Claims of a call, as in benchmarks/awareness.py."""
+_READY = re.compile(r"ready: ([0-9.]+) s to start, ([0-9.]+) s to load")
+_OWN = re.compile(r", in ([0-9.]+) (ms|s)$")
+_STREAM = re.compile(r"of weights in .*?, ([0-9.]+) GB/s")
+_CAME = re.compile(r"is here: (\d+) bytes from where it comes from, (\d+) from peers, ([0-9.]+) s")
+
+
+# ---- awareness
+
+
+def _verify(llm: Any, number: int) -> int:
+    claims = [f"Claim {number}, {each}: the sea is {'salt' * (1 + each % 4)}. Answer:" for each in range(CLAIMS)]
+    return len(llm.label_scores(claims, [" true", " false"], batch_size=CLAIMS))
+
+
+def awareness(answer: Answer, place: Place) -> None:
+    """Calls of 16 claims at each level, each in a session of its own that gives a library the whole device. The rate
+    counts from the first call to the last result, with the loads."""
+    if place.lacks_model(answer):
+        return
+    rates = {}
+    for level, in_flight in (("full", 2), ("none", 1), ("disk", 1)):
+        recipe = causal_lm(place.model, dtype="bfloat16", awareness=level)
+        share_s = 3.0 if REHEARSAL else min(15.0, place.left_s() / 4)
+        with place.session(policy="exclusive"):
+            calls, seconds = _keep_asking(stoker.app(context=recipe)(_verify), share_s, in_flight=in_flight)
+            answer[f"{level}: calls of {CLAIMS} inferences"] = calls
+            answer[f"{level}: from the first call to the last result, s"] = seconds
+            rates[level] = calls * CLAIMS / seconds
+            answer[f"{level}: inferences/s"] = rates[level]
+            if level == "full":
+                calls, seconds = _keep_asking(stoker.app(context=recipe)(_verify), share_s / 3, in_flight=in_flight)
+                answer["full, without its load: inferences/s"] = calls * CLAIMS / seconds
+        if level == "none":
+            answer[FULL_OF_NONE] = rates["full"] / rates["none"]
+    answer["full / disk, inferences/s"] = rates["full"] / rates["disk"]
+
+
+def _keep_asking(app: Any, seconds: float, *, in_flight: int) -> tuple[int, float]:
+    """Keep this many calls in flight for some seconds. Return how many ended, at least one, and the seconds of all."""
+    began = time.perf_counter()
+    waiting, ended = [app(number) for number in range(in_flight)], 0
+    while waiting:
+        waiting.pop(0).result(80)
+        ended += 1
+        if time.perf_counter() - began < seconds:
+            waiting.append(app(in_flight + ended))
+    return ended, time.perf_counter() - began
+
+
+# ---- loads
+
+
+@context
+def _nothing(number: int) -> int:
+    return number
+
+
+def _operation(_: Any) -> float:
+    """Return the seconds of the first operation on the device."""
+    import time
+
+    import torch
+
+    where = "cuda:0" if torch.cuda.is_available() else "cpu"
+    began = time.perf_counter()
+    torch.ones(1, device=where).sum().item()
+    return time.perf_counter() - began
+
+
+def _origin(llm: Any) -> str:
+    return str(llm.origin)
+
+
+def _sleep_and_wake(llm: Any) -> float:
+    """Return the seconds that the weights take from host memory to the device."""
+    import time
+
+    import torch
+
+    llm.generate(["a"], max_new_tokens=1)
+    llm.sleep()
+    began = time.perf_counter()
+    llm.wake()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def load(answer: Answer, place: Place) -> None:
+    """Seconds and GB/s of the weights by where they come from, and the share of the pinned bandwidth."""
+    from benchmarks.gpu.model import pickle_of, weights_bytes
+
+    if place.lacks_model(answer):
+        return
+    loads = _Loads(answer, place, weights_bytes(place.model))
+    with place.session() as session:
+        loads.session = session
+        loads.imports(place.model)
+        loads.measure("from a file, first", place.model)
+        loads.measure("from a file, warm", place.model)
+        loads.cold("from a file, cold", place.model)
+        began = time.perf_counter()
+        pickled = pickle_of(place.model)
+        answer["the model is pickled, s"] = time.perf_counter() - began
+        loads.measure("from a pickle, its snapshot is made", pickled)
+        loads.measure("from a snapshot, warm", pickled)
+        loads.measure("from a snapshot, warm, again", pickled)
+        loads.cold("from a snapshot, cold", pickled)
+        loads.host_memory(place.model)
+    shutil.rmtree(pickled)
+    _script(answer, place, loads.size)
+    _peer(answer, place)
+    shutil.rmtree(place.work / "scratches", ignore_errors=True)  # the disk may be small
+
+
+class _Loads:
+    """Loads of one session."""
+
+    session: Any
+
+    def __init__(self, answer: Answer, place: Place, size: int) -> None:
+        self.size = size
+        self._answer, self._place = answer, place
+        self._pinned = place.number("device", PINNED)
+        self._threads = 0
+
+    def imports(self, model: Path) -> None:
+        """The zygote, which imports all that a model needs, once; then a context without weights."""
+        preload = causal_lm(model).preload
+        for number, what in enumerate(("the zygote starts and imports", "a fork of the warm zygote")):
+            recipe = _nothing.with_options(preload=preload)(number)
+            began = time.perf_counter()
+            first_s = stoker.app(context=recipe)(_operation)().result(80)
+            self._answer[f"{what}: call to result, s"] = time.perf_counter() - began
+            self._answer[f"{what}: first operation on the device, s"] = first_s
+
+    def recipe(self, source: Path) -> Any:
+        """Return a recipe of the model that is no other context's."""
+        self._threads += 1
+        return causal_lm(source, dtype="bfloat16", threads=self._threads, **device_memory("8 GB"))
+
+    def measure(self, what: str, source: Path) -> None:
+        """Load once, in a new library of the warm zygote."""
+        began = time.perf_counter()
+        recipe = self.recipe(source)
+        origin = stoker.app(context=recipe)(_origin)().result(100)
+        whole_s = time.perf_counter() - began
+        start_s, load_s = _told(self.session, recipe)
+        own = _OWN.search(origin)
+        own_s = float(own[1]) / (1000 if own[2] == "ms" else 1) if own else load_s
+        self._answer[f"{what}: call to result, s"] = whole_s
+        self._answer[f"{what}: start of the library, s"] = start_s
+        self._answer[f"{what}: load, s"] = load_s
+        self._answer[f"{what}: how"] = origin
+        self._rate(what, self.size / max(own_s, 1e-3) / 1e9)
+        if stream := _STREAM.search(origin):
+            self._rate(f"{what}, {WEIGHTS_ALONE}", float(stream[1]))
+
+    def cold(self, what: str, source: Path) -> None:
+        """The same without the files in the page cache, as far as the kernel drops them."""
+        files = [file for pattern in ("*.safetensors", "*.bin") for file in self._place.work.rglob(pattern)]
+        self._page_cache(f"{what}: of all files, still in the page cache, %", lambda: drop(files))
+        self.measure(what, source)
+        self._page_cache(f"{what}: of all files, in the page cache after it, %", lambda: held(files))
+
+    def _page_cache(self, what: str, look: Callable[[], float]) -> None:
+        try:
+            self._answer[what] = 100 * look()
+        except OSError as error:  # some kernels do not tell
+            self._answer[what] = f"not known: {error}"
+
+    def host_memory(self, source: Path) -> None:
+        """The weights of a model that sleeps, back to the device."""
+        seconds = stoker.app(context=self.recipe(source))(_sleep_and_wake)().result(60)
+        self._rate("from host memory (wake)", self.size / max(seconds, 1e-3) / 1e9)
+
+    def _rate(self, what: str, rate: float) -> None:
+        self._answer[f"{what}: GB/s"] = rate
+        if self._pinned:
+            self._answer[f"{what}: {OF_PINNED}"] = rate / self._pinned
+
+
+def _told(session: Any, recipe: Any) -> tuple[float, float]:
+    """Return the seconds that the library of a recipe took to start and to load, as the manager has noted them."""
+    numbers = [library.library for library in session.status().libraries if recipe.key[:4] in library.recipe]
+    for number in reversed(numbers):
+        for line in session.explain(f"lib-{number}").lines:
+            if found := _READY.search(line.text):
+                return float(found[1]), float(found[2])
+    (known,) = [each for each in session.status().contexts if each.key == recipe.key]
+    return 0.0, known.load_s
+
+
+def _script(answer: Answer, place: Place, size: int) -> None:
+    """The same model in a script that imports Transformers and loads it."""
+    words = [sys.executable, "-c", _SCRIPT, str(place.model), device_name()]
+    began = time.perf_counter()
+    said = subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    answer["a script of its own: from its start to its end, s"] = time.perf_counter() - began
+    imports_s, load_s = (float(word) for word in said.split()[-2:])
+    answer["a script of its own: imports, s"] = imports_s
+    answer["a script of its own: GB/s"] = size / load_s / 1e9
+
+
+_SCRIPT = """
+import sys, time; began = time.perf_counter()
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+torch.ones(1, device=sys.argv[2]).sum().item()
+AutoTokenizer.from_pretrained(sys.argv[1])
+imported = time.perf_counter()
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, device_map={"": sys.argv[2]})
+if sys.argv[2] != "cpu": torch.cuda.synchronize()
+print(imported - began, time.perf_counter() - imported)
+"""
+
+
+def _peer(answer: Answer, place: Place) -> None:
+    """Two pilots with a cache each share the device, and the second one gets the files from the first."""
+    recipe = causal_lm(place.model, dtype="bfloat16", **device_memory("8 GB"))
+    with place.session(pilots=2, policy="exclusive", own_scratch=True) as session:
+        began = time.perf_counter()
+        session.warm(recipe, 2).result(90)
+        answer["from a peer: two pilots are hot, s"] = time.perf_counter() - began
+        objects = session.status().objects
+        answer["from a peer: bytes from the origin"] = sum(each.origin_bytes for each in objects)
+        answer["from a peer: bytes from the peer"] = sum(each.peer_bytes for each in objects)
+        rates = list(_peer_rates(Path(session.folder).glob("pilots/*/pilot.log")))
+        if rates:
+            answer["from a peer: GB/s into the cache of the pilot"] = max(rates)
+
+
+def _peer_rates(logs: Iterable[Path]) -> Iterable[float]:
+    for log in logs:
+        for _origin_bytes, peer, seconds in _CAME.findall(log.read_text()):
+            if int(peer):
+                yield int(peer) / max(float(seconds), 1e-3) / 1e9

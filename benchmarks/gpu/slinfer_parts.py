@@ -1,0 +1,156 @@
+"""The part of `make gpu` on policies: 8 models of 1 to 3 B under `slinfer`, and each alone on the device (`exclusive`).
+
+Requests, clients and judgement are those of benchmarks/live_models: a request is in time if each of its tokens is. The
+objectives are SLINFER's for these prompts (§IX-A), rounded: 0.5 s to the first token, 0.25 s for each further one. Both
+sides get the same trace. The trace is as long as the part has time for, 180 s at most: about 30 s in a whole
+run, and 3 minutes with `make gpu ARGS=slinfer`. Eight contexts share the files of three models, and each library loads
+weights of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.bars import MET
+from benchmarks.gpu.place import REHEARSAL, Answer, Place, device_memory, device_name
+from benchmarks.live_models_side import Live, write
+from benchmarks.live_models_world import MODELS, middle, requests_at
+from benchmarks.paired import ROOT
+from stoker import causal_lm
+from stoker.errors import StokerError
+from stoker.manager.executor.apps import AppWants, StokerApp
+from stoker.manager.executor.wants import read_wants
+from stoker.manager.protocol.calls import Objective
+
+OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)
+RATE = 2.0 if REHEARSAL else 4.0
+"""Requests a second."""
+LONGEST_S, SHORTEST_S = 180.0, 4.0
+BEFORE_S = 8.0 if REHEARSAL else 22.0
+"""Seconds of a side before its trace: the session starts, and the models are loaded once."""
+CACHE_BYTES = 4 * 10**9
+POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'live_models_policy.py'}:patient", "exclusive": "exclusive"}
+"""`patient` is slinfer whose instances stay, like those of exclusive."""
+
+
+class _Models(Live):
+    """The models in a session."""
+
+    def __init__(self, folders: list[Path], *, tells_objectives: bool) -> None:
+        self._tells = tells_objectives
+        self.recipes = []
+        for number in range(MODELS):
+            folder = folders[number % len(folders)]
+            size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) + CACHE_BYTES
+            options = device_memory(f"{size} B") or {"memory": "900 MB"}
+            self.recipes.append(causal_lm(folder, dtype="bfloat16", threads=number + 1, **options))
+
+    def _app(self, model: int, objective: Objective, *, prompt: int) -> StokerApp:
+        """A call tells its objectives only to a policy that takes them; every request is judged by them."""
+        if self._tells:
+            return super()._app(model, objective, prompt=prompt)
+        wants = read_wants({"context": self.recipes[model], "stream": True}, takes_context=True)
+        return StokerApp(
+            write, specification=AppWants(wants), batch_size=None, cache=False, ignore_for_cache=None, executors=None
+        )
+
+    def warm(self) -> None:
+        """Load every model once; a policy that has room for one evicts the others."""
+        with suppress(StokerError):
+            super().warm()
+
+
+def slinfer(answer: Answer, place: Place) -> None:
+    """Requests in time, and devices used, by policy."""
+    if place.lacks_model(answer):
+        return
+    folders = _folders(answer, place)
+    sides = {policy: _Models(folders, tells_objectives=policy == "slinfer") for policy in POLICIES}
+    for_s = max(SHORTEST_S, min(LONGEST_S, place.left_s() / 2 - BEFORE_S - 4.0))
+    if REHEARSAL:
+        for_s = min(for_s, 6.0)
+    answer["the trace of each side, s"] = for_s
+    requests = requests_at(RATE, seed=1, for_s=for_s)
+    answer["requests of each side"] = len(requests)
+    for policy, place_of in POLICIES.items():
+        with place.session(policy=place_of) as session:
+            models = sides[policy]
+            began = time.perf_counter()
+            models.warm()
+            answer[f"{policy}: each model was loaded once, s"] = time.perf_counter() - began
+            with _Watch(session) as watch:
+                times = asyncio.run(models.run(requests, OBJECTIVE, seed=1))
+            met = sum(each.is_met for each in times)
+            answer[f"{policy}: {MET}"] = met / len(requests)
+            answer[f"{policy}: objectives met"] = met
+            answer[f"{policy}: failed or dropped"] = (
+                ", ".join(f"{count} {name}" for name, count in models.failed.items()) or "none"
+            )
+            answer[f"{policy}: median time to first token, s"] = middle(each.ttft_s for each in times if each.seen)
+            answer[f"{policy}: median time per token, s"] = middle(each.mean_tpot_s for each in times if each.seen > 1)
+            answer[f"{policy}: devices used, mean"] = watch.devices
+            answer[f"{policy}: libraries, mean"] = watch.libraries
+            answer[f"{policy}: loads"] = sum(context.loads for context in session.status().contexts)
+
+
+def _folders(answer: Answer, place: Place) -> list[Path]:
+    """Return the folders of three models, written where needed."""
+    from benchmarks.gpu.model import LLAMA_3B, TINY, TINYLLAMA, build
+
+    found = [place.model]
+    for name, shape in (("1b", TINYLLAMA), ("3b", LLAMA_3B)):
+        folder = place.work / f"model-{name}"
+        if not (folder / "tokenizer.json").exists():
+            began = time.perf_counter()
+            size = build(folder, TINY if REHEARSAL else shape, device=device_name())
+            answer[f"a model of {size / 1e9:.1f} GB ({name}) is written, s"] = time.perf_counter() - began
+        found.append(folder)
+    _free()
+    return found
+
+
+def _free() -> None:
+    """Give back the device memory of this process."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class _Watch:
+    """Looks once a second how many devices and libraries are in use."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._seen: list[tuple[int, int]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(10.0)
+
+    @property
+    def devices(self) -> float:
+        return sum(each for each, _ in self._seen) / max(1, len(self._seen))
+
+    @property
+    def libraries(self) -> float:
+        return sum(each for _, each in self._seen) / max(1, len(self._seen))
+
+    def _look(self) -> None:
+        while not self._over.wait(1.0):
+            with suppress(StokerError, TimeoutError):
+                status = self._session.status()
+                devices = [device for pilot in status.pilots for device in pilot.devices]
+                used = sum(bool(device.libraries) for device in devices)
+                self._seen.append((used, sum(len(device.libraries) for device in devices)))
