@@ -89,7 +89,12 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
     Raises OSError where it can't be written; `place` is then as before.
     """
-    return make_folder(place, lambda draft: _save(*load()[:2], draft), source=source)
+
+    def write(draft: Path) -> None:
+        model, tokenizer, *_ = load()
+        _save(model, tokenizer, draft)
+
+    return make_folder(place, write, source=source)
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
