@@ -33,7 +33,8 @@ class TriedPromise(msgspec.Struct, frozen=True):
 
 
 class SiteReport(msgspec.Struct, frozen=True):
-    """The result of a run. `machines` are the hosts of its pilots, `devices` what they offer; `took_s` in seconds."""
+    """The result of a run. `machines` are the hosts of its pilots, `devices` what they offer, `troubles` what they
+    complain of; `took_s` in seconds."""
 
     site: str
     provider: str
@@ -42,6 +43,7 @@ class SiteReport(msgspec.Struct, frozen=True):
     promises: tuple[TriedPromise, ...] = ()
     took_s: float = 0.0
     interrupted: bool = False
+    troubles: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -53,6 +55,7 @@ class SiteReport(msgspec.Struct, frozen=True):
 def render(report: SiteReport) -> list[str]:
     """The lines of the page."""
     out = [" · ".join([f"site {report.site}", report.provider, *_found(report)]), ""]
+    out += [f"  warn  {trouble}" for trouble in report.troubles]
     for verdict in Verdict:
         for promise in report.promises:
             if promise.verdict is verdict:

@@ -76,7 +76,7 @@ class Run:
         ]
         return SiteReport(
             self.subject.site.name, self.subject.provider, self.subject.machines, self.subject.devices,
-            tuple(promises), time.monotonic() - self._began, self.interrupted,
+            tuple(promises), time.monotonic() - self._began, self.interrupted, self.subject.troubles,
         )  # fmt: skip
 
     def say(self, line: str) -> None:

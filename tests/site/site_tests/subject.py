@@ -41,6 +41,8 @@ _LOCAL_WALLTIME_S = 15
 _JOB_S = 1800.0
 """Walltime of the suite's jobs, where the site's own is longer: short jobs start sooner."""
 _POLL_S = 2.0
+_LOCAL_WAIT_S, _BATCH_WAIT_S = 90.0, 300.0
+"""Seconds to wait for a pilot. One of this machine waits 60 s for a driver that hangs."""
 _STUCK_S = 10.0
 """A batch system in trouble, with no job in its queue, for so long will bring no pilot."""
 _CANCEL = {
@@ -59,12 +61,15 @@ class Subject:
     def __init__(self, file: str, *, wait_s: float | None, folder: Path) -> None:
         self.site = load_site(file)
         self.is_local = self.site.is_local and self.site.engine is Engine.STOKER
-        self.wait_s = wait_s if wait_s is not None else 60.0 if self.site.is_local else 300.0
+        self.wait_s = wait_s if wait_s is not None else _LOCAL_WAIT_S if self.site.is_local else _BATCH_WAIT_S
         self.folder = folder
         self.no_pilot = ""
         """Why no pilot ever started; empty while one may."""
         self.machines: tuple[str, ...] = ()
         self.devices: tuple[str, ...] = ()
+        self.troubles: tuple[str, ...] = ()
+        """What pilots and the batch system complain of."""
+        self._noted: tuple[str, ...] = ()
         self._session: Session | None = None
         self._name = ""
 
@@ -89,7 +94,7 @@ class Subject:
 
     def pair(self) -> Session:
         """A session with two pilots. The test is not tried if there are no two."""
-        self._refuse_taskvine("it has one pilot, which TaskVine's workers serve")
+        self.needs_own_pilots("it has one pilot, which TaskVine's workers serve")
         if not self.is_local:
             return self._enter("main", self._variant(2), pilots=2)
         scratch = shlex.quote(str(self.folder / "scratch"))
@@ -98,7 +103,7 @@ class Subject:
 
     def short(self) -> tuple[Session, float]:
         """A session whose pilot ends at its walltime, and that walltime in seconds."""
-        self._refuse_taskvine("its factory replaces workers by itself")
+        self.needs_own_pilots("its factory replaces workers by itself")
         if self.is_local:
             init = f"export PBS_WALLTIME={_LOCAL_WALLTIME_S}"
             site = self._variant(1, devices="cpu:1", init=init)
@@ -116,7 +121,8 @@ class Subject:
         if self.is_local:
             self._name = ""
 
-    def _refuse_taskvine(self, why: str) -> None:
+    def needs_own_pilots(self, why: str) -> None:
+        """End the test where TaskVine carries the calls: `why` says what it lacks."""
         if self.site.engine is Engine.TASKVINE:
             not_tried(f'engine = "taskvine": {why}')
 
@@ -152,48 +158,53 @@ class Subject:
         return self._session
 
     def _wait_for_pilots(self, session: Session, count: int) -> None:
-        first = stoker.app(whereabouts)()
+        call = stoker.app(whereabouts)()
         began, stuck_since = time.monotonic(), None
         while True:
-            status = session.status(30.0)
+            try:
+                status = session.status(30.0)
+                error = call.exception() if call.done() else session.over
+            except Exception as trouble:  # Parsl's, of an executor that has given up
+                status, error = None, trouble
+            waited_s = time.monotonic() - began
+            if error is not None or status is None:
+                self._give_up([_words_of(error)], waited_s=waited_s, found=0)
             here = [pilot for pilot in status.pilots if pilot.state == "here"]
-            sound = [pilot for pilot in here if not all(device.fault for device in pilot.devices)]
-            if len(sound) >= count:
+            faults = [device.fault for pilot in here for device in pilot.devices if device.fault]
+            found = sum(not all(device.fault for device in pilot.devices) for pilot in here)
+            if found >= count:
                 self._note(status)
                 return
-            faults = [device.fault for pilot in here for device in pilot.devices if device.fault]
-            queued = [job for job in status.jobs if job.phase in ("pending", "running")]
-            is_stuck = bool(faults or status.trouble or status.ended_blocks) and not queued
-            stuck_since = (stuck_since or time.monotonic()) if is_stuck or faults else None
-            error = first.exception() if first.done() else None
-            waited_s = time.monotonic() - began
-            stuck = stuck_since is not None and time.monotonic() - stuck_since > _STUCK_S
-            if error is not None or stuck or waited_s > self.wait_s:
-                self._give_up(faults, status, error, waited_s=waited_s, found=len(sound))
+            comes = any(job.phase in ("pending", "running") for job in status.jobs)
+            is_stuck = bool(faults) or (bool(status.trouble or status.ended_blocks) and not comes)
+            stuck_since = (stuck_since or time.monotonic()) if is_stuck else None
+            if waited_s > self.wait_s or (stuck_since is not None and time.monotonic() - stuck_since > _STUCK_S):
+                said = [*faults, *status.trouble.values(), *show_blocks.coming(status.jobs)]
+                said += show_blocks.ended(status.ended_blocks)
+                self._give_up(said, waited_s=waited_s, found=found)
             time.sleep(0.1)
 
-    def _give_up(
-        self, faults: list[str], status: Status, error: BaseException | None, *, waited_s: float, found: int
-    ) -> None:
-        said = [str(error)] if error is not None else []
-        said += [*dict.fromkeys(faults), *status.trouble.values(), *show_blocks.coming(status.jobs)]
-        said += show_blocks.ended(status.ended_blocks)
-        why = "; ".join(dict.fromkeys(said)) or "the batch system gives no reason"
+    def _give_up(self, said: list[str], *, waited_s: float, found: int) -> NoReturn:
+        """End the test with what is known: not tried if there is a pilot, else broken."""
+        silent = "its process runs and says nothing" if self.is_local else "the batch system gives no reason"
+        why = "; ".join(dict.fromkeys(said)) or silent
         if found:
-            not_tried(f"only one pilot came within {show_seconds(waited_s)}: {why}")
+            not_tried(f"only {found} pilot{'s' * (found != 1)} came within {show_seconds(waited_s)}: {why}")
         self.no_pilot = why
         broken(f"no pilot started within {show_seconds(waited_s)}: {why}")
 
     def note(self, device: str) -> None:
         """Keep what a device is like, for the page."""
+        self._noted = tuple(dict.fromkeys([*self._noted, device]))
         self.devices = tuple(dict.fromkeys([*self.devices, device]))
 
     def _note(self, status: Status) -> None:
         """Keep what the page says of pilots."""
         machines = {*self.machines, *(pilot.host for pilot in status.pilots)}
         self.machines = tuple(sorted(machines))
+        self.troubles = tuple(dict.fromkeys([*self.troubles, *status.trouble.values()]))
         if self._name == "main":
-            self.devices = tuple(_in_words([each for pilot in status.pilots for each in pilot.devices]))
+            self.devices = (*_in_words([each for pilot in status.pilots for each in pilot.devices]), *self._noted)
 
     # ---- calls
 
@@ -277,6 +288,11 @@ def _in_words(devices: list[DeviceStatus]) -> Iterator[str]:
         bad = sum(bool(device.fault) for device in each)
         faulty = f" ({bad} of them faulty)" if bad else ""
         yield f"{len(each)} x {kind} with {show_bytes(min(one.memory_bytes for one in each))}{faulty}"
+
+
+def _words_of(error: BaseException | None) -> str:
+    """The words of an error, without what Parsl puts before them."""
+    return str(error).rpartition(" failed due to: ")[2]
 
 
 def importable(folder: Path) -> None:

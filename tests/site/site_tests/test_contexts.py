@@ -41,10 +41,15 @@ def test_a_context_returns_after_its_library_was_killed(subject: Subject) -> Non
     remedy="name fewer bytes in `device_memory` of the contexts, or ask for devices with more memory",
 )
 def test_two_contexts_share_a_device(subject: Subject) -> None:
+    subject.needs_own_pilots("it decides where libraries are")
     session = subject.main()
-    status = session.status()
-    count = sum(len(pilot.devices) for pilot in status.pilots)
+    count = sum(len(pilot.devices) for pilot in session.status().pilots)
     recipes = [on_pilot.table("first"), on_pilot.table("second")]
+    subject.result(session.warm(recipes[0], count), within_s=40, what="loading a context on each device")
+    looks = [subject.call(on_pilot.seen_device, context=recipes[0]) for _ in range(4 * count)]
+    said = {subject.result(look, within_s=30, what="a call that looks at its device").said for look in looks}
+    if alone := [each for each in said if "EXCLUSIVE" in each]:
+        not_tried(f"a GPU here takes one process at a time ({alone[0]})")
     for recipe in recipes:
         subject.result(session.warm(recipe, count), within_s=40, what=f"loading {recipe.name} on each device")
     places = [

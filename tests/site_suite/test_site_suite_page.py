@@ -1,0 +1,44 @@
+"""The page of the site suite, from what it is told. Pure."""
+
+from __future__ import annotations
+
+from stoker.manager.cli.site_page import SiteReport, TriedPromise, Verdict, render
+
+HOLDS = TriedPromise("a pilot starts", Verdict.HOLDS, 1.2)
+FAILS = TriedPromise("files travel", Verdict.FAILS, 61.0, "no byte came\nin detail", "open the ports", "/logs/k3v9")
+NOT_TRIED = TriedPromise("the ledger agrees", Verdict.NOT_TRIED, why="no GPU here")
+
+
+def page(*promises: TriedPromise, interrupted: bool = False) -> SiteReport:
+    return SiteReport("lab", "Slurm", ("n1", "n2"), ("2 x cpu with 4.0 GB",), promises, 74.0, interrupted)
+
+
+def test_page_lists_what_holds_then_what_fails_then_the_rest():
+    assert render(page(NOT_TRIED, FAILS, HOLDS)) == [
+        "site lab · Slurm · n1, n2 · 2 x cpu with 4.0 GB",
+        "",
+        "  ok    a pilot starts · 1.2 s",
+        "  fails files travel · 1 min 1 s",
+        "        no byte came",
+        "        in detail",
+        "        open the ports",
+        "        log: /logs/k3v9",
+        "  no    the ledger agrees: not tried: no GPU here",
+        "",
+        "1 promise holds, 1 does not, 1 could not be tried; in 1 min 14 s",
+    ]
+
+
+def test_page_of_a_sound_site_ends_with_none_fails():
+    assert render(page(HOLDS, HOLDS))[-1] == "2 promises hold, none fails; in 1 min 14 s"
+
+
+def test_page_of_an_interrupted_run_says_so():
+    assert render(page(HOLDS, interrupted=True))[-1] == "1 promise holds, none fails; interrupted after 1 min 14 s"
+
+
+def test_site_is_sound_if_something_holds_and_nothing_fails():
+    assert page(HOLDS, NOT_TRIED).sound
+    assert not page(HOLDS, FAILS).sound
+    assert not page(NOT_TRIED).sound
+    assert not page(HOLDS, interrupted=True).sound

@@ -1,0 +1,142 @@
+"""`stoker doctor SITE --tests` on sites that lack something: each test says so in a sentence, and the others go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from driver.machine import Machine
+from faults.world import World
+
+from stoker.manager.cli.site_page import SiteReport, TriedPromise, Verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTS, SEES, LEDGER = "a pilot starts", "a call sees", "the memory ledger"
+GPUS = '[pilot]\ndevices = "gpu"\nprobe = "never"\n'
+
+
+def start(world: World, text: str, *options: str, **environ: str) -> subprocess.Popen[str]:
+    """`stoker doctor` on a site file of this text."""
+    (world.path / "here.toml").write_text(f'name = "here"\n{text}')
+    command = [sys.executable, "-m", "stoker.manager.cli.entry", "doctor", "here.toml", "--tests", *options]
+    return world.spawn(command, folder=world.path, **environ)
+
+
+def prove(world: World, text: str, chosen: str, *options: str, **environ: str) -> tuple[int, SiteReport]:
+    """The exit code, and the page."""
+    process = start(world, text, "--json", "-k", chosen, *options, **environ)
+    out, err = process.communicate(timeout=120)
+    assert out, err
+    [report] = msgspec.json.decode(out, type=dict[str, list[SiteReport]])["sites"]
+    return process.returncode, report
+
+
+def prove_gpus(world: World, *gpus: dict[str, Any], chosen: str = "starts or sees or ledger") -> SiteReport:
+    """The page of a site whose driver shows these GPUs."""
+    return prove(world, GPUS, chosen, **Machine(world.path, *gpus).environment)[1]
+
+
+def of(report: SiteReport, title: str) -> TriedPromise:
+    """The promise whose title begins so."""
+    return next(each for each in report.promises if each.title.startswith(title))
+
+
+def test_promises_that_hold_make_exit_code_0(world):
+    code, report = prove(world, '[pilot]\ndevices = "cpu:1"\n', "starts or hot or two_devices")
+    assert (code, of(report, STARTS).verdict) == (0, Verdict.HOLDS)
+    assert of(report, "a context loads once").verdict is Verdict.HOLDS
+    over_two = of(report, "a context over two devices")
+    assert (over_two.verdict, over_two.why) == (Verdict.NOT_TRIED, "no pilot here has two devices of one kind")
+    assert not list((world.home / "site-tests").iterdir()), "a run without a failure keeps no folder"
+
+
+def test_a_site_without_gpus_fails_once_and_tries_nothing_else(world):
+    machine = Machine(world.path)
+    code, report = prove(world, GPUS, "", **machine.environment)
+    first, *others = report.promises
+    assert (code, first.verdict) == (1, Verdict.FAILS)
+    assert "no GPU was granted to this pilot: NVML shows no GPU" in first.why
+    assert Path(first.log).is_dir()
+    assert len(others) >= 15
+    assert {(each.verdict, each.why) for each in others} == {(Verdict.NOT_TRIED, "no pilot started")}
+
+
+def test_a_gpu_that_takes_one_process_is_said_and_not_shared(world):
+    gpus = {"mode": 3}, {"name": "NVIDIA TITAN X", "memory": 12e9}
+    report = prove_gpus(world, *gpus, chosen="starts or two_devices or share")
+    assert report.devices[:2] == ("1 x NVIDIA A10 with 24.0 GB", "1 x NVIDIA TITAN X with 12.0 GB")
+    assert "EXCLUSIVE_PROCESS" in of(report, "two contexts share").why
+    assert of(report, "a context over two devices").why == "no pilot here has two devices of one kind"
+
+
+def test_a_part_of_a_gpu_is_a_device_of_its_kind(world):
+    part = {"uuid": "MIG-0", "name": "MIG 1g.5gb", "memory": 5e9}
+    report = prove_gpus(world, {"mig": [part]})
+    assert report.devices[0] == "1 x MIG 1g.5gb with 5.0 GB"
+    assert (of(report, SEES).verdict, of(report, LEDGER).verdict) == (Verdict.HOLDS, Verdict.NOT_TRIED)
+    assert "PyTorch" in of(report, LEDGER).why
+
+
+def test_a_gpu_that_others_may_not_use_is_named(world):
+    report = prove_gpus(world, {"mode": 2})
+    assert "GPU 0 was left out: its compute mode is PROHIBITED" in of(report, STARTS).why
+
+
+def test_a_site_without_scratch_says_which_folder(world):
+    text = '[pilot]\ndevices = "cpu:1"\nscratch = "/proc/nowhere"\n'
+    _, report = prove(world, text, "starts or hot")
+    assert "no scratch folder could be made at /proc/nowhere" in of(report, STARTS).why
+    assert of(report, "a context loads once").why == "no pilot started"
+
+
+def test_a_batch_system_that_does_not_answer_is_named(world):
+    commands = world.path / "commands"
+    commands.mkdir()
+    for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
+        (commands / name).write_text("#!/bin/sh\nexec sleep 60\n")
+        (commands / name).chmod(0o755)
+    site = '[provider]\nkind = "slurm"\npartition = "main"\ncommand_limit = "1 s"\n[session]\ninterface = "127.0.0.1"\n'
+    path = f"{commands}:{os.environ['PATH']}"
+    code, report = prove(world, site, "starts or hot", "--wait", "8", PATH=path)
+    assert code == 1
+    assert "sbatch has not answered for 1 s" in of(report, STARTS).why
+    assert of(report, "a context loads once").why == "no pilot started"
+
+
+def test_an_error_in_the_site_file_names_its_line(world):
+    process = start(world, "[pilot]\ndevises = 1\n")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert "here.toml: line 3: [pilot] devises is not a setting; did you mean devices?" in err
+
+
+def test_ctrl_c_leaves_nothing_and_shows_what_was_known(world):
+    process = start(world, '[pilot]\ndevices = "cpu:1"\n')
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("  ok "):
+            break
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "  ok    a pilot starts and runs a call" in out
+    assert "not tried: the run was interrupted" in out
+    assert "interrupted after" in out.splitlines()[-1]
+    world.empty()
+
+
+@pytest.mark.parametrize("options", [[], ["--site", "missing.toml"], ["--site", "here.toml", "-n", "2"]])
+def test_pytest_says_what_the_suite_needs(world, options):
+    (world.path / "here.toml").write_text('name = "here"\n')
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(ROOT / "tests" / "site"), *options]
+    process = world.spawn(command, folder=world.path)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 4, out + err
+    said = {0: "pytest --site SITE.toml tests/site", 2: "missing.toml: no such file", 4: "run it without -n"}
+    assert said[len(options)] in err
