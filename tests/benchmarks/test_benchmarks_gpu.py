@@ -6,10 +6,13 @@ import argparse
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from polling import polls
 
 from benchmarks.gpu import budget, kit, parts, run, suites
@@ -193,7 +196,16 @@ def test_site_results_are_read_by_promise(tmp_path: Path) -> None:
 
 
 def test_kit_brings_what_stoker_requires() -> None:
-    """Except for packages that such a machine has: PyTorch, and those as large as pyarrow."""
+    """All requirements and theirs, except for packages that such a machine has: PyTorch, and the large pyarrow."""
     text = (kit.ROOT / "setup.cfg").read_text().partition("install_requires =")[2].partition("[")[0]
-    required = {line.split(">")[0].strip() for line in text.splitlines() if line.strip()}
-    assert required - {"pyarrow"} <= set(kit.NAMES)
+    asked = [line.split(">")[0].strip() for line in text.splitlines() if line.strip()]
+    required: set[str] = set()
+    while asked:
+        name = canonicalize_name(asked.pop())
+        if name in required or name == "pyarrow":
+            continue
+        required.add(name)
+        needs = [Requirement(each) for each in metadata.requires(name) or ()]
+        asked += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    assert "msgspec" in required
+    assert required <= {canonicalize_name(name) for name in kit.NAMES}
