@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = (
     "parsl", "dill", "setproctitle", "sortedcontainers", "tblib", "typeguard", "typing-extensions", "filelock", "pyzmq",
     "msgspec", "cloudpickle", "psutil", "nvidia-ml-py", "click", "rich", "markdown-it-py", "mdurl", "pygments",
-    "requests", "urllib3", "charset-normalizer", "certifi", "idna", "gguf", "pytest", "pluggy", "iniconfig", "packaging", "pytest-timeout", "pytest-randomly", "hypothesis",
+    "requests", "urllib3", "charset-normalizer", "certifi", "idna",
+    "gguf", "pytest", "pluggy", "iniconfig", "packaging", "pytest-timeout", "pytest-randomly", "hypothesis",
 )  # fmt: skip
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux_2_5", "manylinux1")
 MOST_BYTES = 64 << 20
