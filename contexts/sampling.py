@@ -3,7 +3,8 @@
 A token is drawn by the inverse of its distribution function: chances are added up in the order of the vocabulary (with
 `top_p` from the likeliest on), and the first token whose sum exceeds the request's next random number is taken. The
 numbers come from the request's own generator on the host, one a token, so draws do not depend on the batch. The rule
-uses tensor operations only, so a CPU, a GPU and a captured step share it.
+uses tensor operations only, so a CPU, a GPU and a captured step share it. (`torch.where` with a number is none of them:
+it copies the number to the device and waits.)
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ def drawn_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) ->
     order = None
     if nucleus:
         chances, order = chances.sort(dim=-1, descending=True, stable=True)
-        chances = torch.where(chances.cumsum(dim=-1) - chances >= top_p, 0.0, chances)  # the likeliest is always kept
+        chances = chances.masked_fill(chances.cumsum(dim=-1) - chances >= top_p, 0.0)  # the likeliest is always kept
     sums = chances.cumsum(dim=-1)
     total = sums[:, -1:]
     place = torch.searchsorted(sums, numbers * total, right=True).clamp(max=logits.shape[-1] - 1)
     tokens = place if order is None else order.gather(-1, place)
-    return torch.where(total.isfinite(), tokens, -1)[:, 0]
+    return tokens.masked_fill(~total.isfinite(), -1)[:, 0]
 
 
 def take_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> list[int | Exception]:

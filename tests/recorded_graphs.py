@@ -28,7 +28,7 @@ class WouldWait(RuntimeError):
 class _NoHostReads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _ON_HOST:
+        if name in _ON_HOST or (name == "where" and not all(isinstance(each, torch.Tensor) for each in args)):
             raise WouldWait(f"{name} in a captured function")
         return func(*args, **(kwargs or {}))
 
@@ -102,6 +102,9 @@ class RecordedGraphs:
             return list(copied.tolist())
 
         return read
+
+    def wait(self) -> None:
+        """Nothing runs meanwhile."""
 
     def clear(self) -> None:
         """Forget all."""

@@ -13,7 +13,8 @@ in the buffers as the next step's input, so steps follow each other without a co
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -166,7 +167,8 @@ class DecodeGraphs:
         return LaunchedStep(shape, self._backend.download(self._buffers.written[: len(shape.requests)]))
 
     def drop(self) -> None:
-        """Free the memory of all graphs."""
+        """Wait for the device, and free the memory of all graphs."""
+        self._backend.wait()
         self._graphs.clear()
         self._uses.clear()
         self._backend.clear()
@@ -189,6 +191,8 @@ class DecodeGraphs:
         self._graphs = {key: graph for key, graph in self._graphs.items() if graph.valid() and key != shape.key}
         if len(self._graphs) == _MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
+        if not self._graphs:
+            self._backend.clear()
         self._place(shape, inputs)
         try:
             replay = self._backend.capture(partial(self._advance, shape))
@@ -269,31 +273,27 @@ class DecodeGraphs:
             last[id] = tokens[0]
         shape = self.shape_of(list(store.arrays.values()), list(draws.values()))
         assert shape is not None
-        return max(self._step_difference(shape, last, draws, place=_PROBE_TOKENS + at) for at in range(_PROBE_STEPS))
-
-    def _step_difference(
-        self, shape: StepShape, last: dict[int, int], draws: Mapping[int, TokenDraw], *, place: int
-    ) -> float:
-        decoder, array, count = self._decoder, shape.arrays[0], len(shape.requests)
-        expected = decoder.forward(list(last.values()), [place] * 2, [decoder.decode_part(array, [place] * 2)],
-                                   last=range(2)).float()  # fmt: skip
-        found = expected.new_zeros((count, expected.shape[-1]), dtype=decoder.dtype)
+        logits = torch.zeros((2, decoder.vocabulary), dtype=decoder.dtype, device=decoder.device)
 
         def inputs(id: int) -> RowInput:
-            return RowInput(last[id], place, draws[id])
+            return RowInput(last[id], _PROBE_TOKENS, draws[id])
 
         self._place(shape, inputs)
-        self._upload([draws[0].number(), draws[1].number(), *[0.0] * (count - 2)], self._buffers.draws[2])
-        replay = self._backend.capture(partial(self._advance, shape, logits_into=found))
+        replay = self._backend.capture(partial(self._advance, shape, logits_into=logits))
         self._place(shape, inputs)
-        replay()
-        tokens = self._backend.download(self._buffers.written[:count])()[:2]
-        if min(tokens) < 0 or max(tokens) >= expected.shape[-1]:
-            return float("inf")
-        spread = expected.std()
-        short = expected[0].max() - expected[0, tokens[0]]  # the greedy token is the likeliest, or as likely
-        last.update(enumerate(tokens))
-        return float(torch.maximum((found[:2].float() - expected).abs().mean(), short) / spread)
+        off, tokens = 0.0, list(last.values())
+        for place in range(_PROBE_TOKENS, _PROBE_TOKENS + _PROBE_STEPS):
+            decodes = decoder.decode_part(shape.arrays[0], [place] * 2)
+            expected = decoder.forward(tokens, [place] * 2, [decodes], last=range(2)).float()
+            self._upload([draw.number() for draw in draws.values()], self._buffers.draws[2])
+            replay()
+            tokens = self._backend.download(self._buffers.written[:2])()
+            if not 0 <= min(tokens) <= max(tokens) < expected.shape[-1]:
+                return math.inf
+            short = expected[0].max() - expected[0, tokens[0]]  # the greedy token is the likeliest, or as likely
+            apart = float(torch.maximum((logits.float() - expected).abs().mean(), short) / expected.std())
+            off = max(off, math.inf if math.isnan(apart) else apart)
+        return off
 
 
 def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:
@@ -302,7 +302,7 @@ def _chosen(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tenso
     if kind == GREEDY:
         return likeliest
     drawing = draws[0] > 0
-    table = torch.stack([torch.where(drawing, draws[0], 1.0), draws[1], draws[2]])
+    table = torch.stack([draws[0].masked_fill(~drawing, 1.0), draws[1], draws[2]])
     drawn = drawn_tokens(logits, table, nucleus=False)
     if kind == NUCLEUS:
         drawn = torch.where(draws[1] < 1, drawn_tokens(logits, table, nucleus=True), drawn)

@@ -38,8 +38,11 @@ class GraphBackend(Protocol):
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
         """Start a copy to the host, after what was launched before; the result waits for it and returns the values."""
 
+    def wait(self) -> None:
+        """Wait for all that was launched."""
+
     def clear(self) -> None:
-        """Wait for what was launched, and free the memory of graphs; the caller has dropped their replays."""
+        """Free the memory of graphs. The caller has dropped all replays."""
 
 
 class CudaGraphs:
@@ -60,10 +63,13 @@ class CudaGraphs:
                 self._pool = torch.cuda.graph_pool_handle()
             self._warm_up(function)
             torch.cuda.empty_cache()
-            before = torch.cuda.memory_reserved()
+            before, current = torch.cuda.memory_reserved(), torch.cuda.current_stream()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                function()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                    function()
+            finally:  # PyTorch leaves the side stream current if the end of a capture fails
+                torch.cuda.set_stream(current)
             self.held_bytes += max(0, torch.cuda.memory_reserved() - before)
         replay: Replay = graph.replay
         return replay
@@ -85,9 +91,12 @@ class CudaGraphs:
 
         return read
 
-    def clear(self) -> None:
-        """Free the pool."""
+    def wait(self) -> None:
+        """Wait for the device."""
         torch.cuda.synchronize(self._device)
+
+    def clear(self) -> None:
+        """Free the pool. The next capture gets another one: PyTorch refuses a pool that no graph holds any more."""
         self._pool = None
         self.held_bytes = 0
         torch.cuda.empty_cache()

@@ -4,60 +4,31 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_contract import EngineContract, EngineDriver
+from engine_contract import EngineContract
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lazily import lazily
 
 from stoker.contexts.inference.adapter import NewToken
 
-torch, transformers, forward, choosing, decoder_module, written, recorded = lazily(
-    "torch", "transformers", "stoker.contexts.forward", "stoker.contexts.inference.choosing",
-    "stoker.contexts.inference.decoder", "stoker.contexts.inference.written", "recorded_graphs",
-)  # fmt: skip
+torch, decoder_module, recorded, graph_driver = lazily(
+    "torch", "stoker.contexts.inference.decoder", "recorded_graphs", "graph_driver", needs="transformers"
+)
 
-SMALL = {
-    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 4096,
-}  # fmt: skip
-CACHE_BYTES = 3_000_000
 CHANCE = random.Random(11)
 PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in (9, 3, 41, 1, 130, 9)]
+CACHE_BYTES = 3_000_000
 Found = dict[int, list[NewToken]]
 
 
-class GraphDriver(EngineDriver):
-    """The continuous engine; with `captures` its decode steps are captured at their first use."""
-
-    def __init__(
-        self, *, captures: bool = True, backend: Any = None, cache_bytes: int = CACHE_BYTES, uses: int = 0
-    ) -> None:
-        torch.manual_seed(7)
-        model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL))
-        self.model = model.eval().requires_grad_(False)
-        for weights in self.model.parameters():
-            if weights.dim() > 1:
-                weights.data.normal_(0, 0.3)
-        self.backend = backend or recorded.RecordedGraphs()
-        texts = written.ModelTexts(decode=lambda ids: "".join(map(chr, ids)), ends=frozenset({1}), longest=4096)
-        runner = forward.ModelRunner(self.model, limit_bytes=10_000_000)
-        engine, _ = choosing.own_engine(
-            runner, texts, engine="continuous", cache_bytes=cache_bytes, graphs=captures, backend=lambda _: self.backend
-        )
-        self.ahead: Any = engine._ahead
-        if self.ahead is not None:
-            self.ahead.graphs._uses_before = uses
-        self.at_load = self.backend.captures
-        super().__init__(engine, prompts=PROMPTS, cache_bytes=cache_bytes)
-
-    def own_tokens(self, prompt: Sequence[int], *, most: int) -> list[int]:
-        with torch.inference_mode():
-            out = self.model.generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, pad_token_id=2)
-        return [int(token) for token in out[0, len(prompt) :]]
+def make_driver(**options: Any) -> Any:
+    return graph_driver.GraphDriver(
+        **{"prompts": PROMPTS, "cache_bytes": CACHE_BYTES, "backend": recorded.RecordedGraphs(), **options}
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,18 +43,18 @@ class TestContractOverGraphs(EngineContract):
     """The contract of engines."""
 
     @pytest.fixture
-    def driver(self) -> GraphDriver:
-        return GraphDriver()
+    def driver(self) -> Any:
+        return make_driver()
 
     @pytest.fixture(autouse=True)
-    def _captured(self, driver: GraphDriver) -> Iterator[None]:
+    def _captured(self, driver: Any) -> Iterator[None]:
         assert driver.at_load > 0  # the check at load was passed
         yield
         assert not driver.ahead.graphs.failed
 
 
 def test_greedy_tokens_come_from_replays() -> None:
-    driver = GraphDriver()
+    driver = make_driver()
     before = driver.backend.replays
     ids = [driver.ask(prompt, max_new_tokens=20) for prompt in PROMPTS]
     found = driver.run()
@@ -95,7 +66,7 @@ def test_greedy_tokens_come_from_replays() -> None:
 
 
 def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read() -> None:
-    driver = GraphDriver()
+    driver = make_driver()
     driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
     driver.run(steps=3)  # it reads the prompt, launches a step, launches another and reads the first
     replays, waits = driver.backend.replays, driver.backend.waits
@@ -109,7 +80,7 @@ def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read() -> None
 
 
 def test_shapes_are_captured_after_some_uses_and_again_when_rows_move() -> None:
-    driver = GraphDriver(uses=3)
+    driver = make_driver(uses=3)
     one = driver.ask(PROMPTS[0], max_new_tokens=100, engine_options=(("ignore_eos", True),))
     found = driver.run(steps=4)
     assert driver.backend.captures == driver.at_load
@@ -118,14 +89,14 @@ def test_shapes_are_captured_after_some_uses_and_again_when_rows_move() -> None:
     more = [driver.ask(PROMPTS[0], max_new_tokens=40, engine_options=(("ignore_eos", True),)) for _ in range(6)]
     driver.run(found)  # the array of rows grows from 4 to 8, and the requests move to longer rows
     assert driver.backend.captures >= driver.at_load + 3
-    alone = GraphDriver(captures=False)
+    alone = make_driver(captures=False)
     expected = alone.tokens(PROMPTS[0], max_new_tokens=100, engine_options=(("ignore_eos", True),))
     assert [token.token for token in found[one]] == expected
     assert all([token.token for token in found[id]] == expected[:40] for id in more)
 
 
 def test_a_step_with_log_likelihoods_runs_eagerly() -> None:
-    driver = GraphDriver()
+    driver = make_driver()
     before = driver.backend.replays
     driver.tokens(PROMPTS[0], max_new_tokens=6, logprobs=2)
     assert driver.backend.replays == before
@@ -133,7 +104,7 @@ def test_a_step_with_log_likelihoods_runs_eagerly() -> None:
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_logits_that_are_no_numbers_cost_their_request_alone(top_p: float) -> None:
-    driver, eager = GraphDriver(), GraphDriver(captures=False)
+    driver, eager = make_driver(), make_driver(captures=False)
     bad = 33
     expected = eager.tokens(PROMPTS[0], max_new_tokens=12, temperature=1.0, seed=(1, 1), top_p=top_p)
     assert bad not in expected
@@ -150,11 +121,11 @@ def test_logits_that_are_no_numbers_cost_their_request_alone(top_p: float) -> No
 
 @pytest.mark.parametrize("error", [RuntimeError("operation not permitted"), MemoryError("out of memory")])
 def test_a_capture_that_fails_leaves_the_engine_eager(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    driver = GraphDriver()
+    driver = make_driver()
     driver.backend.error = error
     with caplog.at_level(logging.WARNING):
         found = driver.tokens(PROMPTS[0], max_new_tokens=9, temperature=1.0, seed=(3, 0))
-    assert found == GraphDriver(captures=False).tokens(PROMPTS[0], max_new_tokens=9, temperature=1.0, seed=(3, 0))
+    assert found == make_driver(captures=False).tokens(PROMPTS[0], max_new_tokens=9, temperature=1.0, seed=(3, 0))
     assert [str(error) in line for line in caplog.messages] == [True]
     assert driver.backend.held_bytes == 0
 
@@ -165,7 +136,7 @@ def test_a_backend_that_computes_otherwise_is_not_used(caplog: pytest.LogCapture
             super().upload(values + (into.dtype == torch.int64), into)  # every token and position is one further
 
     with caplog.at_level(logging.WARNING):
-        driver = GraphDriver(backend=Wrong())
+        driver = make_driver(backend=Wrong())
     assert driver.ahead is None
     assert ["other numbers" in line for line in caplog.messages] == [True]
     assert driver.tokens(PROMPTS[0], max_new_tokens=5) == driver.own_tokens(PROMPTS[0], most=5)
@@ -173,25 +144,25 @@ def test_a_backend_that_computes_otherwise_is_not_used(caplog: pytest.LogCapture
 
 def test_a_backend_that_cannot_capture_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        driver = GraphDriver(backend=recorded.RecordedGraphs(error=RuntimeError("no graphs here")))
+        driver = make_driver(backend=recorded.RecordedGraphs(error=RuntimeError("no graphs here")))
     assert driver.ahead is None
     assert ["no graphs here" in line for line in caplog.messages] == [True]
 
 
 def test_memory_of_graphs_is_counted_limited_and_freed(caplog: pytest.LogCaptureFixture) -> None:
-    driver = GraphDriver(backend=recorded.RecordedGraphs(pool_bytes=100_000))
+    driver = make_driver(backend=recorded.RecordedGraphs(pool_bytes=150_000))
     driver.tokens(PROMPTS[0], max_new_tokens=5)
     with_graphs = driver.engine.memory().held_bytes
-    assert driver.backend.held_bytes == 100_000
+    assert driver.backend.held_bytes == 150_000
     driver.engine.sleep()
     assert driver.backend.held_bytes == 0
-    assert driver.engine.memory().held_bytes <= with_graphs - 100_000
+    assert driver.engine.memory().held_bytes <= with_graphs - 150_000
     driver.engine.wake()
     driver.tokens(PROMPTS[0], max_new_tokens=5)
-    assert driver.backend.held_bytes == 100_000
+    assert driver.backend.held_bytes == 150_000
     driver.engine.resize(CACHE_BYTES)
     assert driver.backend.held_bytes == 0
-    with caplog.at_level(logging.WARNING):  # an eighth of the budget holds three graphs
+    with caplog.at_level(logging.WARNING):  # an eighth of the budget holds two graphs
         for rows in range(1, 6):
             ids = [driver.ask(PROMPTS[0], max_new_tokens=5) for _ in range(rows)]
             found = driver.run()
@@ -203,7 +174,7 @@ def test_memory_of_graphs_is_counted_limited_and_freed(caplog: pytest.LogCapture
 
 
 def test_a_budget_that_changes_while_a_step_is_unread_loses_no_token() -> None:
-    driver = GraphDriver()
+    driver = make_driver()
     expected = {at: driver.own_tokens(PROMPTS[at], most=12) for at in (0, 2, 5)}
     ids = {at: driver.ask(PROMPTS[at], max_new_tokens=12) for at in (0, 2, 5)}
     found: Found = {}
@@ -216,7 +187,7 @@ def test_a_budget_that_changes_while_a_step_is_unread_loses_no_token() -> None:
 
 
 def test_fused_weights_give_the_same_and_can_move() -> None:
-    driver = GraphDriver(captures=False)
+    driver = make_driver(captures=False)
     expected = driver.tokens(PROMPTS[0], max_new_tokens=5)
     decoder, _ = decoder_module.decoder_of(driver.model)
     decoder.fuse()
@@ -251,8 +222,8 @@ ACTIONS = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def drivers() -> tuple[GraphDriver, GraphDriver]:
-    return GraphDriver(cache_bytes=350_000), GraphDriver(captures=False, cache_bytes=350_000)
+def drivers() -> tuple[Any, Any]:
+    return make_driver(cache_bytes=350_000), make_driver(captures=False, cache_bytes=350_000)
 
 
 @settings(
@@ -260,7 +231,7 @@ def drivers() -> tuple[GraphDriver, GraphDriver]:
 )
 @given(st.lists(ACTIONS, min_size=3, max_size=14))
 def test_any_schedule_gives_the_tokens_of_the_eager_engine(
-    drivers: tuple[GraphDriver, GraphDriver], schedule: list[tuple[str, int, int, int]]
+    drivers: tuple[Any, Any], schedule: list[tuple[str, int, int, int]]
 ) -> None:
     driver, eager = drivers
     asked: dict[int, tuple[Any, dict[str, Any]]] = {}
