@@ -41,7 +41,7 @@ _FACTS = "stoker-snapshot.json"
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
-class Loaded(NamedTuple):
+class LoadedParts(NamedTuple):
     """A model and its tokenizer. `weights` says how its weights came to a GPU, for people."""
 
     model: Any
@@ -49,7 +49,7 @@ class Loaded(NamedTuple):
     weights: str = ""
 
 
-def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, name: str = "") -> tuple[Loaded, str]:
+def load_parts(path: str, *, dtype: Any, device: str, snapshot: bool = True, name: str = "") -> tuple[LoadedParts, str]:
     """The model of Transformers at `path` and its tokenizer, through a snapshot where that is faster; and how they were
     loaded, for people."""
     if snapshot and _worth_it(path):
@@ -144,7 +144,7 @@ def _flush(folder: Path) -> None:
                 os.fdatasync(written.fileno())
 
 
-def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple[Loaded, str]:
+def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple[LoadedParts, str]:
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
     loaded = None if snapshot_facts(place) else _from_peer(place.name, dtype=dtype, device=device)
     if loaded is not None:
@@ -169,7 +169,7 @@ def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple
     return _read(path, dtype=dtype, device=device), "without a snapshot"
 
 
-def _from_peer(form: str, *, dtype: Any, device: str) -> tuple[Loaded, str] | None:
+def _from_peer(form: str, *, dtype: Any, device: str) -> tuple[LoadedParts, str] | None:
     """What comes of a snapshot that the pilot has got from another; None if there is none, or it is of no use."""
     place = ambient.local_path(form)
     facts = snapshot_facts(place)
@@ -201,7 +201,7 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _read(path: str, *, dtype: Any, device: str) -> Loaded:
+def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from stoker.contexts.streamed_model import StreamedWeights
@@ -222,7 +222,7 @@ def _read(path: str, *, dtype: Any, device: str) -> Loaded:
         raise OSError(f"{path} is no file or folder here, and the model hub did not give it: {error}") from None
     if is_gguf:
         _mend_special_tokens(tokenizer, model.config)
-    return Loaded(model.eval().requires_grad_(False), tokenizer, weights.told)
+    return LoadedParts(model.eval().requires_grad_(False), tokenizer, weights.told)
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:

@@ -80,12 +80,12 @@ def stored_tensors(folder: str | Path) -> list[StoredTensor]:
     single = Path(folder, "model.safetensors")
     if single.exists():
         return _tensors_of(single)
-    index = msgspec.json.decode(Path(folder, "model.safetensors.index.json").read_bytes(), type=_Index)
+    index = msgspec.json.decode(Path(folder, "model.safetensors.index.json").read_bytes(), type=_ShardIndex)
     names = sorted(set(index.weight_map.values()))
     return [stored for name in names for stored in _tensors_of(Path(folder, Path(name).name))]
 
 
-class _Index(msgspec.Struct):
+class _ShardIndex(msgspec.Struct):
     weight_map: dict[str, str]
 
 
