@@ -1,6 +1,6 @@
 """The part of `make gpu` on policies: 8 models of 1 to 3 B under `slinfer`, and each alone on the device (`exclusive`).
 
-Requests, clients and judgement are those of benchmarks/live_models: a request is in time if each of its tokens is. The
+It uses the requests and clients of benchmarks/live_models. A request is in time if each of its tokens is. The
 objectives are SLINFER's for these prompts (§IX-A), rounded: 0.5 s to the first token, 0.25 s for each further one. Both
 sides get the same trace. The trace is as long as the part has time for, 180 s at most: about 30 s in a whole
 run, and 3 minutes with `make gpu ARGS=slinfer`. Eight contexts share the files of three models, and each library loads
@@ -35,7 +35,7 @@ BEFORE_S = 8.0 if REHEARSAL else 22.0
 """Seconds of a side before its trace: the session starts, and the models are loaded once."""
 CACHE_BYTES = 4 * 10**9
 POLICIES = {"slinfer": f"{ROOT / 'benchmarks' / 'live_models_policy.py'}:patient", "exclusive": "exclusive"}
-"""`patient` is slinfer whose instances stay, like those of exclusive."""
+"""`patient` is slinfer with instances that stay, as they do under exclusive."""
 
 
 class _Models(Live):
