@@ -58,7 +58,7 @@ bench: $(STAMP) ## measure the engine against its peers; the numbers go into ben
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Needs no installation and no network: it runs in .venv if there is one, else in $(PYTHON) with what `make gpu-kit` brought.
-gpu: ## every GPU test and short GPU benchmarks, in under eight minutes; make gpu ARGS=--rehearse needs no GPU
+gpu: ## the site suite, GPU tests and figures of this machine's GPU, in eight minutes; make gpu ARGS=--rehearse needs no GPU
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu/run.py $(ARGS)
 
 gpu-kit: ## wheels for `make gpu` on a machine without a network, into .gpu-kit (64 MiB at most)

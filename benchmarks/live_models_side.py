@@ -158,31 +158,39 @@ class Live:
             write, specification=AppWants(wants), batch_size=None, cache=False, ignore_for_cache=None, executors=None
         )
 
-    async def run(self, requests: list[Request], objective: Objective, *, seed: int) -> list[TokenTimes]:
-        """Send the requests when they are due; when their tokens came, on the clock of the trace."""
+    async def run(
+        self, requests: list[Request], objective: Objective, *, seed: int, limit_s: float | None = None
+    ) -> list[TokenTimes]:
+        """Send the requests when they are due; when their tokens came, on the clock of the trace. A request that is
+        open after `limit_s` is cancelled and counts as late."""
         chance = random.Random(f"prompts/{seed}")
         prompts = [text_of(each, chance) for each in requests]
         self.failed: Counter[str] = Counter()
         begun = time.monotonic() + 1.0
+        found = [
+            TokenTimes(each.at_s, each.prompt, each.output, each.at_s + objective.ttft_s, objective.tpot_s)
+            for each in requests
+        ]
 
-        async def one(request: Request, prompt: str) -> TokenTimes:
-            times = TokenTimes(
-                request.at_s, request.prompt, request.output, request.at_s + objective.ttft_s, objective.tpot_s
-            )
+        async def one(request: Request, prompt: str, times: TokenTimes) -> None:
             app = self._app(request.model, objective, prompt=request.prompt)
-            await asyncio.sleep(max(0.0, begun + request.at_s - time.monotonic()))
             try:
+                await asyncio.sleep(max(0.0, begun + request.at_s - time.monotonic()))
                 with stoker.stream(app, prompt, request.output) as stream:
                     async for _piece in stream:
                         here = [time.monotonic() - begun] * (1 + len(stream.take_arrived()))
                         times.add(here, made=times.seen)
                 times.output = times.seen or times.output  # an engine may end a text before
-            except StokerError as error:
+            except (StokerError, asyncio.CancelledError) as error:
                 self.failed[type(error).__name__] += 1
                 times.late_s = math.inf
-            return times
 
-        return list(await asyncio.gather(*(one(*each) for each in zip(requests, prompts, strict=True))))
+        tasks = [asyncio.ensure_future(one(*each)) for each in zip(requests, prompts, found, strict=True)]
+        _, late = await asyncio.wait(tasks, timeout=limit_s)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks)
+        return found
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ MET = "objectives met, share"
 
 
 def bars(record: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the bars: what is wanted, what was measured, and whether that is met."""
+    """Return the bars, each with the wanted and the measured value and a verdict."""
     parts = {part["name"]: part for part in record["parts"]}
     rehearsal = bool(record["rehearsal"])
     rows = [_site_row(parts.get("site"), rehearsal=rehearsal)]

@@ -1,6 +1,6 @@
 """Parts of `make gpu` on awareness and loads.
 
-All loads of `load` except those from a peer run in one session with a warm zygote. When each load had a session of its
+All loads of `load` run in one session with a warm zygote, except loads from a peer. When each load had a session of its
 own, the session spent 12 to 18 s on imports and start, and the loader 1 to 8 s. Each load is of a recipe that differs
 only in its `threads`, so it gets a library of its own.
 """
@@ -25,7 +25,7 @@ from stoker import causal_lm, context
 CLAIMS = 16
 """Claims of a call, as in benchmarks/awareness.py."""
 _READY = re.compile(r"ready: ([0-9.]+) s to start, ([0-9.]+) s to load")
-_OWN = re.compile(r", in ([0-9.]+) (ms|s)$")
+_OWN = re.compile(r", in ([0-9.]+) (ms|s)(?: \(|$)")
 _STREAM = re.compile(r"of weights in .*?, ([0-9.]+) GB/s")
 _CAME = re.compile(r"is here: (\d+) bytes from where it comes from, (\d+) from peers, ([0-9.]+) s")
 
@@ -172,15 +172,14 @@ class _Loads:
         origin = stoker.app(context=recipe)(_origin)().result(100)
         whole_s = time.perf_counter() - began
         start_s, load_s = _told(self.session, recipe)
-        own = _OWN.search(origin)
-        own_s = float(own[1]) / (1000 if own[2] == "ms" else 1) if own else load_s
+        own_s, stream = told_by(origin)
         self._answer[f"{what}: call to result, s"] = whole_s
         self._answer[f"{what}: start of the library, s"] = start_s
         self._answer[f"{what}: load, s"] = load_s
         self._answer[f"{what}: how"] = origin
-        self._rate(what, self.size / max(own_s, 1e-3) / 1e9)
-        if stream := _STREAM.search(origin):
-            self._rate(f"{what}, {WEIGHTS_ALONE}", float(stream[1]))
+        self._rate(what, self.size / max(own_s or load_s, 1e-3) / 1e9)
+        if stream:
+            self._rate(f"{what}, {WEIGHTS_ALONE}", stream)
 
     def cold(self, what: str, source: Path) -> None:
         """The same without the files in the page cache, as far as the kernel drops them."""
@@ -204,6 +203,13 @@ class _Loads:
         self._answer[f"{what}: GB/s"] = rate
         if self._pinned:
             self._answer[f"{what}: {OF_PINNED}"] = rate / self._pinned
+
+
+def told_by(origin: str) -> tuple[float, float]:
+    """Return the seconds of the loader, and the GB/s of its weights, from `CausalLM.origin`; 0 if it lacks one."""
+    own, stream = _OWN.search(origin), _STREAM.search(origin)
+    own_s = float(own[1]) / (1000 if own[2] == "ms" else 1) if own else 0.0
+    return own_s, float(stream[1]) if stream else 0.0
 
 
 def _told(session: Any, recipe: Any) -> tuple[float, float]:

@@ -79,7 +79,7 @@ def weights_bytes(folder: Path) -> int:
 
 
 def pickle_of(folder: Path) -> Path:
-    """Write the same model as a pickle next to it, which takes long to load: what snapshots are for."""
+    """Write the same model as a pickle next to it. A pickle loads slowly, so Stoker makes a snapshot of it."""
     from safetensors.torch import load_file
 
     pickled = folder.with_name(f"{folder.name}-pickled")

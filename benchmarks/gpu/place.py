@@ -56,7 +56,7 @@ class Place:
         return self._until - time.monotonic()
 
     def number(self, part: str, name: str) -> float:
-        """Return a number that an earlier part has measured; 0 if there is none."""
+        """Return a number that an earlier part has measured, or 0."""
         try:
             return float(json.loads((self.work / f"{part}.json").read_text())["numbers"].get(name, 0.0))
         except (OSError, ValueError):

@@ -73,7 +73,7 @@ class Run:
         self.ends_at = self.began + IN_ALL_S
         for folder in (self.out / "logs", self.work):
             folder.mkdir(parents=True, exist_ok=True)
-        for name in PARTS:  # parts read each other's numbers: those of an earlier run do not count
+        for name in PARTS:  # parts read each other's numbers, of this run only
             (self.work / f"{name}.json").unlink(missing_ok=True)
         self.record: dict[str, Any] = {
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -17,6 +17,7 @@ from polling import polls
 
 from benchmarks.gpu import budget, kit, parts, run, suites
 from benchmarks.gpu.bars import FULL_OF_NONE, MET, OF_LIMIT, OF_PINNED, bars
+from benchmarks.gpu.load_parts import told_by
 from benchmarks.gpu.page import render
 
 SCRIPT = Path(run.__file__)
@@ -193,6 +194,19 @@ def test_site_results_are_read_by_promise(tmp_path: Path) -> None:
     file.write_text(json.dumps({"site": "s", "promises": promises}))
     assert suite.numbers(log) == {"holds": 1, "fails": 1, "a pilot starts": "holds", "MIG": "fails: no MIG"}
     assert suite.verdict(0, log)[0] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("origin", "told"),
+    [
+        ("as it is, in 1.1 s", (1.1, 0.0)),
+        ("snapshot (made earlier in 2.2 s), in 85 ms", (0.085, 0.0)),
+        ("as it is, in 0.3 s (3.4 GB of weights in 0.2 s, 17.1 GB/s)", (0.3, 17.1)),
+        ("somehow", (0.0, 0.0)),
+    ],
+)
+def test_rates_are_read_from_the_origin_of_a_model(origin: str, told: tuple[float, float]) -> None:
+    assert told_by(origin) == pytest.approx(told)
 
 
 def test_kit_brings_what_stoker_requires() -> None:
