@@ -10,7 +10,7 @@ import msgspec
 from stoker.units import show_seconds
 
 
-class Verdict(enum.Enum):
+class PromiseVerdict(enum.Enum):
     """How a promise ended."""
 
     HOLDS = "holds"
@@ -18,14 +18,14 @@ class Verdict(enum.Enum):
     NOT_TRIED = "not tried"
 
 
-_WORDS = {Verdict.HOLDS: "ok", Verdict.FAILS: "fails", Verdict.NOT_TRIED: "no"}
+_WORDS = {PromiseVerdict.HOLDS: "ok", PromiseVerdict.FAILS: "fails", PromiseVerdict.NOT_TRIED: "no"}
 
 
 class TriedPromise(msgspec.Struct, frozen=True):
     """One promise. `why` is a sentence where it fails or was not tried; `log` is a folder. `took_s` in seconds."""
 
     title: str
-    verdict: Verdict
+    verdict: PromiseVerdict
     took_s: float = 0.0
     why: str = ""
     remedy: str = ""
@@ -49,14 +49,14 @@ class SiteReport(msgspec.Struct, frozen=True):
     def sound(self) -> bool:
         """True if the run came to its end, a promise holds and none fails."""
         verdicts = {each.verdict for each in self.promises}
-        return not self.interrupted and Verdict.HOLDS in verdicts and Verdict.FAILS not in verdicts
+        return not self.interrupted and PromiseVerdict.HOLDS in verdicts and PromiseVerdict.FAILS not in verdicts
 
 
 def render(report: SiteReport) -> list[str]:
     """The lines of the page."""
     out = [" · ".join([f"site {report.site}", report.provider, *_found(report)]), ""]
     out += [f"  warn  {trouble}" for trouble in report.troubles]
-    for verdict in Verdict:
+    for verdict in PromiseVerdict:
         for promise in report.promises:
             if promise.verdict is verdict:
                 out += line_of(promise)
@@ -66,10 +66,10 @@ def render(report: SiteReport) -> list[str]:
 def line_of(promise: TriedPromise) -> list[str]:
     """The lines of one promise."""
     word = f"  {_WORDS[promise.verdict]:<5} {promise.title}"
-    if promise.verdict is Verdict.HOLDS:
+    if promise.verdict is PromiseVerdict.HOLDS:
         return [f"{word} · {show_seconds(promise.took_s)}"]
     first, *more = promise.why.splitlines() or ["no reason is known"]
-    if promise.verdict is Verdict.NOT_TRIED:
+    if promise.verdict is PromiseVerdict.NOT_TRIED:
         return [f"{word}: not tried: {first}", *_indented(more)]
     told = [first, *more, promise.remedy, f"log: {promise.log}" if promise.log else ""]
     return [f"{word} · {show_seconds(promise.took_s)}", *_indented(told)]
@@ -86,8 +86,8 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _summary(report: SiteReport) -> str:
-    count = {verdict: sum(each.verdict is verdict for each in report.promises) for verdict in Verdict}
-    holds, fails, not_tried = (count[verdict] for verdict in Verdict)
+    count = {verdict: sum(each.verdict is verdict for each in report.promises) for verdict in PromiseVerdict}
+    holds, fails, not_tried = (count[verdict] for verdict in PromiseVerdict)
     said = [f"{holds} promise{'s hold' if holds != 1 else ' holds'}"]
     said.append(f"{fails} {'do' if fails != 1 else 'does'} not" if fails else "none fails")
     if not_tried:

@@ -48,6 +48,7 @@ NOT_RUN = {
     "make install": "minutes, and what made the environment of this test",
     ". .venv/bin/activate": "changes the shell of the reader",
     "stoker doctor": "tests/cli/test_cli_commands.py runs it, and this machine may lack something",
+    "stoker doctor site.toml --tests": "a minute; tests/batch/test_batch_site_suite.py runs it on a real Slurm",
     "make wheel": "pip fetches setuptools; tests/suite/test_suite_wheel.py makes the wheel without a network",
     "python3 -m venv stoker-venv": "tests/suite/test_suite_wheel.py runs the wheel in a bare environment",
     "stoker-venv/bin/pip install stoker-0.1.0-py3-none-any.whl": "the same",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from stoker.manager.cli.site_page import SiteReport, TriedPromise, Verdict, render
+from stoker.manager.cli.site_page import PromiseVerdict, SiteReport, TriedPromise, render
 
-HOLDS = TriedPromise("a pilot starts", Verdict.HOLDS, 1.2)
-FAILS = TriedPromise("files travel", Verdict.FAILS, 61.0, "no byte came\nin detail", "open the ports", "/logs/k3v9")
-NOT_TRIED = TriedPromise("the ledger agrees", Verdict.NOT_TRIED, why="no GPU here")
+HOLDS = TriedPromise("a pilot starts", PromiseVerdict.HOLDS, 1.2)
+FAILS = TriedPromise(
+    "files travel", PromiseVerdict.FAILS, 61.0, "no byte came\nin detail", "open the ports", "/logs/k3v9"
+)
+NOT_TRIED = TriedPromise("the ledger agrees", PromiseVerdict.NOT_TRIED, why="no GPU here")
 
 
 def page(*promises: TriedPromise, interrupted: bool = False) -> SiteReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from driver.machine import Machine
 from faults.world import World
 
-from stoker.manager.cli.site_page import SiteReport, TriedPromise, Verdict
+from stoker.manager.cli.site_page import PromiseVerdict, SiteReport, TriedPromise
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTS, SEES, LEDGER = "a pilot starts", "a call sees", "the memory ledger"
@@ -49,10 +50,10 @@ def of(report: SiteReport, title: str) -> TriedPromise:
 
 def test_promises_that_hold_make_exit_code_0(world):
     code, report = prove(world, '[pilot]\ndevices = "cpu:1"\n', "starts or hot or two_devices")
-    assert (code, of(report, STARTS).verdict) == (0, Verdict.HOLDS)
-    assert of(report, "a context loads once").verdict is Verdict.HOLDS
+    assert (code, of(report, STARTS).verdict) == (0, PromiseVerdict.HOLDS)
+    assert of(report, "a context loads once").verdict is PromiseVerdict.HOLDS
     over_two = of(report, "a context over two devices")
-    assert (over_two.verdict, over_two.why) == (Verdict.NOT_TRIED, "no pilot here has two devices of one kind")
+    assert (over_two.verdict, over_two.why) == (PromiseVerdict.NOT_TRIED, "no pilot here has two devices of one kind")
     assert not list((world.home / "site-tests").iterdir()), "a run without a failure keeps no folder"
 
 
@@ -60,11 +61,11 @@ def test_a_site_without_gpus_fails_once_and_tries_nothing_else(world):
     machine = Machine(world.path)
     code, report = prove(world, GPUS, "", **machine.environment)
     first, *others = report.promises
-    assert (code, first.verdict) == (1, Verdict.FAILS)
+    assert (code, first.verdict) == (1, PromiseVerdict.FAILS)
     assert "no GPU was granted to this pilot: NVML shows no GPU" in first.why
     assert Path(first.log).is_dir()
     assert len(others) >= 15
-    assert {(each.verdict, each.why) for each in others} == {(Verdict.NOT_TRIED, "no pilot started")}
+    assert {(each.verdict, each.why) for each in others} == {(PromiseVerdict.NOT_TRIED, "no pilot started")}
 
 
 def test_a_gpu_that_takes_one_process_is_said_and_not_shared(world):
@@ -79,7 +80,7 @@ def test_a_part_of_a_gpu_is_a_device_of_its_kind(world):
     part = {"uuid": "MIG-0", "name": "MIG 1g.5gb", "memory": 5e9}
     report = prove_gpus(world, {"mig": [part]})
     assert report.devices[0] == "1 x MIG 1g.5gb with 5.0 GB"
-    assert (of(report, SEES).verdict, of(report, LEDGER).verdict) == (Verdict.HOLDS, Verdict.NOT_TRIED)
+    assert (of(report, SEES).verdict, of(report, LEDGER).verdict) == (PromiseVerdict.HOLDS, PromiseVerdict.NOT_TRIED)
     assert "PyTorch" in of(report, LEDGER).why
 
 
@@ -95,6 +96,7 @@ def test_a_site_without_scratch_says_which_folder(world):
     assert of(report, "a context loads once").why == "no pilot started"
 
 
+@pytest.mark.slow
 def test_a_batch_system_that_does_not_answer_is_named(world):
     commands = world.path / "commands"
     commands.mkdir()
@@ -105,7 +107,7 @@ def test_a_batch_system_that_does_not_answer_is_named(world):
     path = f"{commands}:{os.environ['PATH']}"
     code, report = prove(world, site, "starts or hot", "--wait", "8", PATH=path)
     assert code == 1
-    assert "sbatch has not answered for 1 s" in of(report, STARTS).why
+    assert re.search(r"\bs\w+ has not answered for 1 s", of(report, STARTS).why)
     assert of(report, "a context loads once").why == "no pilot started"
 
 

@@ -75,19 +75,41 @@ if __name__ == "__main__":
 """
 
 
-def test_it_runs_a_program_in_a_bare_environment(wheel: Path, tmp_path: Path) -> None:
-    """Packages that Stoker needs come from this environment: the test works without a network."""
-    bare = tmp_path / "bare"
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare environment with the wheel. Packages that Stoker needs come from this one: no network is needed."""
+    bare = tmp_path_factory.mktemp("environment") / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    packages = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(bare)}))
+    packages = packages_of(bare)
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(packages)
-    (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if "stoker" not in package.name and package.suffix != ".pth":
+            (packages / package.name).symlink_to(package)
+    return bare
+
+
+def packages_of(bare: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(bare)}))
+
+
+def run_bare(bare: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python of the bare environment in a folder that has a site file, `here.toml`."""
+    (folder / "here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\n')
+    command = [str(bare / "bin" / "python"), *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_it_runs_a_program_in_a_bare_environment(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FIRST_PROGRAM)
-    (tmp_path / "here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:1"\n')
-    ran = subprocess.run(
-        [str(bare / "bin" / "python"), "program.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    ran = run_bare(bare, "program.py", folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["7", str(packages / "stoker" / "__init__.py")]
+    assert ran.stdout.split() == ["7", str(packages_of(bare) / "stoker" / "__init__.py")]
+
+
+def test_it_proves_a_site_from_a_bare_environment(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    command = ["-m", "stoker.manager.cli.entry", "doctor", "here.toml", "--tests", "-k", "starts or hot or modules"]
+    ran = run_bare(bare, *command, folder=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("3 promises hold, none fails; in ")

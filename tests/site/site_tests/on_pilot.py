@@ -11,9 +11,8 @@ import socket
 import tempfile
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import psutil
 
 import stoker
@@ -25,7 +24,7 @@ BEAT_S = 0.2
 """Seconds that a call of a stream takes."""
 
 
-class Whereabouts(msgspec.Struct, frozen=True):
+class Whereabouts(NamedTuple):
     """Where a call ran: its host, its pilot's process, when that began, its library's process, its pilot's block."""
 
     host: str
@@ -135,7 +134,7 @@ def held_devices(loaded: tuple[str, ...]) -> tuple[str, ...]:
     return loaded
 
 
-class SeenDevice(msgspec.Struct, frozen=True):
+class SeenDevice(NamedTuple):
     """What a call sees: its device, the value of CUDA_VISIBLE_DEVICES, NVML's words for it, torch's count of GPUs (-1:
     no torch), and the cores that it may use."""
 
@@ -196,7 +195,7 @@ def on_device(size: int) -> Any:
     return torch.ones(size, dtype=torch.uint8, device=stoker.device())
 
 
-class DeviceUse(msgspec.Struct, frozen=True):
+class DeviceUse(NamedTuple):
     """Bytes of a GPU. `process`: of this library by NVML, 0 if NVML does not say; `device`: of all processes there;
     `total`: of the device. `why`: why nothing was measured."""
 
@@ -258,7 +257,7 @@ def variable(_loaded: Any, name: str) -> str:
     return os.environ.get(name, "")
 
 
-class BothModels(msgspec.Struct, frozen=True):
+class BothModels(NamedTuple):
     """One model, loaded by Stoker and by Transformers; or why it could not be made."""
 
     stokers: Any = None

@@ -15,7 +15,7 @@ import pytest
 
 from stoker.contexts import state_folder
 from stoker.errors import StokerError
-from stoker.manager.cli.site_page import SiteReport, TriedPromise, Verdict, line_of, render
+from stoker.manager.cli.site_page import PromiseVerdict, SiteReport, TriedPromise, line_of, render
 from stoker.site_tests.promise import BrokenPromiseError, limited, promise_of
 from stoker.site_tests.subject import Subject, importable
 from stoker.units import parse_seconds
@@ -71,7 +71,7 @@ class Run:
         """The page as it is known now."""
         missing = "the run was interrupted" if self.interrupted else "the run did not get to it"
         promises = [
-            self.told.get(node) or TriedPromise(title, Verdict.NOT_TRIED, why=missing)
+            self.told.get(node) or TriedPromise(title, PromiseVerdict.NOT_TRIED, why=missing)
             for node, title in self.titles.items()
         ]
         return SiteReport(
@@ -103,7 +103,7 @@ class Run:
         try:
             self.subject.close()
         finally:
-            failed = any(each.verdict is Verdict.FAILS for each in self.told.values())
+            failed = any(each.verdict is PromiseVerdict.FAILS for each in self.told.values())
             shutil.rmtree(self.subject.folder / "scratch", ignore_errors=True)
             if not failed:
                 shutil.rmtree(self.subject.folder, ignore_errors=True)
@@ -156,12 +156,12 @@ def pytest_runtest_makereport(
 def _told(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> TriedPromise:
     promise, subject = promise_of(item), item.config.stash[_RUN].subject
     if report.passed:
-        return TriedPromise(promise.title, Verdict.HOLDS, call.duration)
+        return TriedPromise(promise.title, PromiseVerdict.HOLDS, call.duration)
     error = call.excinfo.value if call.excinfo is not None else None
     if report.skipped:
-        return TriedPromise(promise.title, Verdict.NOT_TRIED, call.duration, str(error))
+        return TriedPromise(promise.title, PromiseVerdict.NOT_TRIED, call.duration, str(error))
     why = str(error) if isinstance(error, BrokenPromiseError) else f"{type(error).__name__}: {error}"
-    return TriedPromise(promise.title, Verdict.FAILS, call.duration, why, promise.remedy, subject.log)
+    return TriedPromise(promise.title, PromiseVerdict.FAILS, call.duration, why, promise.remedy, subject.log)
 
 
 def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
