@@ -193,7 +193,7 @@ class DecodeGraphs:
             del self._graphs[next(iter(self._graphs))]
         if not self._graphs:
             self._backend.clear()
-        self._place(shape, inputs)
+        self._place(shape, inputs)  # for the warm-up, which moves them on: they are placed again before the replay
         try:
             replay = self._backend.capture(partial(self._advance, shape))
         except Exception as error:  # out of memory, or an operation that cannot be captured
@@ -207,7 +207,6 @@ class DecodeGraphs:
                 len(shape.requests), show_bytes(held), show_bytes(self.limit_bytes), self._most,
             )  # fmt: skip
             return False
-        self._place(shape, inputs)  # the warm-up has moved them on
         return True
 
     def _give_up(self, why: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lazily import lazily
 
-from stoker.contexts.inference.adapter import NewToken
+from stoker.contexts.inference.adapter import NewToken, Sampling
 
-torch, decoder_module, recorded, graph_driver = lazily(
-    "torch", "stoker.contexts.inference.decoder", "recorded_graphs", "graph_driver", needs="transformers"
-)
+torch, decoder_module, engine_thread, recorded, graph_driver = lazily(
+    "torch", "stoker.contexts.inference.decoder", "stoker.contexts.inference.engine_thread", "recorded_graphs",
+    "graph_driver", needs="transformers",
+)  # fmt: skip
 
 CHANCE = random.Random(11)
 PROMPTS = [tuple(CHANCE.randrange(40, 115) for _ in range(length)) for length in (9, 3, 41, 1, 130, 9)]
@@ -77,6 +79,44 @@ def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read() -> None
         assert len(tokens) == 1
         assert (driver.backend.replays, driver.backend.waits) == (replays + number, waits + number)
     assert not uploads  # nothing is copied to the device while the batch stays the same
+
+
+def test_a_request_joins_in_the_step_after_it_was_added() -> None:
+    driver = make_driver()
+    first = driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
+    found = driver.run(steps=6)
+    assert driver.ahead.launched
+    second = driver.ask(PROMPTS[1], max_new_tokens=3)
+    before = len(found[first])
+    driver.run(found, steps=1)  # it reads the step that was launched, and then the prompt
+    assert len(found[first]) == before + 2
+    assert len(found[second]) == 1
+
+
+def test_requests_of_several_threads_come_and_go() -> None:
+    engine = make_driver().engine
+    eager = make_driver(captures=False)
+    expected = {at: eager.tokens(PROMPTS[at], max_new_tokens=25, temperature=1.0, seed=(at, 0)) for at in range(6)}
+    thread = engine_thread.EngineThread(lambda: engine)
+
+    def ask(number: int) -> list[int]:
+        at, found = number % 6, list[int]()
+        sampling = Sampling(max_new_tokens=25, temperature=1.0, seed=(at, 0))
+        generation = thread.submit(PROMPTS[at], sampling, pieces=True)
+        for token in generation.tokens():
+            found.append(token.token)
+            if number % 4 == 3 and len(found) == 5:
+                generation.abort()
+                break
+        return found
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(ask, range(24)))
+    finally:
+        thread.close()
+    for number, tokens in enumerate(found):
+        assert tokens == (expected[number % 6][:5] if number % 4 == 3 else expected[number % 6])
 
 
 def test_shapes_are_captured_after_some_uses_and_again_when_rows_move() -> None:
@@ -174,9 +214,10 @@ def test_memory_of_graphs_is_counted_limited_and_freed(caplog: pytest.LogCapture
 
 
 def test_a_budget_that_changes_while_a_step_is_unread_loses_no_token() -> None:
-    driver = make_driver()
-    expected = {at: driver.own_tokens(PROMPTS[at], most=12) for at in (0, 2, 5)}
-    ids = {at: driver.ask(PROMPTS[at], max_new_tokens=12) for at in (0, 2, 5)}
+    driver, eager = make_driver(), make_driver(captures=False)
+    options = {"max_new_tokens": 12, "temperature": 1.0, "seed": (4, 2)}
+    expected = {at: eager.tokens(PROMPTS[at], **options) for at in (0, 2, 5)}
+    ids = {at: driver.ask(PROMPTS[at], **options) for at in (0, 2, 5)}
     found: Found = {}
     for size in (1_500_000, 2_000_000, 600_000, 1_500_000) * 3:
         driver.run(found, steps=1)
