@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batch.lab.shape import Shape
@@ -35,9 +36,9 @@ def test_every_promise_holds_on_slurm(make_cluster, world):
     assert left.split() == []
 
 
-def prove(site: Path, home: Path) -> dict[str, object]:
+def prove(site: Path, home: Path, *options: str) -> dict[str, Any]:
     """The page of `stoker doctor SITE --tests --json`."""
-    command = [sys.executable, "-m", "stoker.manager.cli.entry", "doctor", str(site), "--tests", "--json"]
+    command = [sys.executable, "-m", "stoker.manager.cli.entry", "doctor", str(site), "--tests", "--json", *options]
     done = subprocess.run(
         command,
         cwd=site.parent,

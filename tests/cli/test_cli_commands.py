@@ -359,6 +359,22 @@ def test_a_time_to_wait_is_refused_where_nothing_waits_and_below_zero(stoker: St
         assert (said.exit_code, "-1 is not a number of seconds, 0 or more" in said.output) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tests"], "--tests wants a site file to take the job from: stoker doctor site.toml --tests"),
+        (["here.toml", "--tests", "--probe"], "--probe and --tests: give one of them"),
+        (["here.toml", "-k", "peer"], "-k is for --tests"),
+    ],
+)
+def test_doctor_refuses_options_of_the_site_suite_that_do_not_fit(
+    stoker: Stoker, tmp_path: Path, options: list[str], said: str
+) -> None:
+    (tmp_path / "here.toml").write_text('name = "here"\n')
+    told = stoker("doctor", *(option.replace("here.toml", str(tmp_path / "here.toml")) for option in options))
+    assert (told.exit_code, said in told.output) == (2, True), told.output
+
+
 def test_the_end_of_a_file_in_a_command_is_an_error_and_not_ctrl_d(tmp_path: Path) -> None:
     """click takes every EOFError for Ctrl-D, and the command ended without a word."""
     program = tmp_path / "program.py"

@@ -21,6 +21,7 @@ ARGUMENTS = {
 }  # fmt: skip
 """What a command wants beside its options."""
 WRONG_TEXTS = {
+    "-k": ["peer"],
     "--session": ["no-such-session"],
     "--scratch": ["/no/such/folder", "$NO_SUCH_VARIABLE"],
     "--older": ["soon", "4", "-1 s", ""],
