@@ -1,7 +1,7 @@
 """A backend of captured steps that records instead of a device (`step_graphs.GraphBackend`).
 
 A replay runs the function again. Captures and replays fail where CUDA would: if the function reads a value on the host,
-makes a tensor of Python values, or uses a tensor whose memory is not that of the capture.
+makes a tensor from Python values, or uses memory that the capture did not use.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Addresses(TorchDispatchMode):
 
 
 class RecordedGraphs:
-    """Counts captures and replays. `pool_bytes`: what one capture holds; `error`: what captures raise."""
+    """Counts captures and replays. `pool_bytes`: the size of one capture. `error`: an exception that captures raise."""
 
     def __init__(self, *, pool_bytes: int = 1_000, error: Exception | None = None) -> None:
         self.pool_bytes = pool_bytes
@@ -94,7 +94,7 @@ class RecordedGraphs:
         into.copy_(values)
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """What the values are now."""
+        """Copy the values now."""
         copied = values.clone()
 
         def read() -> list[int]:

@@ -8,10 +8,10 @@ those before its tokens. The device runs launches, copies and moves of rows in t
 
 - A step is launched ahead only if its requests, rows and reservations do not depend on the unread tokens: no waiting
   request could join, and no request outgrows its row. Otherwise the tokens are read first, and the batch decides.
-- A request that turns out to have ended, or that leaves, has a row in the unread step. Its token is dropped when the
-  step is read. Its row is free at once: what is written there later is written after the unread step.
+- A request that has ended or was aborted still has a row in the unread step. Its token is dropped when the
+  step is read. Its row is free at once: the device writes to it again only after the unread step.
 - Each kept token has used the next random number of its request.
-- Everything that moves or frees memory beyond rows (a resize, sleep, an eager step) reads the unread step first.
+- A resize and an eager step read the unread step before they free or move memory. Sleep and stop wait for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker.contexts.sampling import TokenDraw
 
 
 class WritingRequest(Protocol):
-    """What a step needs of a request: its tokens so far, and how it draws."""
+    """A request with its tokens so far and its draw."""
 
     request: GenerationRequest
     draw: TokenDraw
@@ -47,7 +47,7 @@ class StepsAhead:
         self._unread: LaunchedStep | None = None
 
     def begin(self, step: Step) -> bool:
-        """Launch a decode step whose tokens the host knows; False if it is to run eagerly. Its requests have rows."""
+        """Launch a decode step from tokens on the host. False if the step must run eagerly. Its requests have rows."""
         if step.prefill or len(step.requests) < len(self._batch.running):
             return False
         shape = self._shape()
@@ -57,8 +57,8 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step, and launch the one after it first if it does not depend on these tokens. Returns the
-        step's shape, and its requests that have not left with their tokens (-1: none can be drawn)."""
+        """Read the unread step. Launch the next step before, if it does not depend on these tokens. Return the shape of
+        the step, and the token of each request that still runs (-1: no token can be drawn)."""
         unread = self._unread
         if unread is None:
             return None
@@ -67,7 +67,7 @@ class StepsAhead:
         return self._tokens(unread)
 
     def settle(self) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the unread step, and launch none."""
+        """Read the unread step without launching another."""
         unread, self._unread = self._unread, None
         return None if unread is None else self._tokens(unread)
 
@@ -77,7 +77,7 @@ class StepsAhead:
         return self._unread is not None
 
     def drop(self) -> None:
-        """Wait for what was launched, and free all graphs."""
+        """Wait for launched steps, drop their tokens, and free all graphs."""
         self._unread = None
         self.graphs.drop()
 

@@ -2,12 +2,12 @@
 
 On a GPU an eager decode step launches hundreds of small kernels, and launching them takes longer than they run. A graph
 launches them at once. It is captured for a *shape*: for each array of rows in use, the array's row length and a number
-of rows (a power of two, or all that the array has), and whether tokens are drawn. Rows that no request has compute too,
-and their tokens are dropped. A shape is captured after it was used a few times.
+of rows (a power of two, or all of the array's rows), and how tokens are chosen. Rows without a request compute too, and
+their tokens are dropped. A shape is captured after a few eager uses.
 
 A graph holds addresses: of the weights, of its arrays' keys and values, and of `RowBuffers`. When an array gets other
 memory (`RowArray.version`), its graphs are dropped. Each replay leaves the tokens that it wrote, and their positions,
-in the buffers as the next step's input, so steps follow each other without a copy from the host.
+in the buffers as the next step's input, so the next step needs no copy from the host.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StepShape:
 
     @property
     def versions(self) -> list[tuple[RowArray, int]]:
-        """What a graph of this shape is valid for."""
+        """The memory for which a graph of this shape is valid."""
         return [(array, array.version) for array in self.arrays]
 
 
@@ -105,8 +105,8 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """The captured steps of one decoder. `rows`: the most requests of a batch. `limit_bytes`: what graphs may hold (0 =
-    any). `uses`: a shape is captured when it has been used so many times."""
+    """The captured steps of one decoder. `rows`: the largest number of requests in a batch. `limit_bytes`: the memory
+    limit of graphs (0 = no limit). `uses`: eager uses of a shape before its capture."""
 
     def __init__(
         self, decoder: LeanDecoder, backend: GraphBackend, *, rows: int, uses: int = USES_BEFORE_CAPTURE
@@ -127,7 +127,7 @@ class DecodeGraphs:
         return self._backend.held_bytes + self._buffers.held_bytes
 
     def shape_of(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
-        """The shape of a step over all rows in use; None if such a step is never captured."""
+        """Return the shape of a step over all rows in use; None if the step must run eagerly."""
         if self.failed:
             return None
         drawing = [draw for draw in draws if not draw.greedy]
@@ -136,12 +136,12 @@ class DecodeGraphs:
         return shape if len(shape.requests) <= self._most else None
 
     def captured(self, shape: StepShape) -> bool:
-        """True if the shape has a graph whose addresses are still right."""
+        """True if the shape has a valid graph."""
         graph = self._graphs.get(shape.key)
         return graph is not None and graph.serves(shape)
 
     def due(self, shape: StepShape) -> bool:
-        """Count a use of the shape. True if it is captured, or is to be now."""
+        """Count a use of the shape. True if it has a graph, or should get one now."""
         if self.captured(shape):
             return True
         uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
@@ -150,10 +150,10 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step, and capture it first if need be; None if that fails, after a warning.
+        """Launch a step, and capture it first if it has no graph. Return None if the capture fails, after a warning.
 
-        `inputs` gives a request's input. With `after` its tokens are those that this step, launched last, leaves on the
-        device (a shape that is captured already).
+        `inputs` returns a request's input. With `after`, the step launched last, tokens are read from the device, and
+        the shape must have a graph.
         """
         if after is None and not self.captured(shape) and not self._capture(shape, inputs):
             return None
@@ -219,7 +219,7 @@ class DecodeGraphs:
         return False
 
     def _advance(self, shape: StepShape, *, logits_into: torch.Tensor | None = None) -> None:
-        """What is captured: read each row's token, choose the next one, and leave it as the next step's input."""
+        """The captured function: read each row's token, choose the next one, and store it as the next step's input."""
         buffers, count, at = self._buffers, len(shape.requests), 0
         tokens, positions = buffers.tokens[:count], buffers.positions[:count]
         parts, following = list[ReadPart | DecodePart](), list[torch.Tensor]()
@@ -239,7 +239,7 @@ class DecodeGraphs:
     # ---- inputs
 
     def _place(self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None) -> None:
-        """Write the inputs of each row. With `after` tokens move from the rows in which that step left them."""
+        """Write the inputs of each row. With `after`, copy tokens from the rows of that step."""
         buffers, count = self._buffers, len(shape.requests)
         none = RowInput(0, 0, _GREEDY)
         rows = [none if id is None else inputs(id) for id in shape.requests]
@@ -259,7 +259,8 @@ class DecodeGraphs:
     # ---- the check
 
     def _difference(self) -> float:
-        """How far captured steps are from eager ones, in parts of the logits' spread; one row is greedy, one draws."""
+        """Return the difference between captured and eager steps, relative to the standard deviation of the logits.
+        One row is greedy, one draws."""
         decoder, store = self._decoder, self._decoder.new_store()
         draws = {0: _GREEDY, 1: TokenDraw(_DRAWN)}
         last: dict[int, int] = {}

@@ -19,7 +19,7 @@ _WARM_UPS = 2
 """Runs before a capture, in which libraries allocate their workspaces and choose their kernels."""
 
 Replay = Callable[[], None]
-"""Runs a captured function on the device, after what was launched before; does not wait for it."""
+"""Enqueues a captured function on the device, and returns without waiting."""
 
 
 class GraphBackend(Protocol):
@@ -30,16 +30,16 @@ class GraphBackend(Protocol):
         """Device memory that captured functions hold for their temporary tensors."""
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Run the function for warm-up, then capture it. What it writes is undefined until the first replay."""
+        """Run the function for warm-up, then capture it. Its outputs are undefined until the first replay."""
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Copy values of the host into a tensor of the device, after what was launched before; without a wait."""
+        """Enqueue a copy of host values into a tensor of the device, and return without waiting."""
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Start a copy to the host, after what was launched before; the result waits for it and returns the values."""
+        """Enqueue a copy to the host. The returned function waits for it and returns the values."""
 
     def wait(self) -> None:
-        """Wait for all that was launched."""
+        """Wait for all launched work."""
 
     def clear(self) -> None:
         """Free the memory of graphs. The caller has dropped all replays."""
