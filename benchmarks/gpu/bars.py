@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 Numbers = dict[str, Any]
-ENGINES = ("graphs", "compile", "eager")
+ENGINES = ("graphs", "eager")
 """Ways in which Stoker's engine decodes. A bar takes the fastest."""
 OF_LIMIT = "of the bandwidth limit"
 OF_PINNED = "of pinned bandwidth"
