@@ -1,4 +1,4 @@
-"""The page of the site suite: what holds on a site, what does not, and what could not be tried."""
+"""The page of the site suite: each promise with its verdict, reason and remedy."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class TriedPromise(msgspec.Struct, frozen=True):
 
 
 class SiteReport(msgspec.Struct, frozen=True):
-    """The result of a run. `machines` are the hosts of its pilots, `devices` what they offer, `troubles` what they
-    complain of; `took_s` in seconds."""
+    """The result of a run. `machines` are the hosts of its pilots, `devices` their devices, `troubles` their
+    complaints; `took_s` in seconds."""
 
     site: str
     provider: str

@@ -1,4 +1,4 @@
-"""Contexts and functions of the site suite that run on pilots. They import what a pilot may lack when they are called.
+"""Contexts and functions of the site suite that run on pilots. They import optional packages when they run.
 
 Functions take the loaded context first, as every app with a context does.
 """
@@ -135,7 +135,7 @@ def held_devices(loaded: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class SeenDevice(NamedTuple):
-    """What a call sees: its device, the value of CUDA_VISIBLE_DEVICES, NVML's words for it, torch's count of GPUs (-1:
+    """The view of a call: its device, the value of CUDA_VISIBLE_DEVICES, NVML's words for it, torch's count of GPUs (-1:
     no torch), and the cores that it may use."""
 
     device: str
@@ -146,7 +146,7 @@ class SeenDevice(NamedTuple):
 
 
 def seen_device(_loaded: Any) -> SeenDevice:
-    """Return what this call sees of devices."""
+    """Return the view that this call has of devices."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     said = _nvml_words(visible.partition(",")[0]) if visible else ""
     count = _torch_gpus() if visible else -1
@@ -206,7 +206,7 @@ class DeviceUse(NamedTuple):
 
 
 def device_use(held: Any) -> DeviceUse:
-    """Ask NVML what this library and the whole device use."""
+    """Ask NVML for the use of this library and of the whole device."""
     if isinstance(held, str):
         return DeviceUse(why=held)
     import pynvml
@@ -293,7 +293,7 @@ def tiny_llama() -> BothModels:
 
 
 def two_texts(models: BothModels, prompts: list[str], count: int) -> tuple[list[str], list[str], str]:
-    """Return what Stoker's engine and Transformers write after the prompts, and why nothing was written."""
+    """Return the texts of Stoker's engine, those of Transformers, and the reason if both are missing."""
     if models.why:
         return [], [], models.why
     import torch

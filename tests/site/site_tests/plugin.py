@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read the site file. Raise UsageError if none is given or it is wrong."""
-    config.addinivalue_line("markers", "promise(promise): what a test of the site suite proves")
+    config.addinivalue_line("markers", "promise(promise): the promise that a test of the site suite proves")
     file = config.getoption("site_file")
     if file is None:
         raise pytest.UsageError("the site suite needs a site file: pytest --site SITE.toml tests/site")
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Run:
-    """A run of the suite: its subject, and what is known of each promise."""
+    """A run of the suite: its subject, and the outcome of each promise so far."""
 
     def __init__(self, subject: Subject, config: pytest.Config) -> None:
         self.subject = subject
@@ -68,7 +68,7 @@ class Run:
         self._progress = bool(config.getoption("site_progress"))
 
     def report(self) -> SiteReport:
-        """The page as it is known now."""
+        """Return the page with the outcomes so far."""
         missing = "the run was interrupted" if self.interrupted else "the run did not get to it"
         promises = [
             self.told.get(node) or TriedPromise(title, PromiseVerdict.NOT_TRIED, why=missing)
@@ -174,7 +174,7 @@ _interrupted: list[str] = []
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End what is left, and write the page."""
+    """End the session, and write the page."""
     run = session.config.stash[_RUN]
     run.interrupted = bool(_interrupted)
     run.end()

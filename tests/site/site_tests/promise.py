@@ -1,4 +1,4 @@
-"""What a test of the site suite says of itself: a title, a limit and a remedy."""
+"""The marker of a test in the site suite: its title, limit and remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TooLongError(BrokenPromiseError):
 
 
 def promise(title: str, *, limit: str, remedy: str, queues: bool = False) -> pytest.MarkDecorator:
-    """Mark a test as the proof of a promise. `limit` has a unit (`"60 s"`), `remedy` says what to do if it fails."""
+    """Mark a test as the proof of a promise. `limit` has a unit (`"60 s"`), `remedy` is shown if it fails."""
     return pytest.mark.promise(Promise(title, parse_seconds(limit), remedy, queues))
 
 

@@ -56,7 +56,7 @@ _CANCEL = {
 
 
 class Subject:
-    """The site, the session that is up, and what is known of its pilots."""
+    """The site, its current session, and facts about its pilots."""
 
     def __init__(self, file: str, *, wait_s: float | None, folder: Path) -> None:
         self.site = load_site(file)
@@ -68,7 +68,7 @@ class Subject:
         self.machines: tuple[str, ...] = ()
         self.devices: tuple[str, ...] = ()
         self.troubles: tuple[str, ...] = ()
-        """What pilots and the batch system complain of."""
+        """Complaints of pilots and of the batch system."""
         self._noted: tuple[str, ...] = ()
         self._session: Session | None = None
         self._name = ""
@@ -127,7 +127,7 @@ class Subject:
             not_tried(f'engine = "taskvine": {why}')
 
     def _variant(self, blocks: int, *, devices: str = "", init: str = "", walltime_s: float = 0.0) -> Site:
-        """The site with a number of blocks, and what a session of the suite needs."""
+        """Return the site with a number of blocks and the settings of the suite."""
         site, replace = self.site, msgspec.structs.replace
         lines = [site.provider.worker_init, f"export {VARIABLE}=travels", init]
         provider: Provider = replace(site.provider, worker_init="\n".join(filter(None, lines)))
@@ -185,7 +185,7 @@ class Subject:
             time.sleep(0.1)
 
     def _give_up(self, said: list[str], *, waited_s: float, found: int) -> NoReturn:
-        """End the test with what is known: not tried if there is a pilot, else broken."""
+        """End the test with a reason: not tried if a pilot is here, else broken."""
         silent = "its process runs and says nothing" if self.is_local else "the batch system gives no reason"
         why = "; ".join(dict.fromkeys(said)) or silent
         if found:
@@ -194,12 +194,12 @@ class Subject:
         broken(f"no pilot started within {show_seconds(waited_s)}: {why}")
 
     def note(self, device: str) -> None:
-        """Keep what a device is like, for the page."""
+        """Keep a description of a device for the page."""
         self._noted = tuple(dict.fromkeys([*self._noted, device]))
         self.devices = tuple(dict.fromkeys([*self.devices, device]))
 
     def _note(self, status: Status) -> None:
-        """Keep what the page says of pilots."""
+        """Keep the facts about pilots that the page shows."""
         machines = {*self.machines, *(pilot.host for pilot in status.pilots)}
         self.machines = tuple(sorted(machines))
         self.troubles = tuple(dict.fromkeys([*self.troubles, *status.trouble.values()]))
@@ -245,7 +245,7 @@ class Subject:
         found: Callable[[], str] = str,
     ) -> Status:
         """The session's status as soon as something holds of it; the test fails with a sentence if it does not.
-        `found` adds what there is instead."""
+        `found` describes the present state for the message."""
         session = self._session
         if session is None:
             broken("no session is up")
@@ -265,7 +265,7 @@ class Subject:
         return f" ({'; '.join(said)})" if said else ""
 
     def preempt(self, victim: Whereabouts, *, job: str) -> str:
-        """Take the victim's job away with the provider's own command; what was done, in words."""
+        """Take the victim's job away with the provider's own command; return the command."""
         if self.is_local:
             os.kill(victim.pilot, signal.SIGTERM)
             return "SIGTERM"

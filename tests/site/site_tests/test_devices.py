@@ -1,4 +1,4 @@
-"""What calls see of devices, and what the memory ledger says of them."""
+"""Calls see their own device, and the memory ledger agrees with the driver."""
 
 from __future__ import annotations
 
