@@ -5,12 +5,14 @@ Functions take the loaded context first, as every app with a context does.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -135,7 +137,7 @@ def held_devices(loaded: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class SeenDevice(NamedTuple):
-    """The view of a call: its device, the value of CUDA_VISIBLE_DEVICES, NVML's words for it, torch's count of GPUs (-1:
+    """The view of a call: its device, the value of CUDA_VISIBLE_DEVICES, NVML's words, the GPUs that torch sees (-1:
     no torch), and the cores that it may use."""
 
     device: str
@@ -268,13 +270,66 @@ class BothModels(NamedTuple):
 
 @context(load_limit="3 min")
 def tiny_llama() -> BothModels:
-    """A small Llama with random weights and a tokenizer of ASCII letters, made here and loaded twice."""
+    """A small Llama with random weights, loaded by Stoker and by Transformers."""
+    why = _why_no_models()
+    if why:
+        return BothModels(why=why)
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = _write_llama(Path(folder))
+        own = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").to(stoker.device())
+        return BothModels(load_causal_lm(folder, dtype="float32", snapshot=False), own.eval(), tokenizer)
+
+
+class PickledModel(NamedTuple):
+    """A model that was loaded from a pickle, or the reason why it could not be made."""
+
+    model: Any = None
+    why: str = ""
+
+
+@context(load_limit="3 min")
+def pickled_llama() -> PickledModel:
+    """A small Llama whose weights are pickled: Stoker loads such a model through a snapshot."""
+    why = _why_no_models()
+    if why:
+        return PickledModel(why=why)
+    import torch
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        _write_llama(Path(folder))
+        weights = Path(folder) / "model.safetensors"
+        torch.save(load_file(weights), Path(folder) / "pytorch_model.bin")
+        weights.unlink()
+        return PickledModel(load_causal_lm(folder, dtype="float32"))
+
+
+def origin_and_text(loaded: PickledModel) -> tuple[str, str, int, str]:
+    """Return how the model was loaded, its text after a prompt, this process, and the reason if there is no model."""
+    if loaded.why:
+        return "", "", os.getpid(), loaded.why
+    [text] = loaded.model.generate(["one day"], max_new_tokens=16)
+    return loaded.model.origin, text, os.getpid(), ""
+
+
+def _why_no_models() -> str:
+    """Why PyTorch and Transformers cannot be used in this pilot; empty if they can."""
     try:
-        import torch
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-        from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+        importlib.import_module("torch")
+        importlib.import_module("transformers")
     except Exception as error:
-        return BothModels(why=f"PyTorch and Transformers do not import in the pilot: {error}")
+        return f"PyTorch and Transformers do not import in the pilot: {error}"
+    return ""
+
+
+def _write_llama(folder: Path) -> Any:
+    """Write a small Llama with random weights and a tokenizer of ASCII letters; return the tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
     letters = [chr(code) if code > 32 else "Ġ" for code in range(32, 127)]
     found = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(letters)}, merges=[]))
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -285,11 +340,9 @@ def tiny_llama() -> BothModels:
         vocab_size=len(letters), hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
         num_hidden_layers=2, max_position_embeddings=256, initializer_range=0.3, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        LlamaForCausalLM(config).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(stoker.device())
-        return BothModels(load_causal_lm(folder, dtype="float32", snapshot=False), own.eval(), tokenizer)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def two_texts(models: BothModels, prompts: list[str], count: int) -> tuple[list[str], list[str], str]:

@@ -36,6 +36,28 @@ def test_a_context_returns_after_its_library_was_killed(subject: Subject) -> Non
 
 
 @promise(
+    "a model returns from its snapshot after its library was killed",
+    limit="3 min",
+    remedy="name a folder with free space in [pilot] scratch; snapshots lie below it",
+)
+def test_a_model_returns_from_its_snapshot(subject: Subject) -> None:
+    subject.main()
+    recipe = on_pilot.pickled_llama()
+    call = subject.call(on_pilot.origin_and_text, context=recipe)
+    origin, text, victim, why = subject.result(call, within_s=120, what="a call of a pickled model")
+    if why:
+        not_tried(why)
+    kill = subject.call(on_pilot.end_library, victim, context=recipe)
+    subject.result(kill, within_s=60, what="a call whose library was killed")
+    call = subject.call(on_pilot.origin_and_text, context=recipe)
+    again, same_text, _, _ = subject.result(call, within_s=60, what="a call of the model from its snapshot")
+    if "made earlier" not in again:
+        broken(f"the model was loaded so: {origin}; and after its library was killed so: {again}")
+    if text != same_text:
+        broken(f"the model wrote {text!r}, and from its snapshot {same_text!r}")
+
+
+@promise(
     "two contexts share a device",
     limit="90 s",
     remedy="name fewer bytes in `device_memory` of the contexts, or ask for devices with more memory",
