@@ -296,12 +296,12 @@ def pickled_llama() -> PickledModel:
     if why:
         return PickledModel(why=why)
     import torch
-    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
 
     with tempfile.TemporaryDirectory() as folder:
         _write_llama(Path(folder))
         weights = Path(folder) / "model.safetensors"
-        torch.save(load_file(weights), Path(folder) / "pytorch_model.bin")
+        torch.save(AutoModelForCausalLM.from_pretrained(folder).state_dict(), Path(folder) / "pytorch_model.bin")
         weights.unlink()
         return PickledModel(load_causal_lm(folder, dtype="float32"))
 
