@@ -15,18 +15,24 @@ from stoker.manager.cli.site_page import SiteReport
 
 _SUITE = "stoker.site_tests"
 _LAST_LINES = 15
+_NONE_CHOSEN = (4, 5)
+"""Exit codes of pytest: an expression that it cannot read, and no test that matches."""
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
     """Try every promise on a site, or those that `chosen` selects (pytest's `-k`); progress goes to stderr.
 
-    Raises StokerError with the last lines of pytest if the suite itself did not run.
+    Raises StokerError if `chosen` selects none, or if the suite itself did not run (with the last lines of pytest).
     """
     with tempfile.TemporaryDirectory(prefix="stoker-site-") as folder:
         page, output = Path(folder) / "page.json", Path(folder) / "output"
         with output.open("wb") as out:
             process = subprocess.Popen(_command(site, page, wait_s=wait_s, chosen=chosen), stdout=out, env=_environ())
             _wait(process)
+        if chosen and process.returncode in _NONE_CHOSEN:
+            raise StokerError(
+                f"no test of the site suite matches -k {chosen!r}; it takes parts of names, as in -k 'snapshot or gang'"
+            )
         if not page.exists():
             said = output.read_text(errors="replace").splitlines()[-_LAST_LINES:]
             lines = "\n".join(f"  {line}" for line in said)

@@ -118,6 +118,14 @@ def test_an_error_in_the_site_file_names_its_line(world):
     assert "here.toml: line 3: [pilot] devises is not a setting; did you mean devices?" in err
 
 
+@pytest.mark.parametrize("chosen", ["nosuchtest", "((", "not a b"])
+def test_an_expression_that_selects_no_test_is_an_error(world, chosen):
+    process = start(world, '[pilot]\ndevices = "cpu:1"\n', "-k", chosen)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert f"no test of the site suite matches -k {chosen!r}" in err
+
+
 def test_ctrl_c_leaves_nothing_and_shows_what_was_known(world):
     process = start(world, '[pilot]\ndevices = "cpu:1"\n')
     assert process.stderr is not None
@@ -130,6 +138,7 @@ def test_ctrl_c_leaves_nothing_and_shows_what_was_known(world):
     assert "  ok    a pilot starts and runs a call" in out
     assert "not tried: the run was interrupted" in out
     assert "interrupted after" in out.splitlines()[-1]
+    assert not [*(world.home / "sessions").iterdir(), *(world.home / "site-tests").iterdir()]
     world.empty()
 
 

@@ -106,8 +106,16 @@ class Run:
             failed = any(each.verdict is PromiseVerdict.FAILS for each in self.told.values())
             shutil.rmtree(self.subject.folder / "scratch", ignore_errors=True)
             if not failed:
-                shutil.rmtree(self.subject.folder, ignore_errors=True)
+                _remove(self.subject.folder)
             self.write()
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder of a run, and the links to its sessions."""
+    for link in (state_folder() / "sessions").glob("*"):
+        if link.is_symlink() and Path(os.readlink(link)).is_relative_to(folder):
+            link.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
