@@ -38,9 +38,11 @@ def prove(world: World, text: str, chosen: str, *options: str, **environ: str) -
     return process.returncode, report
 
 
-def prove_gpus(world: World, *gpus: dict[str, Any], chosen: str = "starts or sees or ledger") -> SiteReport:
+def prove_gpus(
+    world: World, *gpus: dict[str, Any], chosen: str = "starts or sees or ledger", **driver: Any
+) -> SiteReport:
     """The page of a site whose driver shows these GPUs."""
-    return prove(world, GPUS, chosen, **Machine(world.path, *gpus).environment)[1]
+    return prove(world, GPUS, chosen, **Machine(world.path, *gpus, **driver).environment)[1]
 
 
 def of(report: SiteReport, title: str) -> TriedPromise:
@@ -87,6 +89,19 @@ def test_a_part_of_a_gpu_is_a_device_of_its_kind(world):
 def test_a_gpu_that_others_may_not_use_is_named(world):
     report = prove_gpus(world, {"mode": 2})
     assert "GPU 0 was left out: its compute mode is PROHIBITED" in of(report, STARTS).why
+
+
+@pytest.mark.slow
+def test_a_driver_that_hangs_is_named(world):
+    report = prove_gpus(world, {}, hangs="all")
+    assert "the NVIDIA driver has not answered for 60 s" in of(report, STARTS).why
+    assert of(report, SEES).why == "no pilot started"
+
+
+def test_memory_that_other_processes_hold_is_said(world):
+    report = prove_gpus(world, {"used": {"1": 20e9}})
+    assert report.devices == ("1 x NVIDIA A10 with 24.0 GB", "NVIDIA A10, shared, 20.0 GB held by other processes")
+    assert of(report, SEES).verdict is PromiseVerdict.HOLDS
 
 
 def test_a_site_without_scratch_says_which_folder(world):

@@ -20,6 +20,7 @@ import psutil
 import stoker
 from stoker import context
 from stoker.contexts import devices, load_causal_lm
+from stoker.units import show_bytes
 
 _PILOT = "stoker.pilot.main"
 BEAT_S = 0.2
@@ -167,7 +168,7 @@ _MODES = {0: "shared", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PRO
 
 
 def _nvml_words(name: str) -> str:
-    """`NVIDIA A10, EXCLUSIVE_PROCESS` or `MIG 1g.5gb, a MIG part`; why not, if the driver does not say."""
+    """`NVIDIA A10, EXCLUSIVE_PROCESS` or `MIG 1g.5gb, a MIG part`, and the memory that others hold; or NVML's error."""
     import pynvml
 
     try:
@@ -180,9 +181,21 @@ def _nvml_words(name: str) -> str:
     if name.startswith("MIG"):
         return f"{kind}, a MIG part"
     try:
-        return f"{kind}, {_MODES.get(pynvml.nvmlDeviceGetComputeMode(handle), 'another mode')}"
+        mode = _MODES.get(pynvml.nvmlDeviceGetComputeMode(handle), "another mode")
+        return f"{kind}, {mode}{_held_by_others(handle)}"
     except Exception:
         return str(kind)
+
+
+def _held_by_others(handle: Any) -> str:
+    """`, 20.0 GB held by other processes` if processes that are not this pilot's hold memory of the GPU."""
+    import pynvml
+
+    pilot = _pilot()
+    ours = {os.getpid(), *(each.pid for each in (pilot.children(recursive=True) if pilot is not None else []))}
+    holders = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    held = sum(each.usedGpuMemory or 0 for each in holders if each.pid not in ours)
+    return f", {show_bytes(held)} held by other processes" if held else ""
 
 
 @context
