@@ -62,7 +62,7 @@ class StreamedWeights:
     def model(self, kind: Any) -> Any:
         """Return the model; `kind` is an Auto class of Transformers.
 
-        Raises what Transformers raises for a model that it cannot read.
+        Raises the error of Transformers for a model that it cannot read.
         """
         if self._stream is not None:
             try:
@@ -107,7 +107,7 @@ class StreamedWeights:
         self._stream = self._scope.enter_context(stream)
 
     def _around_stream(self, kind: Any, stream: WeightStream) -> Any:
-        """Build the model around the streamed tensors. Raises UnusualModelError where they are not what it holds."""
+        """Build the model around the streamed tensors. Raises UnusualModelError where the model holds other weights."""
         tensors = stream.wait()
         with _without_reserve():
             model, info = _class_of(kind, self._config).from_pretrained(
@@ -119,7 +119,7 @@ class StreamedWeights:
                 raise UnusualModelError(f"{what}: {', '.join(sorted(map(str, info[what]))[:3])}")
         if copied := _copied(model, tensors):
             torch.cuda.empty_cache()
-            if stream.converts:  # what was copied may have been converted twice, and then it has lost digits
+            if stream.converts:  # a copied weight may have been converted twice, and has lost digits then
                 raise UnusualModelError(f"{copied} is made of other weights, or keeps a dtype")
         model.config.name_or_path = model.name_or_path = self._place
         if model.can_generate():
@@ -138,7 +138,7 @@ def _class_of(kind: Any, config: Any) -> Any:
 
 
 def _copied(model: Any, tensors: dict[str, torch.Tensor]) -> str:
-    """The name of a weight that is no streamed tensor but a copy; empty if there is none."""
+    """The name of a weight that is a copy and no streamed tensor; empty without one."""
     streamed = {tensor.data_ptr() for tensor in tensors.values()}
     return next((name for name, each in model.state_dict().items() if each.data_ptr() not in streamed), "")
 

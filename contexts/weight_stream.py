@@ -140,7 +140,7 @@ class WeightStream:
         Args:
             stored: The tensors to read.
             device: Where they go, as PyTorch names it.
-            dtype: Dtype of floating-point weights on the device; None keeps that of the file.
+            dtype: Dtype of floating-point weights on the device; None keeps the dtype of the file.
             readers: Number of threads; 0 takes one per core of this process, from 2 to 8.
             buffer_bytes: Size of a staging buffer, a multiple of 16. Each thread has two.
         """
@@ -170,7 +170,7 @@ class WeightStream:
     def wait(self) -> dict[str, torch.Tensor]:
         """Wait for the weights and return them by name, once: the stream keeps none.
 
-        Raises OSError for a file that ends early or cannot be read, and what PyTorch raises where the device has no
+        Raises OSError for a file that ends early or cannot be read, and PyTorch's error for a device without
         memory.
         """
         self._thread.join()
@@ -226,7 +226,7 @@ class WeightStream:
                 future.result()
 
     def _read(self, files: dict[str, int], spans: deque[list[_Piece]]) -> None:
-        """Read spans until there is none left, or until a reader has failed."""
+        """Read spans until all are read, or until a reader has failed."""
         try:
             with Staging(self._device, self._buffer_bytes) as staging:
                 while spans and not self._stopped:

@@ -20,7 +20,7 @@ _NONE_CHOSEN = (4, 5)
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
-    """Try every promise on a site, or those that `chosen` selects (pytest's `-k`); progress goes to stderr.
+    """Try the promises on a site, all or the ones that `chosen` selects (pytest's `-k`). Progress goes to stderr.
 
     Raises StokerError if `chosen` selects none, or if the suite itself did not run (with the last lines of pytest).
     """

@@ -1,4 +1,4 @@
-"""The page of the site suite, from what it is told. Pure."""
+"""The page of the site suite. Pure."""
 
 from __future__ import annotations
 

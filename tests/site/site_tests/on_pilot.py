@@ -104,7 +104,7 @@ def end_library(loaded: Any, victim: int) -> int:
 
 
 def greet_rank(_loaded: Any) -> tuple[int, str]:
-    """A call of a gang of two: rank 0 returns the size of the gang and what rank 1 says."""
+    """A call of a gang of two: rank 0 returns the size of the gang and the words of rank 1."""
     place = stoker.gang()
     if place.rank == 0:
         if place.listener is None:
@@ -304,7 +304,7 @@ class PickledModel(NamedTuple):
 
 @context(load_limit="3 min")
 def pickled_llama() -> PickledModel:
-    """A small Llama whose weights are pickled: Stoker loads such a model through a snapshot."""
+    """A small Llama with pickled weights, which Stoker loads through a snapshot."""
     why = _why_no_models()
     if why:
         return PickledModel(why=why)
@@ -359,7 +359,7 @@ def _write_llama(folder: Path) -> Any:
 
 
 def two_texts(models: BothModels, prompts: list[str], count: int) -> tuple[list[str], list[str], str]:
-    """Return the texts of Stoker's engine, those of Transformers, and the reason if both are missing."""
+    """Return the texts of Stoker's engine, the texts of Transformers, and the reason if both are missing."""
     if models.why:
         return [], [], models.why
     import torch

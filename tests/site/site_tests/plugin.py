@@ -23,7 +23,7 @@ from stoker.whole_files import write_whole
 
 PLACE = Path(__file__).resolve().parent
 ORDER = ("test_start", "test_contexts", "test_devices", "test_pairs", "test_walltime")
-"""Files in the order in which they run: those of one session are neighbours."""
+"""Files in the order in which they run. Neighbours share a session."""
 _RUN = pytest.StashKey["Run"]()
 
 
@@ -31,7 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the suite."""
     group = parser.getgroup("site", "the site suite of Stoker")
     group.addoption("--site", dest="site_file", metavar="SITE.toml", help="prove this site")
-    group.addoption("--site-wait", metavar="TIME", help="wait so long for a pilot [1 min; on a batch system 5 min]")
+    group.addoption(
+        "--site-wait", metavar="TIME", help="limit of the wait for a pilot [1 min; on a batch system 5 min]"
+    )
     group.addoption("--site-json", metavar="FILE", help="write the page as JSON, too")
     group.addoption("--site-progress", action="store_true", help="print a line to stderr for each promise")
 

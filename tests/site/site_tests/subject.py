@@ -44,7 +44,7 @@ _POLL_S = 2.0
 _LOCAL_WAIT_S, _BATCH_WAIT_S = 90.0, 300.0
 """Seconds to wait for a pilot. One of this machine waits 60 s for a driver that hangs."""
 _STUCK_S = 10.0
-"""A batch system in trouble, with no job in its queue, for so long will bring no pilot."""
+"""After this time in trouble, with no job in its queue, a batch system brings no pilot."""
 _CANCEL = {
     ProviderKind.SLURM: ("scancel",),
     ProviderKind.CONDOR: ("condor_vacate_job",),
@@ -122,7 +122,7 @@ class Subject:
             self._name = ""
 
     def needs_own_pilots(self, why: str) -> None:
-        """End the test where TaskVine carries the calls: `why` says what it lacks."""
+        """End the test where TaskVine carries the calls: `why` is the reason."""
         if self.site.engine is Engine.TASKVINE:
             not_tried(f'engine = "taskvine": {why}')
 
@@ -216,7 +216,7 @@ class Subject:
         return future
 
     def result(self, future: Future[Any], *, within_s: float, what: str) -> Any:
-        """The result of a call; the test fails with a sentence if there is none in time."""
+        """The result of a call; the test fails with a sentence if none comes in time."""
         try:
             return future.result(within_s)
         except TimeoutError:
@@ -291,7 +291,7 @@ def _in_words(devices: list[DeviceStatus]) -> Iterator[str]:
 
 
 def _words_of(error: BaseException | None) -> str:
-    """The words of an error, without what Parsl puts before them."""
+    """The words of an error, without the prefix that Parsl adds."""
     return str(error).rpartition(" failed due to: ")[2]
 
 
