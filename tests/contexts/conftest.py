@@ -1,4 +1,4 @@
-"""A state folder of its own for every test here: no test reads or writes the user's."""
+"""Fixtures for tests of contexts: a private state folder for every test, and PyTorch on one thread."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     ambient.leave_call()
     ambient.leave_library()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch computes on one thread. Skips where PyTorch or Transformers is not installed."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("transformers", reason="Transformers is not installed")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

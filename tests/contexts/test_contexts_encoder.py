@@ -6,7 +6,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,7 @@ MAX_AND_CLS = "pooling_mode_max_tokens and pooling_mode_cls_token"
 TEXTS = ["paris lies in france", "water boils", "the claim is true and the claim is false", "paris", "true " * 20]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    pytest.importorskip("transformers", reason="Transformers is not installed")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def write_model(folder: Path, *, head: bool = False, **more: Any) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,7 @@ from stoker.errors import InputTooLongError, RecipeError
 TEXTS = ["paris lies in france", "water boils", "paris", "", "water boils and paris lies in france"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    pytest.importorskip("transformers", reason="Transformers is not installed")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
