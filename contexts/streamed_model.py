@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, GenerationConfig, modeling_utils
-from transformers.models.auto.auto_factory import _get_model_class
+from transformers.models.auto import auto_factory
 
 from stoker.contexts.weight_stream import WeightStream, stored_tensors
 
@@ -134,7 +134,7 @@ def streams_to(device: str) -> bool:
 
 def _class_of(kind: Any, config: Any) -> Any:
     """The class that an Auto class chooses for this configuration: the Auto class itself takes no tensors."""
-    return _get_model_class(config, kind._model_mapping)
+    return auto_factory._get_model_class(config, kind._model_mapping)
 
 
 def _copied(model: Any, tensors: dict[str, torch.Tensor]) -> str:
