@@ -51,7 +51,7 @@ def of(report: SiteReport, title: str) -> TriedPromise:
 
 
 def test_promises_that_hold_make_exit_code_0(world):
-    code, report = prove(world, '[pilot]\ndevices = "cpu:1"\n', "starts or hot or two_devices")
+    code, report = prove(world, '[pilot]\ndevices = "cpu:1"\n', "starts or is_hot or two_devices")
     assert (code, of(report, STARTS).verdict) == (0, PromiseVerdict.HOLDS)
     assert of(report, "a context loads once").verdict is PromiseVerdict.HOLDS
     over_two = of(report, "a context over two devices")
@@ -106,7 +106,7 @@ def test_memory_that_other_processes_hold_is_said(world):
 
 def test_a_site_without_scratch_says_which_folder(world):
     text = '[pilot]\ndevices = "cpu:1"\nscratch = "/proc/nowhere"\n'
-    _, report = prove(world, text, "starts or hot")
+    _, report = prove(world, text, "starts or is_hot")
     assert "no scratch folder could be made at /proc/nowhere" in of(report, STARTS).why
     assert of(report, "a context loads once").why == "no pilot started"
 
@@ -120,7 +120,7 @@ def test_a_batch_system_that_does_not_answer_is_named(world):
         (commands / name).chmod(0o755)
     site = '[provider]\nkind = "slurm"\npartition = "main"\ncommand_limit = "1 s"\n[session]\ninterface = "127.0.0.1"\n'
     path = f"{commands}:{os.environ['PATH']}"
-    code, report = prove(world, site, "starts or hot", "--wait", "8", PATH=path)
+    code, report = prove(world, site, "starts or is_hot", "--wait", "8", PATH=path)
     assert code == 1
     assert re.search(r"\bs\w+ has not answered for 1 s", of(report, STARTS).why)
     assert of(report, "a context loads once").why == "no pilot started"

@@ -109,7 +109,7 @@ def test_it_runs_a_program_in_a_bare_environment(bare: Path, tmp_path: Path) -> 
 
 def test_it_proves_a_site_from_a_bare_environment(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    command = ["-m", "stoker.manager.cli.entry", "doctor", "here.toml", "--tests", "-k", "starts or hot or modules"]
+    command = ["-m", "stoker.manager.cli.entry", "doctor", "here.toml", "--tests", "-k", "starts or is_hot or modules"]
     ran = run_bare(bare, *command, folder=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.splitlines()[-1].startswith("3 promises hold, none fails; in ")

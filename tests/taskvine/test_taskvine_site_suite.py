@@ -11,7 +11,7 @@ def test_a_site_of_taskvine_starts_and_keeps_contexts(taskvine, tmp_path):
     with World(tmp_path / "world").entered() as world:
         site = world.path / "site.toml"
         site.write_text(SITE.format(first=1, most=1))
-        page = prove(site, world.home, "-k", "starts or hot or gang")
+        page = prove(site, world.home, "-k", "starts or is_hot or gang")
     verdicts = {each["title"]: each["verdict"] for each in page["promises"]}
     assert verdicts == {
         "a pilot starts and runs a call": "holds",

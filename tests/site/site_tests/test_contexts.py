@@ -41,20 +41,24 @@ def test_a_context_returns_after_its_library_was_killed(subject: Subject) -> Non
     remedy="name a folder with free space in [pilot] scratch; snapshots lie below it",
 )
 def test_a_model_returns_from_its_snapshot(subject: Subject) -> None:
-    subject.main()
+    session = subject.main()
     recipe = on_pilot.pickled_llama()
-    call = subject.call(on_pilot.origin_and_text, context=recipe)
-    origin, text, victim, why = subject.result(call, within_s=120, what="a call of a pickled model")
-    if why:
-        not_tried(why)
-    kill = subject.call(on_pilot.end_library, victim, context=recipe)
-    subject.result(kill, within_s=60, what="a call whose library was killed")
-    call = subject.call(on_pilot.origin_and_text, context=recipe)
-    again, same_text, _, _ = subject.result(call, within_s=60, what="a call of the model from its snapshot")
-    if "made earlier" not in again:
-        broken(f"the model was loaded so: {origin}; and after its library was killed so: {again}")
-    if text != same_text:
-        broken(f"the model wrote {text!r}, and from its snapshot {same_text!r}")
+    origins, texts = [], set()
+    for _ in range(2 + len(session.status().pilots)):  # each pilot makes a snapshot at its first load
+        call = subject.call(on_pilot.origin_and_text, context=recipe)
+        origin, text, library, why = subject.result(call, within_s=60, what="a call of a pickled model")
+        if why:
+            not_tried(why)
+        origins.append(origin)
+        texts.add(text)
+        if len(origins) > 1 and origin.startswith("snapshot") and "just made" not in origin:
+            break
+        kill = subject.call(on_pilot.end_library, library, context=recipe)
+        subject.result(kill, within_s=60, what="a call whose library was killed")
+    else:
+        broken(f"no load used a snapshot that was there; they were: {', '.join(origins)}")
+    if len(texts) > 1:
+        broken(f"the model and its snapshot wrote different texts: {sorted(texts)}")
 
 
 @promise(
