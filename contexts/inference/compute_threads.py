@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 from pathlib import Path
-from typing import Any
 
 _SOFT = 1
 """`omp_pause_soft` of OpenMP 5.0 §3.2.43: threads end, settings stay. The next operation makes new ones."""
@@ -21,18 +19,15 @@ _SOFT = 1
 
 def release_helper_threads() -> None:
     """End the OpenMP helpers of the calling thread. No-op where OpenMP is not GNU's."""
-    library = _openmp()
-    if library is not None:
-        with contextlib.suppress(AttributeError):  # before OpenMP 5.0
-            library.omp_pause_resource_all(_SOFT)
+    for path in _openmp_libraries():
+        with contextlib.suppress(AttributeError, OSError):  # before OpenMP 5.0, or removed since
+            ctypes.CDLL(path).omp_pause_resource_all(_SOFT)
 
 
-@functools.cache
-def _openmp() -> Any:
-    """GNU's OpenMP as this process has loaded it; None if it has not. PyTorch was imported before this is asked."""
+def _openmp_libraries() -> list[str]:
+    """The files of GNU's OpenMP in this process. There may be several: packages bring their own copies."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
-        return None
-    found = next((line.split()[-1] for line in lines if "libgomp" in line), None)
-    return ctypes.CDLL(found) if found is not None else None
+        return []
+    return list(dict.fromkeys(line.split()[-1] for line in lines if "libgomp" in line))

@@ -153,7 +153,8 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
     if row.state in _WAITING:
         reason = row.reason if row.state == "PENDING" else row.reason or row.state.lower()
         if row.is_held_for_good:
-            return BatchJobStatus(BlockPhase.ENDED, f"held by Slurm: {reason}")
+            words = reason.replace("_", " ")  # squeue and scontrol spell a reason differently
+            return BatchJobStatus(BlockPhase.ENDED, f"held by Slurm: {words}")
         if reason in _HELD_BY_A_PERSON:
             reason += f", until `scontrol release {row.job}`"
         expected_in_s = max(0.0, row.start - now) if row.start else 0.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 from lazily import lazily
@@ -40,7 +43,7 @@ def test_helpers_end_and_come_back() -> None:
         found.append(threads())
 
     try:
-        if compute_threads._openmp() is None:
+        if not compute_threads._openmp_libraries():
             pytest.skip("this PyTorch does not use GNU's OpenMP")
         worker = threading.Thread(target=compute)
         worker.start()
@@ -50,3 +53,15 @@ def test_helpers_end_and_come_back() -> None:
         assert again > without
     finally:
         torch.set_num_threads(before)
+
+
+def test_helpers_end_where_other_packages_bring_openmp_too(tmp_path: Path) -> None:
+    """Copies of the library lie at any addresses, so the first one found may be unused."""
+    torch.set_num_threads(torch.get_num_threads())  # PyTorch is loaded
+    libraries = compute_threads._openmp_libraries()
+    if not libraries:
+        pytest.skip("this PyTorch does not use GNU's OpenMP")
+    copy = shutil.copy(libraries[0], tmp_path / "libgomp-of-another-package.so.1")
+    ctypes.CDLL(copy)
+    assert {*libraries, str(copy)} <= {*compute_threads._openmp_libraries()}
+    test_helpers_end_and_come_back()

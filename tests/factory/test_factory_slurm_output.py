@@ -74,7 +74,8 @@ def test_a_job_that_slurm_holds_until_somebody_releases_it_is_over(state: str, r
     assert row.is_held_for_good
     look = job_status(row, now=NOW)
     assert look.phase is BlockPhase.ENDED
-    assert look.reason == f"held by Slurm: {reason if reason != 'None' else 'special_exit'}"
+    words = reason.replace("_", " ") if reason != "None" else "special exit"
+    assert look.reason == f"held by Slurm: {words}"
 
 
 @pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin"])
