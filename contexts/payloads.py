@@ -13,10 +13,13 @@ those of `__main__` do: a pilot can't import a file that lies beside the user's 
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
+import signal
 import threading
 import traceback
+from types import CodeType
 from typing import Any
 
 from stoker.contexts.by_value import NONE, ByValuePickler
@@ -87,9 +90,21 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether somebody has pressed Ctrl-C, who is not to be told of bad bytes. Python raises it in the main thread
-    alone; elsewhere user code did."""
-    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+    """True if a signal raised the error: Ctrl-C, or a signal handler of the program. Python runs handlers in the main
+    thread only; a KeyboardInterrupt in another thread comes from user code."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number)))}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """The code of a signal handler; None for SIG_DFL, SIG_IGN and handlers that are no Python function."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None)
 
 
 def _plain(value: Any, depth: int) -> bool:

@@ -156,6 +156,8 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
     try:
         return _value_of(file.readline(), key=key, opens=opens)
     except Exception as error:  # classes of the result may raise anything
+        if payloads.is_interrupt(error):
+            raise
         raise SerializationError(
             f"{path}: a result cannot be unpickled here: {error!r}; the modules that define it must be importable in"
             " this program, as they were in the one that kept it",

@@ -6,8 +6,10 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import enum
+import functools
 import math
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
@@ -332,3 +334,50 @@ def test_a_future_is_called_one() -> None:
             payloads.dumps(((loop.create_future(),), {}))
     finally:
         loop.close()
+
+
+class HandlerError(BaseException):
+    pass
+
+
+class SendsASignal:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return signal.raise_signal, (signal.SIGTERM,)
+
+
+class Exits:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, (3,)
+
+
+def raise_from_handler(error: BaseException, number: int, frame: object) -> None:
+    raise error
+
+
+def raise_exit(number: int, frame: object) -> None:
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        raise_exit,
+        functools.partial(raise_from_handler, HandlerError()),
+        functools.partial(raise_from_handler, OSError()),
+    ],
+)
+def test_error_of_a_signal_handler_is_not_an_unpickling_error(handler: Any) -> None:
+    data = payloads.dumps(SendsASignal())
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises((SystemExit, HandlerError, OSError)) as caught:
+            payloads.loads(data)
+        assert payloads.is_interrupt(caught.value)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_exit_of_a_results_class_is_an_unpickling_error() -> None:
+    with pytest.raises(SystemExit) as caught:
+        payloads.loads(payloads.dumps(Exits()))
+    assert not payloads.is_interrupt(caught.value)
