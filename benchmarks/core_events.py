@@ -30,10 +30,10 @@ from stoker.manager.core.commands import Command, ToPilot
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import FromClient, FromPilot
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallEnd, CallSpec
-from stoker.manager.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.protocol.to_manager import (
     CallsEnded,
     ClientHello,
     DefineFunction,
@@ -44,13 +44,13 @@ from stoker.manager.protocol.to_manager import (
     Received,
     Submit,
 )
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol.to_manager import (
     FromClient as ClientMessage,
 )
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol.to_manager import (
     FromPilot as PilotMessage,
 )
-from stoker.manager.protocol.to_pilot import RunCalls, StartLibrary
+from stoker.protocol.to_pilot import RunCalls, StartLibrary
 
 SUBMIT, PAYLOAD = 256, b"x" * 64
 

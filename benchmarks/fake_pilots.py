@@ -24,12 +24,6 @@ from typing import Any
 import zmq
 
 from stoker.dealer import Keys, open_socket
-from stoker.manager.protocol import to_agent, to_library, wire
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
-from stoker.manager.protocol.reliable import Outbox
-from stoker.manager.protocol.session import KeyPair, SessionFolder
-from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot
 from stoker.pilot.agent.link import said_in
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
@@ -47,6 +41,12 @@ from stoker.pilot.core.events import (
     UsageMeasured,
 )
 from stoker.pilot.core.state import PilotFacts
+from stoker.protocol import to_agent, to_library, wire
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.protocol.reliable import Outbox
+from stoker.protocol.session import KeyPair, SessionFolder
+from stoker.protocol.to_manager import DeviceFacts, FromPilot
 
 HEARTBEAT_S = 5.0
 _MB = 1_000_000

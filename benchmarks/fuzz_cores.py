@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 from benchmarks import fuzz_manager, fuzz_pilot
 from stoker.contexts.recipe import BARE
-from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
-from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.core import holding, lifecycle
 from stoker.pilot.core.health import DeviceHealth, ProbeVerdict
 from stoker.pilot.core.ledger import Ledger
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import PilotLibrary
 from stoker.pilot.core.turns import FirstCome
+from stoker.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.protocol.to_pilot import StartLibrary
 
 EVENTS = 200
 """Events of one life."""

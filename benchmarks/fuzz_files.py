@@ -22,8 +22,8 @@ from stoker.manager.core.events import Event
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.condor_ads import read_ads
 from stoker.manager.live import journal, lease
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.session import KeyPair, SessionFile, SessionFolder
+from stoker.protocol import wire
+from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 from stoker.run_folder.record_log import RecordLog
 from stoker.site_files import site_text
 

@@ -14,12 +14,12 @@ from benchmarks.fuzz_inputs import value_of
 from benchmarks.fuzz_target import Target
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
-from stoker.manager.protocol import to_agent, to_client, to_library, to_manager, to_pilot, wire
 from stoker.pilot.library import frames
 from stoker.pilot.library import settings as library_settings
 from stoker.pilot.zygote import client as zygote_client
 from stoker.pilot.zygote import messages as zygote
 from stoker.pilot.zygote import server as zygote_server
+from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot, wire
 
 _pack = msgspec.msgpack.Encoder().encode
 

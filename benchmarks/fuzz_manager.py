@@ -34,11 +34,11 @@ from stoker.manager.core.events import (
 from stoker.manager.core.subjects import OfContext
 from stoker.manager.core.validate import validate
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.blocks import Rule, Source
-from stoker.manager.protocol.calls import CallOptions, CallSpec, Features
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.protocol import to_manager as say
+from stoker.protocol import wire
+from stoker.protocol.blocks import Rule, Source
+from stoker.protocol.calls import CallOptions, CallSpec, Features
+from stoker.protocol.ids import RecipeKey
 
 SESSION = "k3v9"
 _INTS = (0, 1, 2, 3, -1, 7, 1000, 10**9, 8 * 10**9, 1 << 40, (1 << 62) + 1, -(1 << 62))

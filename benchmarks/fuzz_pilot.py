@@ -11,16 +11,16 @@ from collections import Counter
 from typing import Any
 
 from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
-from stoker.manager.protocol import to_agent, to_pilot
-from stoker.manager.protocol import to_manager as told
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure, FailureKind
-from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.pilot.core import events
 from stoker.pilot.core.commands import Tell, TellLibrary
 from stoker.pilot.core.core import PilotCore
 from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.core.state import PilotFacts
+from stoker.protocol import to_agent, to_pilot
+from stoker.protocol import to_manager as told
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure, FailureKind
+from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId
 
 _GB = 10**9
 _SIZES = (-1, 0, 1, _GB, 10 * _GB, 2**63)

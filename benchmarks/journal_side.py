@@ -31,11 +31,11 @@ from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import check_of
 from stoker.manager.live.journal import Journal
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallEnd, CallSpec
-from stoker.manager.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.manager.protocol.session import SessionFile, SessionFolder
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.to_manager import (
     CallsEnded,
     ClientHello,
     DefineFunction,
@@ -47,7 +47,7 @@ from stoker.manager.protocol.to_manager import (
     Received,
     Submit,
 )
-from stoker.manager.protocol.to_pilot import RunCalls, StartLibrary
+from stoker.protocol.to_pilot import RunCalls, StartLibrary
 
 SESSION, CLIENT = "bench", ClientId("client-ab")
 HEARTBEAT_S = 5.0

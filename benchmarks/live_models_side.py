@@ -54,9 +54,9 @@ from stoker.contexts.step_times import StepTimes
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import AppWants, StokerApp
 from stoker.manager.executor.wants import read_wants
-from stoker.manager.protocol.calls import Objective
 from stoker.manager.sim.token_times import TokenTimes
 from stoker.pilot.devices import cpu
+from stoker.protocol.calls import Objective
 
 sys.path.insert(0, str(ROOT / "tests"))
 from tiny_model import write_tiny_model

@@ -18,9 +18,6 @@ import msgspec
 
 from benchmarks.live_models_policy import patient
 from stoker.contexts.step_times import StepTable, StepTimes
-from stoker.manager.protocol.blocks import Rule
-from stoker.manager.protocol.calls import Objective
-from stoker.manager.protocol.to_pilot import RunCalls
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.log import Happened
@@ -28,6 +25,9 @@ from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
 from stoker.pilot.core.events import OfferWeighed
+from stoker.protocol.blocks import Rule
+from stoker.protocol.calls import Objective
+from stoker.protocol.to_pilot import RunCalls
 from stoker.site import Duration, Size
 
 MODELS, DEVICES, A_DEVICE = 8, 2, 4

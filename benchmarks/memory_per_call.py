@@ -22,10 +22,10 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import FromClient
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey
-from stoker.manager.protocol.to_manager import ClientHello, DefineFunction, DefineRecipe, Submit
+from stoker.protocol import wire
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey
+from stoker.protocol.to_manager import ClientHello, DefineFunction, DefineRecipe, Submit
 
 SUBMIT, ARGUMENTS = 256, 64
 

@@ -24,12 +24,12 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.processes import make_folder
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress
-from stoker.manager.protocol.ids import CallId, FunctionKey
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import Status
-from stoker.manager.protocol.to_manager import EndSession
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress
+from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Status
+from stoker.protocol.to_manager import EndSession
+from stoker.protocol.to_pilot import FunctionBlob
 
 LIMIT_S = 300.0
 

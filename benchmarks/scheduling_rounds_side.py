@@ -20,10 +20,10 @@ from stoker.manager.core.events import Event, FromClient, FromPilot, TimerFired
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Features, Objective
-from stoker.manager.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features, Objective
+from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.protocol.to_manager import (
     CallsEnded,
     ClientHello,
     DefineFunction,
@@ -33,9 +33,9 @@ from stoker.manager.protocol.to_manager import (
     PilotHello,
     Submit,
 )  # fmt: skip
-from stoker.manager.protocol.to_manager import FromClient as ClientMessage
-from stoker.manager.protocol.to_manager import FromPilot as PilotMessage
-from stoker.manager.protocol.to_pilot import RunCalls, StartLibrary
+from stoker.protocol.to_manager import FromClient as ClientMessage
+from stoker.protocol.to_manager import FromPilot as PilotMessage
+from stoker.protocol.to_pilot import RunCalls, StartLibrary
 
 GB = 10**9
 MODELS = ("gpt2-base", "gpt2-large", "vicuna-7b")

@@ -31,12 +31,12 @@ from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.factory import block_keys
-from stoker.manager.protocol import show_status
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress
-from stoker.manager.protocol.ids import CallId, FunctionKey
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.transfer.client import SEED_FILE
+from stoker.protocol import show_status
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress
+from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_pilot import FunctionBlob
 
 HEAD = 0
 _HERE = re.compile(

@@ -16,10 +16,10 @@ from typing import Any
 from benchmarks.paired import MODEL, missing, run_side
 from benchmarks.table import Bar, Line, Table
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol.blocks import Rule
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Size
 
 NAME, TITLE = "tuning_times", "a prompt-tuning job: where its time goes, and a gang of two forecast from one device"

@@ -27,8 +27,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from stoker.contexts.device_turns import work_of
-from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.library.library_turns import LibraryTurns
+from stoker.protocol.ids import DeviceId, LibraryId
 
 
 def main() -> None:

@@ -19,14 +19,14 @@ import stoker
 from benchmarks.paired import missing, ratios, take_turns
 from benchmarks.table import Bar, Line, Table
 from stoker.contexts.recipe import Recipe
-from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
-from stoker.manager.protocol.to_agent import Loaded, LoadFailed
-from stoker.manager.protocol.to_library import Load
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.agent.zygotes import Zygotes
 from stoker.pilot.library import frames, settings
 from stoker.pilot.zygote.client import Zygote
 from stoker.pilot.zygote.messages import Exited, Fork, Preloaded
+from stoker.protocol.ids import DeviceId, LibraryId, PilotId
+from stoker.protocol.to_agent import Loaded, LoadFailed
+from stoker.protocol.to_library import Load
 
 NAME, TITLE = "zygote", "from the request until a loader that uses torch and transformers can load"
 WAIT_S = 120.0

@@ -62,7 +62,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """A pilot that was here for so many seconds. `ended`: the value of a `stoker.manager.protocol.blocks.PilotEnd`;
+    """A pilot that was here for so many seconds. `ended`: the value of a `stoker.protocol.blocks.PilotEnd`;
     `why`: that of the `LossReason`, empty where the pilot was not lost, or was recorded before there were reasons."""
 
     stay_s: float

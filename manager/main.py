@@ -22,7 +22,7 @@ from stoker.manager.live.ports_taken import NO_PORT, PortsTakenError
 from stoker.manager.live.server import ManagerServer
 from stoker.manager.live.session_address import check_folder
 from stoker.manager.live.taken import TAKEN_OVER, TakenError
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.site import Session
 
 

@@ -24,7 +24,6 @@ from stoker import descriptors
 from stoker.contexts.state import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
-from stoker.manager.protocol.session import PYTHON, KeyPair, SessionFolder
 from stoker.pilot.agent import environment, probing
 from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, PilotOptions
 from stoker.pilot.agent.link import ManagerLink
@@ -37,6 +36,7 @@ from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.devices import GrantedDevices, find_devices, monitor, spare
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.zygote import processes
+from stoker.protocol.session import PYTHON, KeyPair, SessionFolder
 from stoker.site import GPU_CORES
 from stoker.units import parse_bytes, show_bytes
 

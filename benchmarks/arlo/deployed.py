@@ -20,14 +20,14 @@ from benchmarks.arlo.scaling import percentile
 from benchmarks.arlo.workload import Trace, Workload, trace_of
 from benchmarks.paired import ROOT
 from stoker.manager.policies.arlo import arlo
-from stoker.manager.protocol.blocks import Rule
-from stoker.manager.protocol.calls import CallSpec, Objective
 from stoker.manager.sim.calls_log import EachCall, LibraryPlace
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.families import of_lengths
 from stoker.manager.sim.log import EventLog
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.protocol.blocks import Rule
+from stoker.protocol.calls import CallSpec, Objective
 from stoker.site import Duration, Size
 
 DEVICES, BEGINS_S = 10, 60.0

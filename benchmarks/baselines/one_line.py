@@ -15,7 +15,7 @@ from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import Action, Changes, Load, View
 from stoker.manager.policies.exclusive import WholeDevice
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.protocol.ids import RecipeKey
 
 PERIOD_S = 0.1
 """Seconds between two rounds, at least."""

@@ -28,7 +28,7 @@ from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.exclusive import WholeDevice
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S
-from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId, RecipeKey
+from stoker.protocol.ids import DeviceId, LibraryId, PilotId, RecipeKey
 
 UNKNOWN_RUN_S = 30.0
 """How long a call is taken to run before one has."""

@@ -19,7 +19,7 @@ from stoker.manager.core.walltime import call_fits
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.manager.protocol.ids import LibraryId
+from stoker.protocol.ids import LibraryId
 
 
 class AnyFree(HottestFirst):

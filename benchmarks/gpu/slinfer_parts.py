@@ -27,7 +27,7 @@ from stoker import causal_lm
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import AppWants, StokerApp
 from stoker.manager.executor.wants import read_wants
-from stoker.manager.protocol.calls import Objective
+from stoker.protocol.calls import Objective
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)
 RATE = 2.0 if REHEARSAL else 4.0

@@ -12,13 +12,13 @@ from benchmarks.pervasive import paper
 from benchmarks.pervasive.parameters import Parameters
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.seams import Policies
-from stoker.manager.protocol.blocks import Rule
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.flows import SharedLink
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import SweepCalls
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Size
 
 Steps = tuple[tuple[float, int], ...]

@@ -23,7 +23,7 @@ from stoker.whole_files import draft_of
 _MANAGER = Path(stoker.manager.__file__).parent
 _HERE = Path(__file__).parent
 _MATTERS = (
-    *(_MANAGER / name for name in ("core", "policies", "protocol", "sim")),
+    *(_MANAGER / name for name in ("core", "policies", "sim")),
     _HERE.parent / "baselines",
     *(_HERE / f"{name}.py" for name in ("jobs", "parameters", "paper", "result", "simulate", "worlds")),
 )

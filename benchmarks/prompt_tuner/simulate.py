@@ -21,11 +21,11 @@ from benchmarks.prompt_tuner.result import Result, result_of
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, FromClient
 from stoker.manager.core.seams import Action, Changes, Policies, View
 from stoker.manager.core.subjects import OfContext
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_manager import DefineRecipe
 from stoker.manager.sim.client import Arrival, recipe_of
 from stoker.manager.sim.duration import speedup
 from stoker.manager.sim.run import RunOutcome, Simulation
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_manager import DefineRecipe
 
 _LONGEST_S = 4 * 3600.0
 """A run that goes on for so long is cut off; what is not done by then counts as a violation."""

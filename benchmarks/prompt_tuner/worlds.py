@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from benchmarks.prompt_tuner import paper
 from benchmarks.prompt_tuner.parameters import MODELS, Model, Parameters
-from stoker.manager.protocol.blocks import Rule
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Size
 
 _KIND = "NVIDIA A100-SXM4-80GB"

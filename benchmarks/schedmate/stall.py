@@ -30,8 +30,8 @@ from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.subjects import OfFailure
 from stoker.manager.live import advisor
 from stoker.manager.live.advisor import AdvisorLink
-from stoker.manager.protocol.ids import CallId, LibraryId, PilotId
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.ids import CallId, LibraryId, PilotId
+from stoker.protocol.session import SessionFolder
 
 RECORD = Path(__file__).parent / "records" / "stall.json"
 BAR_MS = 1.0

@@ -19,8 +19,8 @@ import msgspec
 
 from benchmarks.paired import ROOT
 from stoker.contexts.step_times import StepCell, StepTimes
-from stoker.manager.protocol.calls import Objective
 from stoker.manager.sim.client import Arrival
+from stoker.protocol.calls import Objective
 
 DATA = ROOT.parent / "shared" / "data" / "slinfer"
 OBJECTIVE = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stoker.manager.protocol.calls import Objective
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
+from stoker.protocol.calls import Objective
 
 TTFT_POINTS_S = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _ROUNDING_S = 2e-6

@@ -28,7 +28,7 @@ from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.manager.policies.late_drops import LateDrops
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.sizes import suits
-from stoker.manager.protocol.ids import LibraryId, RecipeKey
+from stoker.protocol.ids import LibraryId, RecipeKey
 
 Limits = Mapping[tuple[str, str], int]
 """Requests that an instance serves at once, by the name of its context and the kind of its device."""

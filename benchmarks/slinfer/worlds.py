@@ -13,9 +13,9 @@ from __future__ import annotations
 import msgspec
 
 from benchmarks.slinfer.data import ModelProfile, read_profile
-from stoker.manager.protocol.blocks import Rule
 from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Size
 
 NODES = 4

@@ -21,7 +21,7 @@ from stoker.manager.core.advice_channel import LONGEST_MESSAGE, Answer, decode_q
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import AdviceArrived
 from stoker.manager.core.subjects import OfContext, OfFunction
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.site_files import read_sites
 
 log = logging.getLogger("stoker.advisor")

@@ -19,7 +19,7 @@ from stoker.errors import SessionError, StokerError
 from stoker.manager.cli import console, entry_points, programs
 from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.executor.standing import JOINS
-from stoker.manager.protocol.session import find_session
+from stoker.protocol.session import find_session
 
 
 class FromEntryPoints(click.Group):

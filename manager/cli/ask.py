@@ -19,9 +19,9 @@ from stoker.dealer import Keys, open_socket
 from stoker.errors import SessionError
 from stoker.manager.executor import standing
 from stoker.manager.live import lease, presence
-from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.listed import ListedState
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol import to_client, to_manager, wire
+from stoker.protocol.listed import ListedState
+from stoker.protocol.session import SessionFile, SessionFolder
 
 TIMEOUT_S = 5.0
 """A manager that handles its worst burst still answers within this."""

@@ -11,8 +11,8 @@ from stoker.errors import SessionError
 from stoker.manager.cli import choosing, console, detaching, runs, sessions, status
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached, standing
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Status
 from stoker.site import Site
 
 _BACK_WITHIN_S = 10.0

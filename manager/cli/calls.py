@@ -8,8 +8,8 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.cli import choosing, console
 from stoker.manager.cli.numbers import WholeNumber
 from stoker.manager.cli.sessions import calls_of, takes_session
-from stoker.manager.protocol.listed import FailureGroup, ListedCall, ListedState
-from stoker.manager.protocol.to_client import Calls
+from stoker.protocol.listed import FailureGroup, ListedCall, ListedState
+from stoker.protocol.to_client import Calls
 from stoker.units import show_seconds
 
 _LIMIT = 20

@@ -31,7 +31,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli import console, runs
 from stoker.manager.executor import standing
 from stoker.manager.executor.begun import wait_for_begun
-from stoker.manager.protocol.session import SessionFolder, find_session, named_folder
+from stoker.protocol.session import SessionFolder, find_session, named_folder
 from stoker.site_files import read_python_path
 
 SHOWN_BY_DEFAULT = "the newest of this folder, else the newest that is up, else the newest"

@@ -22,11 +22,11 @@ from stoker.manager.cli.surroundings import HostFacts, inspect_host
 from stoker.manager.executor import detached
 from stoker.manager.factory import pacing
 from stoker.manager.live import interfaces
-from stoker.manager.protocol import show_blocks
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import Status
 from stoker.pilot.taskvine import finding
+from stoker.protocol import show_blocks
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Status
 from stoker.site import Duration, Engine, EnvironmentKind, ProviderKind, ProvisioningName, Site
 from stoker.units import show_bytes, show_seconds
 

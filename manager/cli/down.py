@@ -14,8 +14,8 @@ from stoker.manager.cli import caches, choosing, console, detaching, left, runs,
 from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
 from stoker.manager.cli.numbers import Seconds
 from stoker.manager.executor import detached, standing
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Status
 
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 2.0

@@ -16,7 +16,7 @@ from stoker.manager.executor import detached, engines
 from stoker.manager.factory import parsl_parts
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandRunner
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
 
 _EXAMPLE = "k3v9"

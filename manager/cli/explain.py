@@ -11,8 +11,8 @@ import click
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing, console, logged_progress, verdicts
 from stoker.manager.cli.sessions import is_several, names_in, status_of, story_of, takes_session
-from stoker.manager.protocol import show_story
-from stoker.manager.protocol.to_client import Story
+from stoker.protocol import show_story
+from stoker.protocol.to_client import Story
 
 
 @click.command(short_help="Tell why a call, pilot, context or block is where it is.")

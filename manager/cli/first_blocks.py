@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 from stoker.manager.cli.ask import Observer
-from stoker.manager.protocol import show_blocks
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol import show_blocks
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Status
 from stoker.site import Site
 
 _ANSWER_S = 20.0

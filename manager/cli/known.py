@@ -17,7 +17,7 @@ from stoker.errors import ConfigError, SessionError, UnitError
 from stoker.manager.cli import console, detaching, prune, runs
 from stoker.manager.executor import standing
 from stoker.manager.executor.begun import is_coming_up
-from stoker.manager.protocol.session import SessionFolder, holds_session, is_begun
+from stoker.protocol.session import SessionFolder, holds_session, is_begun
 from stoker.units import parse_seconds, show_bytes, show_seconds
 from stoker.working_folder import folders_here
 

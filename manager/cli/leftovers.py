@@ -12,7 +12,7 @@ from stoker.manager.cli import known
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.known import SessionState
 from stoker.manager.cli.prune import size_bytes
-from stoker.manager.protocol.session import holds_session, is_begun
+from stoker.protocol.session import holds_session, is_begun
 from stoker.units import show_bytes
 
 STORE = "performance.sqlite"

@@ -6,8 +6,8 @@ import time
 
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress
 from stoker.manager.cli.logs import files, is_call
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import Story
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Story
 from stoker.units import show_about, show_seconds
 
 

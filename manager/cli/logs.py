@@ -14,8 +14,8 @@ from stoker.errors import SessionError
 from stoker.manager.cli import choosing, console, printed, runs
 from stoker.manager.cli.printed import LogFile
 from stoker.manager.cli.sessions import takes_session
-from stoker.manager.protocol.ids import parse_call
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.ids import parse_call
+from stoker.protocol.session import SessionFolder
 from stoker.units import show_bytes
 
 _FOLLOW_EVERY_S = 0.2

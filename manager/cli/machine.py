@@ -17,8 +17,8 @@ import zmq
 from stoker.contexts.state import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli.finding import Finding, Level
-from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.devices import PilotDevice, find_devices, gpu
+from stoker.protocol.to_manager import DeviceFacts
 from stoker.site import Site
 from stoker.units import show_bytes
 

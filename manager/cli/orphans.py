@@ -20,7 +20,7 @@ from stoker.manager.cli import left
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.executor import standing
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 _PATIENCE_S = 3.0
 """So long a session takes to end, and a program to start its manager again, when that was killed."""

@@ -12,8 +12,8 @@ import msgspec
 from stoker.errors import SessionError
 from stoker.manager.cli import console
 from stoker.manager.cli.sessions import story_of
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import Story
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Story
 from stoker.units import show_bytes
 
 _PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d*)")

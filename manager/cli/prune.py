@@ -21,7 +21,7 @@ from stoker.manager.cli import left
 from stoker.manager.executor import detached
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.site import ProviderKind
 
 _LOCKED = ("journal", "factory.lock", "commands.lock")

@@ -14,7 +14,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli import choosing, console
 from stoker.manager.cli.logs import is_call
 from stoker.manager.live import presence
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:

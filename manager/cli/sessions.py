@@ -16,10 +16,10 @@ from stoker.manager.cli import choosing, console
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.live import segments
 from stoker.manager.live.raised import raised
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.ids import show_block
-from stoker.manager.protocol.listed import ListedState
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client
+from stoker.protocol.ids import show_block
+from stoker.protocol.listed import ListedState
+from stoker.protocol.session import SessionFolder
 
 Command = Callable[..., None]
 

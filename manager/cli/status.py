@@ -9,11 +9,11 @@ import click
 from stoker.manager.cli import choosing, console, detaching, runs
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.sessions import status_of, takes_session
-from stoker.manager.protocol.gateway_notes import gateway_notes
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.show_gateways import gateway_rows
-from stoker.manager.protocol.show_status import render
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.gateway_notes import gateway_notes
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.show_gateways import gateway_rows
+from stoker.protocol.show_status import render
+from stoker.protocol.to_client import Status
 
 _WATCH_EVERY_S = 1.0
 _WATCH_EVERY_ON_A_PIPE_S = 10.0

@@ -13,9 +13,9 @@ from stoker.errors import ConfigError, SessionError, UnitError
 from stoker.manager.cli import console, down, dry_run, first_blocks, site_check
 from stoker.manager.executor import detached
 from stoker.manager.live.lease import LeaseHolder
-from stoker.manager.protocol import show_blocks
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol import show_blocks
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Status
 from stoker.site import Site
 from stoker.units import parse_seconds
 

@@ -19,8 +19,8 @@ from stoker.manager.advice.logs.remedies import remedy
 from stoker.manager.cli import printed
 from stoker.manager.cli.logs import files, is_call
 from stoker.manager.core.verdicts import LEAST_SURE
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import Story
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Story
 from stoker.units import first_words, show_seconds
 
 _RAISED = re.compile(r"raised an exception in your code after (?P<ran_s>[\d.]+) s: (?P<what>.*)", re.DOTALL)

@@ -10,7 +10,7 @@ from stoker.manager.core.cost import Cost
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Group, Library
-from stoker.manager.protocol.calls import CallEnd
+from stoker.protocol.calls import CallEnd
 
 # A mean run time follows the last runs with at least this weight.
 _NEW_WEIGHT = 0.2

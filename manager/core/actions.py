@@ -43,9 +43,9 @@ from stoker.manager.core.seams import (
     WantBlocks,
 )
 from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_pilot import EvictCall, RunCalls
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_pilot import EvictCall, RunCalls
 
 _SHOWN_ACTIONS = 4
 

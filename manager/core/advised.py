@@ -9,7 +9,7 @@ from stoker.manager.core.events import AdviceArrived, CostAdvice, PaceAdvice, Ve
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.seams import Rounds
 from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
-from stoker.manager.protocol.bounds import is_sound
+from stoker.protocol.bounds import is_sound
 
 Seams = Iterable[tuple[str, Rounds]]
 

@@ -10,9 +10,9 @@ from stoker.manager.core.commands import RecordPilots
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.protocol import show_blocks, to_client
-from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock, Source
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol import show_blocks, to_client
+from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock, Source
+from stoker.protocol.ids import BlockId
 from stoker.units import show_seconds
 
 

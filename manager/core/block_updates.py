@@ -7,9 +7,9 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.sources import Block
 from stoker.manager.core.state import JOURNAL_LOST
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
+from stoker.protocol import to_client
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 
 _STOPPED = "its source is stopped"
 

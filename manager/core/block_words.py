@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.protocol.blocks import BlockPhase, BlockStatus
-from stoker.manager.protocol.show_blocks import READ_JOB, SILENT_S, is_suspended
+from stoker.protocol.blocks import BlockPhase, BlockStatus
+from stoker.protocol.show_blocks import READ_JOB, SILENT_S, is_suspended
 from stoker.units import show_seconds
 
 

@@ -17,10 +17,10 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.state import State
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.to_manager import BlockUpdate
+from stoker.protocol import to_client
+from stoker.protocol.blocks import BlockPhase, LossReason, Source
+from stoker.protocol.ids import BlockId
+from stoker.protocol.to_manager import BlockUpdate
 
 YOUNG_S = 60.0
 """A pilot that died before was of no use, unless something had been loaded on it."""

@@ -22,8 +22,8 @@ from stoker.manager.core import (
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Group, Library
-from stoker.manager.protocol import recent
-from stoker.manager.protocol.calls import CallEnd
+from stoker.protocol import recent
+from stoker.protocol.calls import CallEnd
 
 
 def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:

@@ -12,8 +12,8 @@ from stoker.manager.core.events import PaceAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.state import State, StreamFacts
-from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
-from stoker.manager.protocol.to_client import ProgressReports
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
+from stoker.protocol.to_client import ProgressReports
 
 
 def report(state: State, progress: CallProgress) -> None:

@@ -8,11 +8,11 @@ from stoker.manager.core import call_records, feeding, gangs, holding, indexing,
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Library
 from stoker.manager.core.phases import LibraryState
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.bounds import is_sound
-from stoker.manager.protocol.calls import CallProgress
-from stoker.manager.protocol.ids import ClientId
-from stoker.manager.protocol.to_manager import CallsProgress, CallsReturned
+from stoker.protocol import to_client
+from stoker.protocol.bounds import is_sound
+from stoker.protocol.calls import CallProgress
+from stoker.protocol.ids import ClientId
+from stoker.protocol.to_manager import CallsProgress, CallsReturned
 
 
 def returned(manager: Manager, library: Library, message: CallsReturned) -> None:

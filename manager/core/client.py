@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import ClientId
-from stoker.manager.protocol.pace import WorkPace
-from stoker.manager.protocol.reliable import Inbox
-from stoker.manager.protocol.to_manager import MapReport
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import ClientId
+from stoker.protocol.pace import WorkPace
+from stoker.protocol.reliable import Inbox
+from stoker.protocol.to_manager import MapReport
 
 
 class MapRecord:

@@ -34,10 +34,10 @@ from stoker.manager.core.events import FromClient
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.state import JOURNAL_LOST
-from stoker.manager.protocol import bounds, to_client, to_manager
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
-from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol import bounds, to_client, to_manager
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
+from stoker.protocol.ids import CLIENT_SHIFT, ClientId
+from stoker.protocol.to_manager import (
     AskCalls,
     AskStatus,
     AskStory,
@@ -57,8 +57,8 @@ from stoker.manager.protocol.to_manager import (
     Submit,
     WantPilots,
 )
-from stoker.manager.protocol.to_pilot import FunctionBlob
-from stoker.manager.protocol.wire import why_not
+from stoker.protocol.to_pilot import FunctionBlob
+from stoker.protocol.wire import why_not
 
 MOST_CLIENTS = 1 << 20
 """A client's number is the high part of its calls' ids, which must fit 63 bits."""

@@ -6,9 +6,9 @@ import msgspec
 
 from stoker.contexts.step_times import StepTimes
 from stoker.manager.core.subjects import About
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol.blocks import LossReason, PilotEnd
-from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol.blocks import LossReason, PilotEnd
+from stoker.protocol.ids import ClientId, PilotId, RecipeKey
 
 
 class ToPilot(msgspec.Struct, frozen=True, gc=False):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_pilot import FunctionBlob
 
 
 class Cost:

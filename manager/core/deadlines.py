@@ -14,7 +14,7 @@ from __future__ import annotations
 from stoker.manager.core import call_records, ending, queues
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context
-from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.protocol.calls import Failure, FailureKind
 from stoker.units import show_seconds
 
 KNOWN_RUNS = 3

@@ -15,7 +15,7 @@ from stoker.manager.core.client import Client
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.state import State
-from stoker.manager.protocol.ids import ClientId, FunctionKey
+from stoker.protocol.ids import ClientId, FunctionKey
 from stoker.units import show_bytes, show_seconds
 
 KEPT_S = 86_400.0

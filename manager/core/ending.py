@@ -7,8 +7,8 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Group, Library
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.state import State
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.manager.protocol.ids import show_library
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.ids import show_library
 
 # So many failed calls are kept for `stoker explain`.
 KEPT_FAILURES = 1000

@@ -6,10 +6,10 @@ import msgspec
 
 from stoker.contexts.step_times import StepTimes
 from stoker.manager.core.subjects import About
-from stoker.manager.protocol import to_manager
-from stoker.manager.protocol.blocks import Source
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId, ClientId, PilotId, RecipeKey
+from stoker.protocol import to_manager
+from stoker.protocol.blocks import Source
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):

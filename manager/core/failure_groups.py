@@ -11,9 +11,9 @@ from signal import Signals
 
 from stoker.manager.core.nouns import Call, CountedFailures
 from stoker.manager.core.state import State
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId, show_call
-from stoker.manager.protocol.listed import FailureGroup
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import CallId, show_call
+from stoker.protocol.listed import FailureGroup
 from stoker.units import first_words
 
 MOST = 200

@@ -21,8 +21,8 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.trials import Fault, Trial
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.manager.protocol.ids import show_call
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.ids import show_call
 from stoker.units import show_seconds
 
 MOST_PILOTS = 3

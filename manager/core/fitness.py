@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from stoker.manager.core.nouns import Library, Pilot
 from stoker.manager.core.state import State
-from stoker.manager.protocol.calls import Failure
-from stoker.manager.protocol.to_manager import LibraryPhase
+from stoker.protocol.calls import Failure
+from stoker.protocol.to_manager import LibraryPhase
 
 AGAIN_S = (5.0, 20.0, 80.0, 300.0)
 """A pilot that was found unfit is tried again after so long; the last of these counts for all further tries."""

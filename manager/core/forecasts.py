@@ -13,8 +13,8 @@ from stoker.manager.core import call_records
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Forecast, PolicyError
-from stoker.manager.protocol.calls import CallForecast
-from stoker.manager.protocol.to_client import Forecasts
+from stoker.protocol.calls import CallForecast
+from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s
 
 

@@ -19,9 +19,9 @@ from stoker.manager.core.commands import RecordPace
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Library
 from stoker.manager.core.paces import work_of
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, GangPlace
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_pilot import MeetGang, RunCalls
+from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, GangPlace
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_pilot import MeetGang, RunCalls
 
 _BREAKS = (FailureKind.GANG, FailureKind.INFRASTRUCTURE)
 """How the end of a member's part breaks its gang, and the call goes on."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from stoker.manager.core import walltime
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.peers import Object, Peer
-from stoker.manager.protocol import to_pilot
+from stoker.protocol import to_pilot
 
 MOST_S = 120.0
 """A leaving pilot stays no longer than this for its objects."""

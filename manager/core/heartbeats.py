@@ -12,7 +12,7 @@ from stoker.manager.core.events import FromPilot
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.state import State
-from stoker.manager.protocol.to_manager import Heartbeat
+from stoker.protocol.to_manager import Heartbeat
 
 _PART = 16
 """A memory measurement counts as new if it differs from the last one by a 16th of it,"""

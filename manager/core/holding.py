@@ -14,9 +14,9 @@ from stoker.manager.core import call_records, indexing, queues, reservations
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Gang, Group, Library
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
-from stoker.manager.protocol.calls import CallEnd, CallSpec
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_pilot import TakeBack
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_pilot import TakeBack
 
 # What a member of a gang that is taken apart has to end by itself, before its library is ended for it.
 GANG_GRACE_S = 10.0

@@ -11,7 +11,7 @@ from stoker.manager.core import ending
 from stoker.manager.core.client import Client
 from stoker.manager.core.events import RecordsLost
 from stoker.manager.core.manager import Manager
-from stoker.manager.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.calls import CallEnd, CallSpec
 
 
 def records_lost(manager: Manager, event: RecordsLost) -> None:

@@ -8,8 +8,8 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Pilot
 from stoker.manager.core.state import State
 from stoker.manager.core.trials import Loss, Trial
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.ids import show_library
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.ids import show_library
 from stoker.units import show_bytes, show_seconds
 
 # After this many losses a call runs alone; the next loss is its end.

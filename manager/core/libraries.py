@@ -17,10 +17,10 @@ from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import State
-from stoker.manager.protocol.calls import Failure
-from stoker.manager.protocol.ids import LibraryId
-from stoker.manager.protocol.to_manager import LibraryResized
-from stoker.manager.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
+from stoker.protocol.calls import Failure
+from stoker.protocol.ids import LibraryId
+from stoker.protocol.to_manager import LibraryResized
+from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
 _MOST_MEASURED = 64

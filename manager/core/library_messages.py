@@ -27,9 +27,9 @@ from stoker.manager.core.commands import RecordLoad, RecordSteps
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.phases import LibraryState
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_manager import LibraryBatch, LibraryGone, LibraryReady
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_manager import LibraryBatch, LibraryGone, LibraryReady
 
 # A library that was ended for one call's sake, or its pilot's, is not the fault of the others that it ran.
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})

@@ -12,8 +12,8 @@ from stoker.manager.core import fitness
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.nouns import Context, Library, Pilot
 from stoker.manager.core.state import State
-from stoker.manager.protocol.calls import Failure
-from stoker.manager.protocol.to_manager import LibraryReady
+from stoker.protocol.calls import Failure
+from stoker.protocol.to_manager import LibraryReady
 
 # A context whose loads have failed this often in a row, with none between that worked, cannot be loaded.
 LOAD_TRIES = 2

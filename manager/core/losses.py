@@ -15,8 +15,8 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.sources import Block
 from stoker.manager.core.state import State
-from stoker.manager.protocol.blocks import LossReason, PilotEnd
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import LossReason, PilotEnd
+from stoker.protocol.ids import BlockId
 
 SETTLE_S = 60.0
 """A loss that the batch system has not explained for so long stays unexplained."""

@@ -15,9 +15,9 @@ from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
 from stoker.manager.core.nouns import Call, Context, Library, Pilot
 from stoker.manager.core.seams import Changes, Policies, PolicyError
 from stoker.manager.core.state import State
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol.calls import CallEnd, CallForecast
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol.calls import CallEnd, CallForecast
+from stoker.protocol.ids import CallId
 
 
 class Manager:

@@ -13,8 +13,8 @@ from stoker.manager.core.client import Client, MapRecord
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.state import State
-from stoker.manager.protocol.status import MapStatus
-from stoker.manager.protocol.to_manager import MapReport
+from stoker.protocol.status import MapStatus
+from stoker.protocol.to_manager import MapReport
 
 MOST_MAPS = 1000
 """A program's open maps that are remembered."""

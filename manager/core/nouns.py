@@ -20,12 +20,12 @@ from stoker.manager.core.load_index import LoadIndex
 from stoker.manager.core.paces import Paces
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.queue import Queue
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
-from stoker.manager.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
-from stoker.manager.protocol.recent import Counts
-from stoker.manager.protocol.reliable import Inbox
-from stoker.manager.protocol.to_manager import DeviceFacts, LibraryPhase
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
+from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
+from stoker.protocol.recent import Counts
+from stoker.protocol.reliable import Inbox
+from stoker.protocol.to_manager import DeviceFacts, LibraryPhase
 
 # When, and what happened.
 Note = tuple[float, str]

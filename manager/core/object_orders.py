@@ -6,7 +6,7 @@ from stoker.manager.core import object_report
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.peers import Fetch, Peer, Way
 from stoker.manager.core.transfers import Transfers
-from stoker.manager.protocol import to_pilot
+from stoker.protocol import to_pilot
 
 
 def say(manager: Manager) -> None:

@@ -44,7 +44,7 @@ from stoker.manager.core import handing_on, object_orders
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.peers import Fetch, Object, Peer, Way
 from stoker.manager.core.transfers import Transfers
-from stoker.manager.protocol import to_pilot
+from stoker.protocol import to_pilot
 
 # Of those that wait, so many are looked at for one that a peer can serve.
 _MOST_EXAMINED = 16

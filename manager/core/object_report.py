@@ -9,8 +9,8 @@ from stoker.manager.core.nouns import Library, Pilot
 from stoker.manager.core.peers import Fetch, Object, Way
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.state import State
-from stoker.manager.protocol.status import ObjectStatus
-from stoker.manager.protocol.to_manager import LibraryPhase
+from stoker.protocol.status import ObjectStatus
+from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 _SHOWN = 4

@@ -14,7 +14,7 @@ from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.peers import Fetch, Peer, Way
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.transfers import Transfers
-from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, PilotHello
+from stoker.protocol.to_manager import FetchFailed, ObjectArrival, PilotHello
 
 _BLAMED = 3
 """A peer that failed this many pilots, and more than it served, is no source for any pilot."""

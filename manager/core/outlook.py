@@ -17,8 +17,8 @@ from stoker.manager.core import maps
 from stoker.manager.core.nouns import Context, Gang, Library
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import State
-from stoker.manager.protocol import recent
-from stoker.manager.protocol.blocks import BlockPhase
+from stoker.protocol import recent
+from stoker.protocol.blocks import BlockPhase
 
 _ROUNDS = 2
 """A measured rate counts once every slot has ended about so many calls within its window."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.seams import View
 from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.protocol.calls import CallForecast, CallProgress
-from stoker.manager.protocol.ids import BlockId, ClientId, LibraryId, PilotId
-from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.protocol.calls import CallForecast, CallProgress
+from stoker.protocol.ids import BlockId, ClientId, LibraryId, PilotId
+from stoker.protocol.to_manager import DeviceFacts
 
 
 def imagine_pilot(id: PilotId, devices: tuple[DeviceFacts, ...], now: float) -> Pilot:

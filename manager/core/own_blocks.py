@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stoker.manager.core.nouns import Note
 from stoker.manager.core.state import State
-from stoker.manager.protocol.ids import show_block
+from stoker.protocol.ids import show_block
 
 _NOT_STARTED = ("pending", "unknown", "held")
 _OVER = ("completed", "failed", "cancelled", "timeout", "missing", "scaled_in")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from stoker.manager.protocol.calls import Features
+from stoker.protocol.calls import Features
 
 _NEW_WEIGHT = 0.2
 """The mean follows the last measurements with at least this weight."""

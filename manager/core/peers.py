@@ -8,7 +8,7 @@ from collections import OrderedDict
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.ids import PilotId
+from stoker.protocol.ids import PilotId
 
 _READER_RANK = -1
 

@@ -16,7 +16,7 @@ from stoker.manager.core.events import FromClient, FromPilot
 from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.phases import CallState, PilotState
 from stoker.manager.core.state import State
-from stoker.manager.protocol import bounds, to_client, to_manager, to_pilot
+from stoker.protocol import bounds, to_client, to_manager, to_pilot
 
 
 def are_pieces(event: FromPilot | FromClient) -> bool:

@@ -7,9 +7,9 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.state import State
-from stoker.manager.protocol import to_pilot
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.ids import PilotId
+from stoker.protocol import to_pilot
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.ids import PilotId
 
 # So many pilots that are gone are kept: for their stories, and to tell them should they come back.
 KEPT_PILOTS = 1000

@@ -29,9 +29,9 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Device, Library, Pilot
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.state import JOURNAL_LOST, State
-from stoker.manager.protocol import bounds, to_manager, to_pilot
-from stoker.manager.protocol.ids import DeviceId, PilotId
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol import bounds, to_manager, to_pilot
+from stoker.protocol.ids import DeviceId, PilotId
+from stoker.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
     CallsProgress,
@@ -54,7 +54,7 @@ from stoker.manager.protocol.to_manager import (
     WalltimeUpdate,
     WantObjects,
 )
-from stoker.manager.protocol.wire import why_not
+from stoker.protocol.wire import why_not
 
 MOST_HELLOS = 4
 """A pilot is asked so often in a row for a newer hello."""

@@ -8,7 +8,7 @@ from stoker.manager.core import actions, deadlines, feeding, holding, queues, re
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Group
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.protocol.calls import CallSpec
+from stoker.protocol.calls import CallSpec
 
 
 def arrive(manager: Manager, group: Group, specs: list[CallSpec]) -> None:

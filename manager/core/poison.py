@@ -8,7 +8,7 @@ from stoker.manager.core import ending, suspects
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.phases import LibraryState
-from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.protocol.calls import Failure, FailureKind
 
 SIGKILL = 9
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from stoker.manager.core import holding, libraries, pilot_states
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Device, Pilot
-from stoker.manager.protocol.ids import PilotId
+from stoker.protocol.ids import PilotId
 from stoker.units import show_seconds
 
 TIMER = "quarantine"

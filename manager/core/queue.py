@@ -29,8 +29,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-from stoker.manager.protocol.calls import CallOptions
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol.calls import CallOptions
+from stoker.protocol.ids import CallId
 
 
 class QueueOptions(Protocol):

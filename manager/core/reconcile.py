@@ -11,9 +11,9 @@ from stoker.manager.core import feeding, gangs, holding, indexing, libraries, li
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Library, Pilot
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
-from stoker.manager.protocol.ids import CallId, LibraryId
-from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
-from stoker.manager.protocol.to_pilot import CancelCalls, Exit, StopLibrary
+from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.to_manager import LibraryFacts, PilotHello
+from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
 
 
 def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:

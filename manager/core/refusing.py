@@ -11,9 +11,9 @@ from __future__ import annotations
 from stoker.manager.core import departures, pilot_states
 from stoker.manager.core.events import ClientGone, Event, EventRefused, FromClient, FromPilot, PilotLost, TimerFired
 from stoker.manager.core.manager import Manager
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.manager.protocol.ids import CallId, ClientId, PilotId
-from stoker.manager.protocol.to_manager import Submit
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.ids import CallId, ClientId, PilotId
+from stoker.protocol.to_manager import Submit
 
 ROUND_PAUSE_S = 60.0
 """A policy that raised in its round has its next one so much later."""

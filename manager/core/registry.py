@@ -17,9 +17,9 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Context, Group
 from stoker.manager.core.state import State
 from stoker.manager.core.subjects import OfContext, OfFunction
-from stoker.manager.protocol.calls import CallOptions
-from stoker.manager.protocol.ids import ClientId, FunctionKey, RecipeKey
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol.calls import CallOptions
+from stoker.protocol.ids import ClientId, FunctionKey, RecipeKey
+from stoker.protocol.to_pilot import FunctionBlob
 
 # The session remembers the numbers of at most this many clients that it has forgotten, so that calls of theirs that a
 # pilot still reports are not taken for calls of a program that is to come back.

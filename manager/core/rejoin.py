@@ -14,7 +14,7 @@ from __future__ import annotations
 from stoker.manager.core import block_orders, libraries, losses, pilot_states
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
-from stoker.manager.protocol.to_manager import PilotHello
+from stoker.protocol.to_manager import PilotHello
 
 
 def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:

@@ -26,10 +26,10 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library, Pilot
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import JOURNAL_LOST, Orphan, State
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, RecipeKey
-from stoker.manager.protocol.to_client import Results
-from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, RecipeKey
+from stoker.protocol.to_client import Results
+from stoker.protocol.to_manager import LibraryFacts, PilotHello
 
 KEPT_FORGOTTEN = 100_000
 """So many calls are remembered whose clients have their results already."""

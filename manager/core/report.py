@@ -7,8 +7,8 @@ from stoker.manager.core.nouns import Context, Device, Library, Pilot
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
-from stoker.manager.protocol import recent, to_client
-from stoker.manager.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, StoryLine
+from stoker.protocol import recent, to_client
+from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, StoryLine
 from stoker.units import show_line
 
 

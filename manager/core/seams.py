@@ -27,8 +27,8 @@ from stoker.manager.core.events import PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.subjects import About, OfFailure, OfPace
-from stoker.manager.protocol.calls import CallForecast, CallProgress, Failure
-from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, PilotId, RecipeKey
+from stoker.protocol.calls import CallForecast, CallProgress, Failure
+from stoker.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, PilotId, RecipeKey
 
 
 class PolicyError(StokerError):

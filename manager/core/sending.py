@@ -8,9 +8,9 @@ from operator import attrgetter
 from stoker.manager.core import printing
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Group, Library
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls
+from stoker.protocol import to_client
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls
 
 _GROUP = attrgetter("group")
 

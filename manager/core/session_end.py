@@ -6,9 +6,9 @@ from stoker.manager.core import accounting, block_orders, ending, holding, sendi
 from stoker.manager.core.commands import EndManager
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.phases import CallState
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.to_pilot import Exit
+from stoker.protocol import to_client
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.to_pilot import Exit
 
 
 def end_session(manager: Manager, reason: str) -> None:

@@ -12,7 +12,7 @@ from stoker.manager.core import objects
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Context, Pilot
 from stoker.manager.core.peers import Snapshot
-from stoker.manager.protocol.to_manager import ObjectArrival, SnapshotHere
+from stoker.protocol.to_manager import ObjectArrival, SnapshotHere
 
 
 def made(manager: Manager, pilot: Pilot, message: SnapshotHere) -> None:

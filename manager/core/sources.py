@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stoker.manager.core.nouns import Pilot
-from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
-from stoker.manager.protocol.ids import BlockId, PilotId
-from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.protocol.blocks import BlockPhase, LossReason, Source
+from stoker.protocol.ids import BlockId, PilotId
+from stoker.protocol.to_manager import DeviceFacts
 
 # The last so many notes of a block are kept, and its first.
 KEPT_BLOCK_NOTES = 50

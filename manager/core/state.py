@@ -12,11 +12,11 @@ from stoker.manager.core.phases import PilotState
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.transfers import Transfers
 from stoker.manager.core.trials import Trial
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
-from stoker.manager.protocol.ids import BlockId, ClientId, FunctionKey, LibraryId, PilotId
-from stoker.manager.protocol.recent import Counts
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
+from stoker.protocol.ids import BlockId, ClientId, FunctionKey, LibraryId, PilotId
+from stoker.protocol.recent import Counts
+from stoker.protocol.to_pilot import FunctionBlob
 
 JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have said anew what they hold"
 """A notice of the session."""

@@ -16,10 +16,10 @@ from stoker.manager.core.nouns import Call, Context, Gang, Library, Note, Pilot
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.sources import Block
 from stoker.manager.core.state import State
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_block, show_call, show_library
-from stoker.manager.protocol.status import StoryLine
+from stoker.protocol import to_client
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_block, show_call, show_library
+from stoker.protocol.status import StoryLine
 from stoker.units import show_about, show_bytes, show_line, show_seconds
 
 IN_JOURNAL = "ended; its story is in the journal"

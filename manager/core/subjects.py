@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
 
 
 class OfContext(msgspec.Struct, frozen=True, array_like=True, tag="context"):

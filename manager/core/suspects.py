@@ -45,9 +45,9 @@ from stoker.manager.core.nouns import Call, Context, Library, Pilot
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import State
 from stoker.manager.core.trials import Loss, Trial
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.ids import show_library
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.ids import show_library
 from stoker.units import show_seconds
 
 # ---- what happens

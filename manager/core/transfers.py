@@ -10,7 +10,7 @@ import heapq
 from itertools import chain, islice
 
 from stoker.manager.core.peers import Fetch, Limits, Object, Peer, Snapshot, Way
-from stoker.manager.protocol.ids import PilotId
+from stoker.protocol.ids import PilotId
 
 
 class Transfers:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from stoker.manager.core.nouns import Pilot
-from stoker.manager.protocol.calls import Failure, Printed
-from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
+from stoker.protocol.calls import Failure, Printed
+from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 
 class Loss:

@@ -8,7 +8,7 @@ from stoker.manager.core.nouns import Call, Context, Gang, Library
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.state import State
 from stoker.manager.core.validate_objects import broken
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.ids import BlockId
 
 
 def validate(state: State) -> None:

@@ -16,8 +16,8 @@ from stoker.manager.core.events import VerdictAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Judged, Library, Pilot
 from stoker.manager.core.subjects import OfFailure
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Printed
-from stoker.manager.protocol.ids import CallId, show_call
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
+from stoker.protocol.ids import CallId, show_call
 
 AGAIN_S = 60.0
 SOON_S = 2.0

@@ -28,7 +28,7 @@ import math
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.seams import View
 from stoker.manager.core.trials import Cut, Trial
-from stoker.manager.protocol.blocks import Source
+from stoker.protocol.blocks import Source
 
 MARGIN_S = 20.0
 """What is left of a walltime when a pilot of short calls is drained."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits
-from stoker.manager.protocol.calls import CallOptions, Features
+from stoker.protocol.calls import CallOptions, Features
 
 WISHES = {
     "priority": "a priority",

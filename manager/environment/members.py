@@ -30,7 +30,7 @@ from typing import NamedTuple
 from stoker.errors import ConfigError
 from stoker.manager.environment.installed import Installed
 from stoker.manager.environment.walking import FoundFile, files_below
-from stoker.manager.protocol.session import PYTHON
+from stoker.protocol.session import PYTHON
 
 _HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
 """How bytecode begins that is checked by its source's time and length, not by a digest."""

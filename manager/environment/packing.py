@@ -25,7 +25,7 @@ from stoker.errors import SessionError
 from stoker.manager.environment.archive import Progress, write_archive
 from stoker.manager.environment.installed import this_environment
 from stoker.manager.environment.members import ArchiveMember, interpreter_members, package_members
-from stoker.manager.protocol.session import PYTHON
+from stoker.protocol.session import PYTHON
 from stoker.units import show_bytes
 from stoker.whole_files import draft_of, write_whole
 

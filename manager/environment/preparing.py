@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from stoker.manager.environment.carrying import carry
 from stoker.manager.environment.packing import pack_environment
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.site import EnvironmentKind, Site
 from stoker.units import show_bytes
 

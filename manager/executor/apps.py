@@ -42,7 +42,7 @@ from stoker.manager.executor.prepared import (
     travels_with,
 )
 from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
-from stoker.manager.protocol.calls import Features
+from stoker.protocol.calls import Features
 from stoker.units import show_seconds
 
 _PARSLS = frozenset({"inputs", "outputs", "stdout", "stderr", "walltime", SPECIFICATION})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stoker.contexts.state import state_folder
 from stoker.locks import is_locked
-from stoker.manager.protocol.session import changed_at, is_begun
+from stoker.protocol.session import changed_at, is_begun
 
 _MANAGER_STARTS_S = 5.0
 """A manager has taken its lock so long after its session was made."""

@@ -16,7 +16,7 @@ from parsl.providers.base import ExecutionProvider
 from stoker.manager.executor.blocks import Silent, most_pilots, show
 from stoker.manager.executor.link import Link
 from stoker.manager.factory import block_keys
-from stoker.manager.protocol.to_manager import ReleaseBlock, WantPilots
+from stoker.protocol.to_manager import ReleaseBlock, WantPilots
 from stoker.units import show_seconds
 
 logger = logging.getLogger(__name__)

@@ -18,13 +18,13 @@ from stoker.errors import SessionError
 from stoker.locks import is_locked
 from stoker.manager.executor.questions import wait_for_answer
 from stoker.manager.factory.batch import JOBS_LEFT
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
     from stoker.manager.executor.link import Link
-    from stoker.manager.protocol.to_client import Status
+    from stoker.protocol.to_client import Status
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.protocol.calls import CallForecast
-from stoker.manager.protocol.to_client import Forecasts
+from stoker.protocol.calls import CallForecast
+from stoker.protocol.to_client import Forecasts
 
 
 def on_this_clock(said: Forecasts, *, now: float) -> list[CallForecast]:

@@ -9,7 +9,7 @@ from stoker.contexts.objects import manifest_of
 from stoker.contexts.published import publish
 from stoker.contexts.recipe import Recipe
 from stoker.errors import RecipeError
-from stoker.manager.protocol.to_manager import DefineManifest
+from stoker.protocol.to_manager import DefineManifest
 
 logger = logging.getLogger("stoker")
 

@@ -28,7 +28,7 @@ from stoker.manager.factory.pilot_command import refuse_odd_imports
 from stoker.manager.live import lease
 from stoker.manager.live.chosen import check_policies, keep_policies
 from stoker.manager.live.taken import TAKEN_OVER
-from stoker.manager.protocol.session import SessionFolder, find_session
+from stoker.protocol.session import SessionFolder, find_session
 from stoker.site import Site
 from stoker.site_files import load_sites, read_sites, write_sites
 from stoker.working_folder import working_folder

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from stoker.errors import ConfigError
 from stoker.manager.core import wishes
 from stoker.manager.live import interfaces
-from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.taskvine import planning, refusals
 from stoker.pilot.taskvine import finding, plan
+from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
 
 if TYPE_CHECKING:  # at run time Parsl takes a second to import, and the command line has no need of it

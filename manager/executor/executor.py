@@ -57,11 +57,11 @@ from stoker.manager.executor.wants import CallPlace
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
 from stoker.manager.live.chosen import honoured_in, keep_policies, policies_for
-from stoker.manager.protocol.ids import FunctionKey
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import Status
-from stoker.manager.protocol.to_manager import EndSession
 from stoker.plain_text import refuse_odd_path
+from stoker.protocol.ids import FunctionKey
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_client import Status
+from stoker.protocol.to_manager import EndSession
 from stoker.site import Engine
 from stoker.site_files import load_sites, write_sites
 from stoker.working_folder import working_folder

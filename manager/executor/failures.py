@@ -26,8 +26,8 @@ from stoker.errors import (
 )
 from stoker.manager.executor.bash_failures import with_its_command
 from stoker.manager.executor.large import read_result
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
-from stoker.manager.protocol.ids import show_call, show_library
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
+from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_bytes
 
 _KINDS: dict[FailureKind, Callable[..., StokerError]] = {

@@ -23,8 +23,8 @@ from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.reading import PieceReader, open_piece
 from stoker.manager.executor.settling import SLOW_S
-from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
-from stoker.manager.protocol.ids import CallId, show_call
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
+from stoker.protocol.ids import CallId, show_call
 
 if TYPE_CHECKING:
     from stoker.manager.executor.link import Link

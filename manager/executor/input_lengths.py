@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError
-from stoker.manager.protocol.calls import Features
+from stoker.protocol.calls import Features
 
 
 def is_countable(features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -27,8 +27,8 @@ from stoker.manager.executor.kept_results import KeptFile, open_kept
 from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.packing import logger
 from stoker.manager.executor.waiting import MapInbox
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import CallId
 
 _SYNC_S = 5.0
 _TOGETHER_BYTES = 8_000_000

@@ -12,7 +12,7 @@ import msgspec
 from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor import detached, standing
-from stoker.manager.protocol.session import SessionFolder, holds_session
+from stoker.protocol.session import SessionFolder, holds_session
 from stoker.site import Site
 from stoker.site_files import site_text
 

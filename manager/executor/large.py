@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import CallEnd
+from stoker.protocol.calls import CallEnd
 
 
 class LargeArguments:

@@ -21,7 +21,7 @@ import msgspec
 from stoker.contexts.loaders import loader_of
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
-from stoker.manager.protocol.program_source import (
+from stoker.protocol.program_source import (
     LONGEST_TEXT,
     ProgramSource,
     source_file,

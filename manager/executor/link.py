@@ -43,11 +43,11 @@ from stoker.manager.executor.questions import Questions
 from stoker.manager.executor.session_errors import forked_process, other_python, refused_key, session_over
 from stoker.manager.executor.settling import Settling, callbacks
 from stoker.manager.executor.waiting import WaitingCalls
-from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.calls import CallSpec, Features, Payload
-from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.status import JOURNAL
+from stoker.protocol import to_client, to_manager, wire
+from stoker.protocol.calls import CallSpec, Features, Payload
+from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.status import JOURNAL
 from stoker.seldom import SeldomLog
 
 logger = logging.getLogger(__name__)

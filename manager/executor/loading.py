@@ -39,9 +39,9 @@ from stoker.manager.executor.retries import retry_cost
 from stoker.manager.executor.standing import JOINS, RUN
 from stoker.manager.executor.stream import interrupt_open
 from stoker.manager.executor.wants import read_wants
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.show_status import calls_in_words
-from stoker.manager.protocol.to_client import Status, Story
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.show_status import calls_in_words
+from stoker.protocol.to_client import Status, Story
 from stoker.version import RELEASE
 
 _current: Session | None = None

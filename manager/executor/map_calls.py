@@ -20,7 +20,7 @@ from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import travels_with
 from stoker.manager.executor.wants import Wants
-from stoker.manager.protocol.calls import Payload
+from stoker.protocol.calls import Payload
 
 _PLAIN = Wants()
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from stoker.largest import MOST_NUMBER
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_manager import MapReport
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_manager import MapReport
 
 _EVERY_S = 1.0
 _numbers = itertools.count()

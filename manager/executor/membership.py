@@ -18,7 +18,7 @@ from stoker.errors import SessionError
 from stoker.manager.executor.processes import removed
 from stoker.manager.live.interfaces import is_listening, no_way_to
 from stoker.manager.live.presence import elsewhere
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import SessionFile, SessionFolder
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from parsl.monitoring.message_type import MessageType
 
-from stoker.manager.protocol.status import PilotStatus
+from stoker.protocol.status import PilotStatus
 
 
 class MonitoringRadio(Protocol):

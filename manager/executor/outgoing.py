@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
-from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec
-from stoker.manager.protocol.ids import CallId, FunctionKey, RecipeKey
-from stoker.manager.protocol.reliable import Outbox
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol import to_client, to_manager, wire
+from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec
+from stoker.protocol.ids import CallId, FunctionKey, RecipeKey
+from stoker.protocol.reliable import Outbox
+from stoker.protocol.to_pilot import FunctionBlob
 
 FRAME_CALLS = 2_000
 FRAME_BYTES = 8_000_000

@@ -31,9 +31,9 @@ from stoker.contexts.source_lines import SourceLines
 from stoker.contexts.user_code import is_installed
 from stoker.errors import SerializationError
 from stoker.manager.executor.large import LargeArguments
-from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES, Payload
-from stoker.manager.protocol.ids import FunctionKey
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol.calls import INLINE_LIMIT_BYTES, Payload
+from stoker.protocol.ids import FunctionKey
+from stoker.protocol.to_pilot import FunctionBlob
 from stoker.units import show_bytes
 
 logger = logging.getLogger("stoker.captured")

@@ -18,10 +18,10 @@ from typing import Any
 
 from stoker.errors import CallError, StreamDiffersError
 from stoker.manager.executor.piece_log import PieceLog, Rerun
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId, show_call
-from stoker.manager.protocol.to_client import Pieces
-from stoker.manager.protocol.to_manager import PiecesTaken
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import CallId, show_call
+from stoker.protocol.to_client import Pieces
+from stoker.protocol.to_manager import PiecesTaken
 
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
 """A stream's inbox acknowledges nothing while it holds more."""

@@ -23,8 +23,8 @@ from stoker.manager.executor.options import check_truth
 from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.reading import PieceReader
-from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
-from stoker.manager.protocol.ids import CallId, show_call
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
+from stoker.protocol.ids import CallId, show_call
 
 
 def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = False, **kwargs: Any) -> PieceStream:

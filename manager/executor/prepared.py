@@ -27,8 +27,8 @@ from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
 from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.sendable import check_submission
 from stoker.manager.executor.wants import ANYWHERE, CallPlace, Wants, read_parsl_spec, read_wants
-from stoker.manager.protocol.ids import FunctionKey
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol.ids import FunctionKey
+from stoker.protocol.to_pilot import FunctionBlob
 
 SPECIFICATION = "parsl_resource_specification"
 PACKED = "stoker_packed_arguments"

@@ -25,8 +25,8 @@ from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.restarts import Restarts, after
-from stoker.manager.protocol.session import KeyPair, SessionFolder, changed_at, holds_session, is_begun
 from stoker.plain_text import refuse_odd_path
+from stoker.protocol.session import KeyPair, SessionFolder, changed_at, holds_session, is_begun
 from stoker.site import ProviderKind, Site
 
 logger = logging.getLogger("stoker")

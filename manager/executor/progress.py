@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from stoker.manager.executor.notebook import NotebookLine, bar_of, in_notebook
-from stoker.manager.protocol.pace import WorkPace, left_in_words
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.pace import WorkPace, left_in_words
+from stoker.protocol.to_client import Status
 from stoker.units import show_seconds
 
 Follow = Callable[[int, int | None], None]

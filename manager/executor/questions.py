@@ -10,8 +10,8 @@ from __future__ import annotations
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.to_manager import AskStatus, AskStory
+from stoker.protocol import to_client
+from stoker.protocol.to_manager import AskStatus, AskStory
 
 A = TypeVar("A")
 

@@ -10,8 +10,8 @@ from stoker.contexts import payloads
 from stoker.errors import SerializationError
 from stoker.manager.executor.failures import unpickling_advice
 from stoker.manager.executor.piece_inbox import PieceInbox
-from stoker.manager.protocol.ids import show_call
-from stoker.manager.protocol.to_manager import PiecesTaken
+from stoker.protocol.ids import show_call
+from stoker.protocol.to_manager import PiecesTaken
 
 
 def open_piece(data: bytes, *, call: int | None, number: int) -> Any:

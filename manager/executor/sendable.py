@@ -10,10 +10,10 @@ import msgspec
 
 from stoker.errors import ConfigError, ProtocolError, SerializationError
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.protocol import to_manager, wire
-from stoker.manager.protocol.bounds import MOST_DEFINED_BYTES, wrong_with
-from stoker.manager.protocol.calls import CallSpec, Features
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol import to_manager, wire
+from stoker.protocol.bounds import MOST_DEFINED_BYTES, wrong_with
+from stoker.protocol.calls import CallSpec, Features
+from stoker.protocol.ids import CallId
 from stoker.units import show_bytes
 
 _decode = wire.from_client()

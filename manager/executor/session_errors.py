@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from stoker.errors import SessionError
-from stoker.manager.protocol.session import PYTHON, SessionFile, SessionFolder
+from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 
 
 def other_python(session: SessionFile) -> SessionError:

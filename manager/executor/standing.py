@@ -10,7 +10,7 @@ import msgspec
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.live import interfaces, lease, presence
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 JOINS = "STOKER_SESSION"
 """Names in the environment the session that programs join which name no site."""

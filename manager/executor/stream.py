@@ -38,8 +38,8 @@ from stoker.manager.executor.progress import Follow, MapProgress
 from stoker.manager.executor.pulling import SLOW_S, NotYet, PulledInputs, SlowItems
 from stoker.manager.executor.waiting import MapInbox
 from stoker.manager.executor.window import CHUNK, WINDOW_BYTES, Window
-from stoker.manager.protocol.calls import CallEnd, Payload
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol.calls import CallEnd, Payload
+from stoker.protocol.ids import CallId
 
 PATIENCE_S = 0.02
 """Packed items of a slow input are sent after this long."""

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 
 from stoker.manager.executor.progress import above_the_bar
-from stoker.manager.protocol.status import ContextStatus, LibraryStatus
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.status import ContextStatus, LibraryStatus
+from stoker.protocol.to_client import Status
 from stoker.units import show_seconds
 
 logger = logging.getLogger("stoker.news")

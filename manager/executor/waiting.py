@@ -17,8 +17,8 @@ from stoker.errors import ProtocolError
 from stoker.manager.executor.large import LargeArguments, discard_result
 from stoker.manager.executor.outgoing import Waiter
 from stoker.manager.executor.piece_inbox import PieceInbox
-from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress, CallSpec, LeftFiles, Payload
-from stoker.manager.protocol.ids import CallId, show_call
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, CallSpec, LeftFiles, Payload
+from stoker.protocol.ids import CallId, show_call
 
 logger = logging.getLogger(__name__)
 

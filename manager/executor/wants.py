@@ -20,8 +20,8 @@ from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError, RecipeError
 from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER
 from stoker.manager.executor.input_lengths import input_length, is_countable
-from stoker.manager.protocol.calls import CallOptions, Features, Objective
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.protocol.calls import CallOptions, Features, Objective
+from stoker.protocol.ids import RecipeKey
 from stoker.units import parse_seconds
 
 KEYS = {

@@ -19,8 +19,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol.calls import INLINE_LIMIT_BYTES
+from stoker.protocol.ids import CallId
 
 WINDOW_BYTES = 256_000_000
 CHUNK = 500

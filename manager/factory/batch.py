@@ -17,8 +17,8 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.manager.protocol.blocks import BlockPhase, LossReason
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.ids import BlockId
 
 JOBS_LEFT = "jobs-left"
 """The file in a session folder that its factory writes when the session is over: jobs that are still there, a site a

@@ -14,8 +14,8 @@ from stoker.manager.factory.condor import CondorBatch
 from stoker.manager.factory.local import LocalBatch, started_by_shell
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.pilot_command import pilot_command
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.ids import BlockId
+from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
 
 SUBMIT_COMMANDS = {

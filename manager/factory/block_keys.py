@@ -9,7 +9,7 @@ from __future__ import annotations
 from zmq import curve_keypair
 
 from stoker.errors import SessionError
-from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.protocol.session import KeyPair, SessionFolder
 
 
 def issue(folder: SessionFolder, block: str) -> None:

@@ -30,8 +30,8 @@ from stoker.manager.factory.commands import CommandResult, CommandRunner
 from stoker.manager.factory.condor_ads import Ad, JobStatus
 from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import BlockId
 from stoker.site import Site
 
 log = logging.getLogger("stoker.factory")

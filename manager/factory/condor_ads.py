@@ -28,7 +28,7 @@ import msgspec
 
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble
 from stoker.manager.factory.condor_description import BLOCK, BY_OWNER, SOURCE, SPOOLING, WALLTIME
-from stoker.manager.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.blocks import BlockPhase, LossReason
 from stoker.units import show_bytes, show_seconds
 
 Ad = Mapping[str, Any]

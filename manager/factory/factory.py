@@ -34,11 +34,11 @@ from stoker.manager.factory.worker import (
     Message,
     Sync,
 )
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
+from stoker.protocol import to_client
+from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
+from stoker.protocol.ids import BlockId
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 from stoker.site import ProviderKind, Site
 
 log = logging.getLogger("stoker.factory")

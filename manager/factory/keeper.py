@@ -40,9 +40,9 @@ from stoker.manager.factory.batch import (
 from stoker.manager.factory.kept_block import CANCEL_AGAIN_S, KeptBlock
 from stoker.manager.factory.pacing import FOR_QUERIES, FOR_SUBMISSIONS, Pacer, poll_period_s
 from stoker.manager.factory.submission_tries import SubmissionTries
-from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
+from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
+from stoker.protocol.ids import BlockId
+from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 
 log = logging.getLogger("stoker.factory")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.manager.protocol.blocks import BlockPhase, LossReason
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.ids import BlockId
 
 CANCEL_AGAIN_S = 30.0
 """A job that a cancellation did not end is cancelled again after this long."""

@@ -18,8 +18,8 @@ from parsl.jobs.states import JobState, JobStatus
 from parsl.providers import KubernetesProvider
 
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, block_of, job_name
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import BlockId
 from stoker.site import Provider, Site
 
 _GPU_LABEL = "nvidia.com/gpu.product"

@@ -13,9 +13,9 @@ from uuid import uuid4
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
 from stoker.manager.factory.keeper import FactoryUpdate
-from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.reliable import Outbox
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_manager, wire
+from stoker.protocol.reliable import Outbox
+from stoker.protocol.session import SessionFolder
 from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.factory")

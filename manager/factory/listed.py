@@ -27,8 +27,8 @@ from stoker.manager.factory.listings import (
 from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.submitting import Submitter, is_not_now
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import BlockId
 from stoker.site import ProviderKind, Site
 
 log = logging.getLogger("stoker.factory")

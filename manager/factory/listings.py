@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from stoker.manager.factory.batch import BatchJobStatus, loss_of
-from stoker.manager.protocol.blocks import BlockPhase
+from stoker.protocol.blocks import BlockPhase
 
 
 class ListedJob(msgspec.Struct, frozen=True):

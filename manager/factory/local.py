@@ -18,8 +18,8 @@ import psutil
 from stoker.manager.factory.batch import BatchJobStatus, job_name
 from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import BlockId
 
 
 def started_by_shell(worker_init: str, command: str) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from stoker.manager.environment.carrying import starter_command
 from stoker.manager.live import interfaces
-from stoker.manager.protocol.session import SessionFolder
 from stoker.plain_text import refuse_odd_path
+from stoker.protocol.session import SessionFolder
 from stoker.site import AUTO_PROBE, Engine, EnvironmentKind, Pilot, ProviderKind, Site
 from stoker.working_folder import working_folder
 

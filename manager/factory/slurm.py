@@ -26,8 +26,8 @@ from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.slurm_output import AccountedJob
 from stoker.manager.factory.submitting import Submitter
-from stoker.manager.protocol.blocks import BlockPhase, LossReason
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.ids import BlockId
 from stoker.site import Site
 
 _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}

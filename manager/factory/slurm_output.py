@@ -14,7 +14,7 @@ import msgspec
 
 from stoker.manager.factory import advice
 from stoker.manager.factory.batch import BatchJobStatus, loss_of
-from stoker.manager.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.blocks import BlockPhase, LossReason
 
 SQUEUE = "%F|%T|%r|%S|%N|%j|%Z"
 """`%F`: the tasks of an array (`options = ["--array=0-9"]`) have the id that sbatch gave, all of them."""

@@ -13,7 +13,7 @@ from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unansw
 from stoker.manager.factory.commands import CommandRunner
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.providers import BoundedProvider, provider_of
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.ids import BlockId
 from stoker.site import ProviderKind, Site
 
 _NOT_NOW = re.compile(

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import msgspec
 
 from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
-from stoker.manager.protocol.blocks import KnownBlock
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import KnownBlock
+from stoker.protocol.ids import BlockId
 
 
 class Sync(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from stoker.manager.protocol import to_client, to_pilot
+from stoker.protocol import to_client, to_pilot
 
 CLIENT_ACK_S = 0.25
 PILOT_ACK_S = 4.0

@@ -18,9 +18,9 @@ from zmq.utils import z85
 
 from stoker.errors import SessionError
 from stoker.manager.core.state import State
-from stoker.manager.protocol.ids import PilotId
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_manager import FromPilot, PilotHello
+from stoker.protocol.ids import PilotId
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_manager import FromPilot, PilotHello
 from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.manager")

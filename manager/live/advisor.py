@@ -22,7 +22,7 @@ from stoker.manager.core.advice_channel import LONGEST_MESSAGE, decode_answer, e
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import AdviceArrived
 from stoker.manager.core.subjects import About, OfContext, OfFunction, OfPace
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 log = logging.getLogger("stoker.manager")
 

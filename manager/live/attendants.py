@@ -23,8 +23,8 @@ from pathlib import Path
 
 from stoker import descriptors
 from stoker.config import load_site
-from stoker.manager.protocol.blocks import Rule, Source
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.blocks import Rule, Source
+from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, EnvironmentKind, ProviderKind, ProvisioningName, Site
 
 log = logging.getLogger("stoker.manager")

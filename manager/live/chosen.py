@@ -27,7 +27,7 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.live.own_policies import find
 from stoker.manager.live.policy_files import copy_policy
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.site import Policy, Site, policy_file
 from stoker.working_folder import working_folder
 

@@ -29,8 +29,8 @@ from stoker.manager.live.decisions import check_of
 from stoker.manager.live.journal import MOST_CHECKS, JournalEnd
 from stoker.manager.live.past import JournalPast
 from stoker.manager.live.records import Decided, scan
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.to_manager import CallsEnded
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.to_manager import CallsEnded
 from stoker.units import show_bytes
 from stoker.whole_files import draft_of, sync_folder
 

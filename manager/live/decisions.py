@@ -37,9 +37,9 @@ from stoker.manager.core.commands import (
     ToClient,
     ToPilot,
 )
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol.to_client import Results
-from stoker.manager.protocol.to_pilot import RunCalls
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol.to_client import Results
+from stoker.protocol.to_pilot import RunCalls
 
 _encode = msgspec.msgpack.Encoder().encode
 _Brief = Callable[[Any], tuple[object, ...]]

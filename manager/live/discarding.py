@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.seldom import SeldomLog
 
 _lines = SeldomLog(logging.getLogger("stoker.manager"))

@@ -19,7 +19,7 @@ from stoker.errors import SessionError
 from stoker.manager.live.admission import KnownKeys, User
 from stoker.manager.live.ports_taken import ports_taken
 from stoker.manager.live.unproven import UnprovenConnections
-from stoker.manager.protocol.session import IDENTITY_MARK, SessionFolder
+from stoker.protocol.session import IDENTITY_MARK, SessionFolder
 
 log = logging.getLogger("stoker.manager")
 

@@ -16,9 +16,9 @@ from stoker.manager.core.events import FromClient, FromPilot
 from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role, User, foreign
 from stoker.manager.live.doors import Doors, name_of, text_of
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol.ids import ClientId, PilotId
-from stoker.manager.protocol.to_manager import AskCalls, AskStatus, AskStory, ClientHello
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol.ids import ClientId, PilotId
+from stoker.protocol.to_manager import AskCalls, AskStatus, AskStory, ClientHello
 from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.manager")

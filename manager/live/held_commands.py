@@ -12,8 +12,8 @@ from typing import TypeGuard
 
 from stoker.manager.core.commands import Command, ToPilot
 from stoker.manager.live.journal import Journal
-from stoker.manager.protocol import to_pilot
-from stoker.manager.protocol.ids import PilotId
+from stoker.protocol import to_pilot
+from stoker.protocol.ids import PilotId
 
 ENDING_S = 2.0
 """A session that is to end waits for its journal for so long; then it ends without the journal's last records."""

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.live.journal import Journal
-from stoker.manager.protocol.status import JOURNAL
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.status import JOURNAL
+from stoker.protocol.to_client import Status
 from stoker.units import show_seconds
 
 log = logging.getLogger("stoker.manager")

@@ -38,7 +38,7 @@ from stoker import locks
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.live.taken import TakenError
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.whole_files import draft_of, write_all
 
 log = logging.getLogger("stoker.manager")

@@ -23,7 +23,7 @@ import msgspec
 
 from stoker.errors import StokerError
 
-_PACKAGES = ("stoker.manager.core.", "stoker.manager.policies", "stoker.manager.protocol.", "stoker.pilot.core")
+_PACKAGES = ("stoker.manager.core.", "stoker.manager.policies", "stoker.protocol.", "stoker.pilot.core")
 _MODULES = frozenset(
     {
         "stoker.contexts.inference.adapter", "stoker.contexts.recipe", "stoker.contexts.step_lines",

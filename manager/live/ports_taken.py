@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 NO_PORT = 5
 """The exit status of a manager that comes back and finds no free port in its range."""

@@ -33,7 +33,7 @@ from stoker.dealer import ConnectionChange, Dealer, Keys
 from stoker.errors import SessionError
 from stoker.manager.live import lease
 from stoker.manager.live.interfaces import is_listening
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import SessionFile, SessionFolder
 
 log = logging.getLogger("stoker.manager")
 

@@ -19,10 +19,10 @@ from stoker.manager.live.chosen import policies_of
 from stoker.manager.live.past import JournalPast
 from stoker.manager.live.records import Decided
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.ids import parse_call
-from stoker.manager.protocol.listed import ListedState
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client
+from stoker.protocol.ids import parse_call
+from stoker.protocol.listed import ListedState
+from stoker.protocol.session import SessionFolder
 
 log = logging.getLogger(__name__)
 

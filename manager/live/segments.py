@@ -22,7 +22,7 @@ import msgspec
 
 from stoker.errors import SessionError
 from stoker.manager.live.records import MAGIC, OLD_MAGIC, Damage, SegmentHead, scan
-from stoker.manager.protocol.wire import VERSION
+from stoker.protocol.wire import VERSION
 from stoker.version import RELEASE
 
 NEXT = "next"

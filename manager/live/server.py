@@ -58,10 +58,10 @@ from stoker.manager.live.restarts import RestartProgress
 from stoker.manager.live.session_address import SessionAddress
 from stoker.manager.live.session_end import EndRequest, IdleCheck
 from stoker.manager.live.timers import TimerHeap
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol.ids import ClientId, PilotId
-from stoker.manager.protocol.session import PYTHON, SessionFile, SessionFolder
-from stoker.manager.protocol.to_manager import ClientHello
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol.ids import ClientId, PilotId
+from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
+from stoker.protocol.to_manager import ClientHello
 
 log = logging.getLogger("stoker.manager")
 

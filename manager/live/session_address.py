@@ -6,7 +6,7 @@ import logging
 import os
 
 from stoker.errors import SessionError
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import SessionFile, SessionFolder
 
 log = logging.getLogger("stoker.manager")
 

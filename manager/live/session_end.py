@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from stoker.manager.core.state import State
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.units import show_seconds
 
 

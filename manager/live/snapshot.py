@@ -22,8 +22,8 @@ from stoker.manager.core.state import State
 from stoker.manager.live import pickled
 from stoker.manager.live.pickled import Layout, Unreadable
 from stoker.manager.live.records import SegmentHead
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import ClientId
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import ClientId
 from stoker.version import RELEASE
 from stoker.whole_files import draft_of
 

@@ -25,8 +25,8 @@ from stoker.manager.live.journal import MOST_CHECKS
 from stoker.manager.live.past import JournalPast
 from stoker.manager.live.raised import raised
 from stoker.manager.live.records import Decided
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_manager import ClientHello, PilotHello
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.to_manager import ClientHello, PilotHello
 
 _SHOWN = 12
 """So many commands of an event are shown, and messages of its frame."""

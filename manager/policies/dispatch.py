@@ -29,7 +29,7 @@ from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, SendGang, TakeBack, View
 from stoker.manager.core.walltime import call_fits
 from stoker.manager.policies.base import Quiet
-from stoker.manager.protocol.ids import LibraryId
+from stoker.protocol.ids import LibraryId
 
 # Of libraries that might do, so many are looked at.
 _MOST_COMPARED = 8

@@ -16,7 +16,7 @@ from __future__ import annotations
 from stoker.manager.core.nouns import Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Timer, Unload, View
-from stoker.manager.protocol.ids import LibraryId
+from stoker.protocol.ids import LibraryId
 
 _PREFIX = "keep-alive/"
 _ROUNDING_S = 1e-6

@@ -22,7 +22,7 @@ import heapq
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.seams import Drop, Timer, View
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol.ids import CallId
 
 _KEY = "late-drops"
 _ROUNDING_S = 1e-6

@@ -21,7 +21,7 @@ from stoker.manager.core.nouns import Call, Context, Library, Pilot
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Timer, Unload, View
 from stoker.manager.core.walltime import call_fits, left_s, run_fits
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.protocol.ids import RecipeKey
 
 HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})
 """What a policy honours that uses both parts."""

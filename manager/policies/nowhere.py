@@ -13,8 +13,8 @@ from stoker.manager.core.seams import FailCall, Provisioning, View
 from stoker.manager.core.walltime import load_fits, load_fits_source
 from stoker.manager.policies.making_room import Minimum
 from stoker.manager.policies.sizes import is_of_kind, known_bytes, may_suit, names_cpus
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.to_manager import DeviceFacts
 from stoker.units import show_bytes, show_seconds
 
 _SHOWN_LINES = 5

@@ -36,9 +36,9 @@ from stoker.manager.core.walltime import load_fits_source
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.library_limits import LeastNumbers, is_spared, room_for_pilots
 from stoker.manager.policies.sizes import is_of_kind, known_bytes
-from stoker.manager.protocol.blocks import BlockPhase, Rule
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.protocol.blocks import BlockPhase, Rule
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.ids import RecipeKey
 
 WITHDRAW_S = 20.0
 """Blocks that wait in the queue and that no call has needed for so long are withdrawn."""

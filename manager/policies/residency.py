@@ -55,9 +55,9 @@ from stoker.manager.policies.sizes import (
 )
 from stoker.manager.policies.unpacking import Unpacking
 from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes
-from stoker.manager.protocol.calls import Failure
-from stoker.manager.protocol.ids import RecipeKey
 from stoker.pilot.core.declared_memory import declared_bytes, takes_one_process
+from stoker.protocol.calls import Failure
+from stoker.protocol.ids import RecipeKey
 
 UNKNOWN_LOAD_S = 10.0
 """How long a load is taken to last before one was measured."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stoker.manager.core.nouns import Context, Device
-from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.core.declared_memory import declared_bytes, takes_one_process
+from stoker.protocol.to_manager import DeviceFacts
 
 BARE_BYTES = 256_000_000
 """What a library that loads nothing is taken to need."""

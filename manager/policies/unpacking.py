@@ -15,7 +15,7 @@ from stoker.manager.core.nouns import Call, Context, Device, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, Evict, Load, Unload, View
 from stoker.manager.core.subjects import OfPace
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.protocol.ids import RecipeKey
 
 LIMIT = 0.35
 """§4.1: a call that lost more of its throughput than this is not packed with another one."""

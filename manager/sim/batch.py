@@ -15,14 +15,14 @@ from typing import Protocol
 
 from stoker.chance import Stream
 from stoker.manager.core.events import PilotCut, PilotLost
-from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, LossReason, Source
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.to_manager import BlockUpdate
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.surroundings import Surroundings
 from stoker.manager.sim.world import Preempt, SourceModel
+from stoker.protocol.blocks import BlockOrder, BlockPhase, LossReason, Source
+from stoker.protocol.ids import BlockId
+from stoker.protocol.to_manager import BlockUpdate
 
 
 class BatchSurroundings(Surroundings, Protocol):

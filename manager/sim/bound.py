@@ -52,12 +52,12 @@ import msgspec
 
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
-from stoker.manager.protocol.ids import make_call_id
 from stoker.manager.sim import supply
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.costs import LeastCall, Placement, places_of
 from stoker.manager.sim.supply import Supply
 from stoker.manager.sim.world import SourceModel, World
+from stoker.protocol.ids import make_call_id
 
 
 class Limit(enum.Enum):

@@ -12,9 +12,9 @@ import math
 from collections import Counter
 from typing import NamedTuple, Protocol
 
-from stoker.manager.protocol.calls import CallSpec
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.token_times import TokenTimes
+from stoker.protocol.calls import CallSpec
 
 EVERY_S = 1.0
 """Counts are written so often; they are exact at these moments."""

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from stoker.manager.protocol.calls import CallSpec
 from stoker.manager.sim.world import ContextModel
+from stoker.protocol.calls import CallSpec
 
 
 def speedup(size: int, *, efficiency: float) -> float:

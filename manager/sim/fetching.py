@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.ids import PilotId
-from stoker.manager.protocol.to_pilot import FetchObject
 from stoker.manager.sim.flows import SharedLink, Transfer
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.machine import Machine
 from stoker.manager.sim.surroundings import Surroundings
 from stoker.pilot.core.events import Event, ObjectArrived, SourceFailed
+from stoker.protocol.ids import PilotId
+from stoker.protocol.to_pilot import FetchObject
 
 
 class ObjectHolder(Protocol):

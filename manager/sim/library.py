@@ -13,10 +13,6 @@ from functools import partial
 from typing import Protocol, cast
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.protocol import to_agent, to_library
-from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
-from stoker.manager.protocol.ids import CallId, DeviceId, PilotId
-from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.manager.sim.calls_log import LibraryPlace, items_of
 from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
 from stoker.manager.sim.device_turns import DeviceTurns
@@ -30,6 +26,10 @@ from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.pilot.core.core import PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
 from stoker.pilot.core.turns import FirstCome
+from stoker.protocol import to_agent, to_library
+from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
+from stoker.protocol.ids import CallId, DeviceId, PilotId
+from stoker.protocol.to_pilot import StartLibrary
 from stoker.units import show_bytes
 
 

@@ -12,8 +12,6 @@ from typing import Protocol, assert_never
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import FromPilot
-from stoker.manager.protocol import to_manager, to_pilot
-from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.device import SimulatedDevice
 from stoker.manager.sim.device_turns import DeviceTurns
@@ -43,6 +41,8 @@ from stoker.pilot.core.events import (
     WalltimeKnown,
 )
 from stoker.pilot.core.state import PilotFacts
+from stoker.protocol import to_manager, to_pilot
+from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 _ANY_BYTES = 1 << 62
 """Disks and caches of simulated nodes have no bound."""

@@ -30,10 +30,6 @@ from stoker.manager.core.report import device_seconds
 from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for
 from stoker.manager.core.subjects import OfContext
-from stoker.manager.protocol import to_client, to_manager, to_pilot, wire
-from stoker.manager.protocol.blocks import BlockOrder
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.batch import BatchSystem
 from stoker.manager.sim.calls_log import CallsLog, CountedCalls, EachCall, items_of
@@ -46,6 +42,10 @@ from stoker.manager.sim.runs import CallRun
 from stoker.manager.sim.token_times import TokenTimes
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel, World
+from stoker.protocol import to_client, to_manager, to_pilot, wire
+from stoker.protocol.blocks import BlockOrder
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 
 _FACTORY = ClientId("factory")
 _TOLD_EVERY = 20_000

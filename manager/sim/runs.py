@@ -14,9 +14,6 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from stoker.manager.protocol.calls import CallProgress, CallSpec
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_agent import Reports
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.calls_log import LibraryPlace, items_of
 from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
@@ -24,6 +21,9 @@ from stoker.manager.sim.duration import RunCourse, WorkDone, course, done_of
 from stoker.manager.sim.engine_model import TICK_S
 from stoker.manager.sim.surroundings import Surroundings
 from stoker.manager.sim.world import ContextModel
+from stoker.protocol.calls import CallProgress, CallSpec
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_agent import Reports
 
 
 class Gatherer(Surroundings, Protocol):

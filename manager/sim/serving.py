@@ -14,9 +14,6 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from stoker.manager.protocol import to_agent
-from stoker.manager.protocol.calls import CallProgress, CallSpec
-from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
 from stoker.manager.sim.calls_log import LibraryPlace
 from stoker.manager.sim.device import RunningWork, SimulatedDevice
 from stoker.manager.sim.device_turns import DeviceTurns
@@ -26,6 +23,9 @@ from stoker.manager.sim.surroundings import Surroundings
 from stoker.manager.sim.token_times import TokenTimes
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+from stoker.protocol import to_agent
+from stoker.protocol.calls import CallProgress, CallSpec
+from stoker.protocol.ids import CallId, DeviceId, LibraryId
 
 _REPORT_S = 10.0
 """How often a library says how full its batch is, as `stoker.pilot.library.batch_reports` does."""

@@ -11,8 +11,6 @@ from typing import Protocol
 from stoker.chance import Stream
 from stoker.contexts.step_lines import StepSeconds
 from stoker.manager.core.events import Event
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.ids import CallId
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.calls_log import CallsLog
 from stoker.manager.sim.flows import Network
@@ -21,6 +19,8 @@ from stoker.manager.sim.machine import SharedFiles
 from stoker.manager.sim.token_times import TokenTimes
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import World
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.ids import CallId
 
 
 class Surroundings(Protocol):

@@ -22,10 +22,10 @@ from stoker.contexts.batching import BatchedRequest, BatchLimits, RunningBatch, 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_lines import StepSeconds
 from stoker.contexts.step_times import attended
-from stoker.manager.protocol.ids import LibraryId
 from stoker.manager.sim.engine_model import TICK_S
 from stoker.manager.sim.token_times import TokenTimes
 from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+from stoker.protocol.ids import LibraryId
 
 _LONGEST_BURST = 512
 """Steps that are decided at a time, at the most."""

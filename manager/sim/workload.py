@@ -30,9 +30,9 @@ from typing import Annotated, assert_never
 import msgspec
 
 from stoker.chance import Stream
-from stoker.manager.protocol.calls import Objective
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.world import NO_TIME, Count, Positive, Share
+from stoker.protocol.calls import Objective
 from stoker.site import Duration
 
 Many = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]

@@ -13,8 +13,8 @@ from typing import Annotated
 import msgspec
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.protocol.blocks import Rule
 from stoker.manager.sim.engine_model import EngineModel
+from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Name, Size
 
 

@@ -36,12 +36,12 @@ from stoker.errors import SessionError
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.subjects import OfContext
-from stoker.manager.protocol.blocks import Rule
-from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
 from stoker.manager.study.recorded import RecordedLoad, RecordedRun, RecordedSession, RecordedStay
+from stoker.protocol.blocks import Rule
+from stoker.protocol.ids import RecipeKey
 from stoker.site import Duration, Size
 
 MOST_CV = 5.0

@@ -24,7 +24,7 @@ import msgspec
 from stoker.contexts.availability import Availability
 from stoker.contexts.performance import Estimate, Remembered
 from stoker.errors import SessionError
-from stoker.manager.protocol.blocks import PilotEnd
+from stoker.protocol.blocks import PilotEnd
 from stoker.site import Site
 from stoker.units import show_seconds
 

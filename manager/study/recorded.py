@@ -27,9 +27,9 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
 from stoker.manager.core.subjects import OfContext
 from stoker.manager.live.replay import Replay
-from stoker.manager.protocol import to_manager, to_pilot
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.protocol import to_manager, to_pilot
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.to_manager import DeviceFacts
 
 
 class RecordedLoad(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import ConfigError
-from stoker.manager.protocol.calls import CallOptions
+from stoker.protocol.calls import CallOptions
 from stoker.site import AUTO_PROBE, EnvironmentKind, Policy, ProviderKind, ProvisioningName, Site
 
 BATCH = (ProviderKind.LOCAL, ProviderKind.SLURM, ProviderKind.CONDOR)

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.manager.protocol.ids import DeviceId, LibraryId
-from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.agent.fetches import Fetches
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.offers import BOARD, OfferScales
@@ -34,6 +32,8 @@ from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.devices.host_memory import OomKills, anonymous_bytes
 from stoker.pilot.devices.monitor import Monitor
 from stoker.pilot.zygote.processes import tree
+from stoker.protocol.ids import DeviceId, LibraryId
+from stoker.protocol.session import SessionFolder
 from stoker.working_folder import folders_here
 
 GRACE_S = 2.0

@@ -10,14 +10,14 @@ from typing import Protocol
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
-from stoker.manager.protocol.ids import PilotId
-from stoker.manager.protocol.to_pilot import FetchObject
 from stoker.pilot.agent.errors import is_pilots_fault
 from stoker.pilot.agent.peers import Peers
 from stoker.pilot.cache import Bringing, InUseError, ObjectCache, Pin
 from stoker.pilot.core.events import Event, FetchFailure, ObjectArrived, ObjectLost, SourceFailed
 from stoker.pilot.core.state import CoreState
 from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
+from stoker.protocol.ids import PilotId
+from stoker.protocol.to_pilot import FetchObject
 
 log = logging.getLogger("stoker.pilot")
 

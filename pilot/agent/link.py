@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.reliable import Outbox
-from stoker.manager.protocol.session import IDENTITY_MARK, SessionFolder
-from stoker.manager.protocol.to_manager import (
+from stoker.pilot.core.events import ManagerAway, UnacknowledgedFacts
+from stoker.protocol import wire
+from stoker.protocol.reliable import Outbox
+from stoker.protocol.session import IDENTITY_MARK, SessionFolder
+from stoker.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
     CallsReturned,
@@ -31,8 +32,7 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     PilotHello,
 )
-from stoker.manager.protocol.to_pilot import ToPilot
-from stoker.pilot.core.events import ManagerAway, UnacknowledgedFacts
+from stoker.protocol.to_pilot import ToPilot
 from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.pilot")

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Sequence
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.ids import LibraryId
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.errors import is_pilots_fault
 from stoker.pilot.cache import Pin
 from stoker.pilot.core.events import FetchFailure, Pinned
+from stoker.protocol.ids import LibraryId
 
 
 def pin(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:

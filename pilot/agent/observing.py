@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import time
 
-from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.agent.usage import cpu_seconds, resident_bytes, tail
@@ -18,6 +17,7 @@ from stoker.pilot.core.state import PilotLibrary
 from stoker.pilot.devices import PilotDevice, memory
 from stoker.pilot.devices.monitor import Reading
 from stoker.pilot.zygote.processes import tree
+from stoker.protocol.ids import DeviceId, LibraryId
 
 _END_BYTES = 4096
 _LONGEST = 160

@@ -20,8 +20,6 @@ from pathlib import Path
 from stoker.contexts.device_turns import EngineWork
 from stoker.contexts.step_lines import StepSeconds
 from stoker.contexts.step_times import StepTimes
-from stoker.manager.protocol.ids import CallId, LibraryId
-from stoker.manager.protocol.to_pilot import RunCalls
 from stoker.pilot.core import step_knowledge
 from stoker.pilot.core.declared_memory import declared_bytes
 from stoker.pilot.core.events import OfferWeighed
@@ -30,6 +28,8 @@ from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import CoreState, PilotLibrary
 from stoker.pilot.library.engine_rows import unpacked
 from stoker.pilot.library.turn_board import TurnRow, TurnState, rows_in
+from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.to_pilot import RunCalls
 
 log = logging.getLogger("stoker.pilot")
 

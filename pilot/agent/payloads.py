@@ -16,8 +16,6 @@ import msgspec
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.errors import is_pilots_fault
 from stoker.pilot.cache import Bringing, DiskError, Pin
@@ -25,6 +23,8 @@ from stoker.pilot.core.commands import BringArguments
 from stoker.pilot.core.events import ArgumentsBrought, FetchFailure, HandedIn
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.pilot.transfer.client import put
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.ids import CallId, LibraryId
 
 log = logging.getLogger("stoker.pilot")
 

@@ -8,11 +8,11 @@ from contextlib import suppress
 
 from stoker.addresses import split_address
 from stoker.errors import SessionError
-from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.cache import ObjectCache, ServedCache
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import SEED_FILE, read_key
 from stoker.pilot.transfer.server import ObjectServer
+from stoker.protocol.session import SessionFolder
 
 log = logging.getLogger("stoker.pilot")
 

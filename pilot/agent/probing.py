@@ -15,12 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from stoker.manager.protocol.ids import DeviceId
 from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.core import probes
 from stoker.pilot.core.events import DriverSaid, Probed, Tick
 from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.devices import PilotDevice, visible
+from stoker.protocol.ids import DeviceId
 
 _TICK_S = 0.02
 _LIMIT_S = 60.0

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import Printed
-from stoker.manager.protocol.ids import CallId, LibraryId
-from stoker.manager.protocol.to_agent import ToAgent
 from stoker.pilot.agent.usage import MemoryLimit
 from stoker.pilot.cache import Pin
 from stoker.pilot.library import frames, marker, printing
 from stoker.pilot.zygote.client import Zygote
+from stoker.protocol import wire
+from stoker.protocol.calls import Printed
+from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.to_agent import ToAgent
 
 _decode = wire.to_agent_decoder()
 

@@ -9,9 +9,6 @@ from signal import SIGKILL
 from typing import assert_never
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.protocol.ids import CallId, LibraryId
-from stoker.manager.protocol.to_library import Load
-from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.agent import probing, snapshots, standing
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.errors import is_pilots_fault, lacks_processes, no_process
@@ -29,6 +26,9 @@ from stoker.pilot.library import frames
 from stoker.pilot.library import settings as library_settings
 from stoker.pilot.zygote.client import Zygote
 from stoker.pilot.zygote.messages import Exited, Fork, Forked, ForkFailed, Preloaded
+from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.to_library import Load
+from stoker.protocol.to_pilot import StartLibrary
 
 log = logging.getLogger("stoker.pilot")
 

@@ -20,12 +20,12 @@ from stoker.contexts.objects import copy_object, manifest_of, object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.state import snapshot_folder
 from stoker.errors import StokerError
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_agent import SnapshotMade
-from stoker.manager.protocol.to_manager import SnapshotHere
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.cache import ObjectCache, disk, snapshot_names
 from stoker.pilot.core.events import SnapshotTaken
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_agent import SnapshotMade
+from stoker.protocol.to_manager import SnapshotHere
 
 log = logging.getLogger("stoker.pilot")
 

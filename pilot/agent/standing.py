@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import errno
 
-from stoker.manager.protocol.blocks import LossReason
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.core.events import Unfit
+from stoker.protocol.blocks import LossReason
 
 _NO_FOLDER = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM}

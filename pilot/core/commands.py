@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, RecipeKey
-from stoker.manager.protocol.to_agent import SnapshotMade
-from stoker.manager.protocol.to_library import ToLibrary
-from stoker.manager.protocol.to_manager import CallYielded, FromPilot, Heartbeat, PilotHello
-from stoker.manager.protocol.to_pilot import FetchObject, RunCalls, StartLibrary
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import CallId, DeviceId, LibraryId, RecipeKey
+from stoker.protocol.to_agent import SnapshotMade
+from stoker.protocol.to_library import ToLibrary
+from stoker.protocol.to_manager import CallYielded, FromPilot, Heartbeat, PilotHello
+from stoker.protocol.to_pilot import FetchObject, RunCalls, StartLibrary
 
 
 class _Command(msgspec.Struct, frozen=True, gc=False):

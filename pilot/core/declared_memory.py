@@ -5,7 +5,7 @@ that a pilot never wants more for a call than the manager could reserve.
 from __future__ import annotations
 
 from stoker.contexts.recipe import Needs
-from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.protocol.to_manager import DeviceFacts
 
 
 def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:

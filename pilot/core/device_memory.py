@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stoker.manager.protocol.ids import DeviceId
-from stoker.manager.protocol.to_manager import LibraryResized
 from stoker.pilot.core import limits
 from stoker.pilot.core.commands import Severity
 from stoker.pilot.core.events import DevicesMeasured
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.protocol.ids import DeviceId
+from stoker.protocol.to_manager import LibraryResized
 
 _MARGIN = 1.1
 """For a library that declares nothing, what was measured is reserved, and a tenth more."""

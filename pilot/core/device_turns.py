@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from stoker.manager.protocol.ids import DeviceId, LibraryId
+from stoker.protocol.ids import DeviceId, LibraryId
 
 PATIENCE_S = 8.0
 """The longest time to first token that SLINFER promises (§IV-A): no headroom counts as longer."""

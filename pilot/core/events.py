@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import CallEnd, Failure, Printed
-from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, PilotId
-from stoker.manager.protocol.to_agent import ToAgent
-from stoker.manager.protocol.to_manager import SnapshotHere
-from stoker.manager.protocol.to_pilot import RunCalls, ToPilot
 from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.calls import CallEnd, Failure, Printed
+from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId
+from stoker.protocol.to_agent import ToAgent
+from stoker.protocol.to_manager import SnapshotHere
+from stoker.protocol.to_pilot import RunCalls, ToPilot
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False):

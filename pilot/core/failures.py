@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.protocol.calls import Failure, FailureKind
 
 
 def failure_of(state: CoreState, library: PilotLibrary, kind: FailureKind, message: str) -> Failure:

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_pilot import RunCalls
 from stoker.pilot.core.stages import TAKES_CALLS, Stage
 from stoker.pilot.core.state import PieceWindow, PilotLibrary
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_pilot import RunCalls
 
 
 class Departure(msgspec.Struct, frozen=True):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.to_library import Stop
-from stoker.manager.protocol.to_manager import LibraryGone
 from stoker.pilot.core import lifecycle
 from stoker.pilot.core.commands import TellLibrary
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import CoreState
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.to_library import Stop
+from stoker.protocol.to_manager import LibraryGone
 
 HAND_ON_S = 5.0
 """How long a pilot that could leave goes on serving those that are getting something from it."""

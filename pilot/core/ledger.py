@@ -8,7 +8,7 @@ growing elsewhere waits until the memory is free (docs/decisions/050).
 
 from __future__ import annotations
 
-from stoker.manager.protocol.ids import DeviceId, LibraryId
+from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.units import show_bytes
 
 

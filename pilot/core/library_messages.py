@@ -6,9 +6,15 @@ import traceback
 from typing import assert_never
 
 from stoker.addresses import join_address
-from stoker.manager.protocol.calls import FailureKind
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_agent import (
+from stoker.pilot.core import holding, lifecycle, pieces, resizing, running, station, step_knowledge, stopping
+from stoker.pilot.core.commands import OfferSnapshot, Severity
+from stoker.pilot.core.events import FromLibrary
+from stoker.pilot.core.failures import failure_of
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.protocol.calls import FailureKind
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_agent import (
     BatchReport,
     GivenBack,
     Hello,
@@ -23,7 +29,7 @@ from stoker.manager.protocol.to_agent import (
     ToAgent,
     Yielded,
 )
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol.to_manager import (
     CallsProgress,
     CallsReturned,
     GangMeets,
@@ -32,12 +38,6 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     LibraryUpdate,
 )
-from stoker.pilot.core import holding, lifecycle, pieces, resizing, running, station, step_knowledge, stopping
-from stoker.pilot.core.commands import OfferSnapshot, Severity
-from stoker.pilot.core.events import FromLibrary
-from stoker.pilot.core.failures import failure_of
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import CoreState, PilotLibrary
 
 
 def handle(state: CoreState, event: FromLibrary) -> None:

@@ -6,15 +6,15 @@ import signal
 
 import msgspec
 
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_manager import LibraryFacts, LibraryGone
 from stoker.pilot.core import holding, probes, station, wants
 from stoker.pilot.core.commands import Forget, KillProcess, Severity
 from stoker.pilot.core.events import ProcessEnded
 from stoker.pilot.core.exits import DEVICE_FAILED, OF_ITS_PILOT, OF_THE_INFRASTRUCTURE, SAID_BY_CODE
 from stoker.pilot.core.stages import NEXT, Stage
 from stoker.pilot.core.state import Cause, CoreState, PilotLibrary
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_manager import LibraryFacts, LibraryGone
 from stoker.units import show_bytes
 
 _REMEMBERED = 10_000

@@ -3,15 +3,15 @@ counts for none of them."""
 
 from __future__ import annotations
 
-from stoker.manager.protocol.calls import FailureKind
-from stoker.manager.protocol.to_library import GiveBack
-from stoker.manager.protocol.to_manager import CallsReturned
 from stoker.pilot.core import holding, lifecycle, stopping
 from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
 from stoker.pilot.core.events import Observation
 from stoker.pilot.core.failures import failure_of
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import Cause, CoreState, PilotLibrary
+from stoker.protocol.calls import FailureKind
+from stoker.protocol.to_library import GiveBack
+from stoker.protocol.to_manager import CallsReturned
 from stoker.units import show_bytes, show_seconds
 
 EVERY_S = 0.25

@@ -6,10 +6,16 @@ from typing import assert_never
 
 import msgspec
 
-from stoker.manager.protocol.ids import CallId, LibraryId
-from stoker.manager.protocol.to_library import Evict, GiveBack, Meet
-from stoker.manager.protocol.to_manager import CallsReturned
-from stoker.manager.protocol.to_pilot import (
+from stoker.pilot.core import holding, leaving, pieces, resizing, running, starting, station, stopping, wants
+from stoker.pilot.core.commands import Acknowledged, TellLibrary, WeighOffer
+from stoker.pilot.core.events import FetchFailure, OfferWeighed
+from stoker.pilot.core.shadow_validation import why_not
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.to_library import Evict, GiveBack, Meet
+from stoker.protocol.to_manager import CallsReturned
+from stoker.protocol.to_pilot import (
     Ack,
     AckPieces,
     CancelCalls,
@@ -27,12 +33,6 @@ from stoker.manager.protocol.to_pilot import (
     TakeBack,
     ToPilot,
 )
-from stoker.pilot.core import holding, leaving, pieces, resizing, running, starting, station, stopping, wants
-from stoker.pilot.core.commands import Acknowledged, TellLibrary, WeighOffer
-from stoker.pilot.core.events import FetchFailure, OfferWeighed
-from stoker.pilot.core.shadow_validation import why_not
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import CoreState, PilotLibrary
 from stoker.units import show_bytes
 
 _ORDERED_AGAIN = (RunCalls, StartLibrary, CancelCalls, MeetGang)

@@ -8,11 +8,11 @@ client has all of its pieces: nothing is kept beyond that.
 
 from __future__ import annotations
 
-from stoker.manager.protocol import to_agent, to_library, to_manager, to_pilot
-from stoker.manager.protocol.calls import WINDOW_PIECES
-from stoker.manager.protocol.ids import CallId
 from stoker.pilot.core.commands import PassOn, TellLibrary
 from stoker.pilot.core.state import CoreState, PieceWindow, PilotLibrary
+from stoker.protocol import to_agent, to_library, to_manager, to_pilot
+from stoker.protocol.calls import WINDOW_PIECES
+from stoker.protocol.ids import CallId
 
 
 def came(state: CoreState, library: PilotLibrary, message: to_agent.Yielded) -> None:

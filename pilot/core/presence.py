@@ -11,19 +11,6 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from stoker.contexts.recipe import Recipe
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.ids import CallId, LibraryId
-from stoker.manager.protocol.to_manager import (
-    Heartbeat,
-    LibraryFacts,
-    LibraryPhase,
-    LibraryUpdate,
-    LibraryUse,
-    PilotHello,
-    PilotLeaving,
-    WalltimeUpdate,
-)
-from stoker.manager.protocol.wire import VERSION
 from stoker.pilot.core import leaving, lifecycle, probes, station
 from stoker.pilot.core.commands import Beat, Greet, Leave
 from stoker.pilot.core.events import (
@@ -37,6 +24,19 @@ from stoker.pilot.core.events import (
 )
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import NEVER, CoreState
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.to_manager import (
+    Heartbeat,
+    LibraryFacts,
+    LibraryPhase,
+    LibraryUpdate,
+    LibraryUse,
+    PilotHello,
+    PilotLeaving,
+    WalltimeUpdate,
+)
+from stoker.protocol.wire import VERSION
 from stoker.units import show_seconds
 
 WELCOME_S = 5.0

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.protocol.ids import DeviceId
-from stoker.manager.protocol.to_manager import DeviceFault
 from stoker.pilot.core.commands import Probe, Severity
 from stoker.pilot.core.events import DriverSaid, Probed
 from stoker.pilot.core.state import NEVER, CoreState, DeviceTurn
+from stoker.protocol.ids import DeviceId
+from stoker.protocol.to_manager import DeviceFault
 
 AGAIN_S = 2.0
 """A device that has failed once is probed again after so long."""

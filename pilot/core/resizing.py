@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stoker.manager.protocol.ids import LibraryId
-from stoker.manager.protocol.to_agent import Resized
-from stoker.manager.protocol.to_library import Resize
-from stoker.manager.protocol.to_manager import LibraryResized
 from stoker.pilot.core import station
 from stoker.pilot.core.commands import Severity, TellLibrary
 from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.protocol.ids import LibraryId
+from stoker.protocol.to_agent import Resized
+from stoker.protocol.to_library import Resize
+from stoker.protocol.to_manager import LibraryResized
 
 
 def order(state: CoreState, number: LibraryId, size: int) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.manager.protocol.to_library import Run
-from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned
-from stoker.manager.protocol.to_pilot import RunCalls
 from stoker.pilot.core import holding, lifecycle, stopping
 from stoker.pilot.core.commands import BringArguments, HandIn, ReleaseArguments, TellLibrary
 from stoker.pilot.core.events import ArgumentsBrought, HandedIn
 from stoker.pilot.core.failures import failure_of
 from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.to_library import Run
+from stoker.protocol.to_manager import CallsEnded, CallsReturned
+from stoker.protocol.to_pilot import RunCalls
 
 
 def pass_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:

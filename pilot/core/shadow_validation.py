@@ -20,8 +20,8 @@ from typing import Protocol
 
 import msgspec
 
-from stoker.manager.protocol.ids import LibraryId
 from stoker.pilot.core.device_turns import PATIENCE_S
+from stoker.protocol.ids import LibraryId
 
 OVERESTIMATE = 1.1
 """Every step is taken to last so many times what was measured (§VI-C)."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.to_manager import LibraryGone, LibraryPhase, LibraryUpdate
-from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.core import lifecycle, station, step_knowledge, wants
 from stoker.pilot.core.commands import PinObjects, Prepare, SetTimer, Severity, StartProcess
 from stoker.pilot.core.events import FetchFailure, LibraryPrepared, ObjectArrived, Pinned, ProcessEnded
 from stoker.pilot.core.failures import load_failure
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.to_manager import LibraryGone, LibraryPhase, LibraryUpdate
+from stoker.protocol.to_pilot import StartLibrary
 from stoker.units import show_bytes
 
 

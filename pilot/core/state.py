@@ -23,15 +23,15 @@ import msgspec
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.step_times import StepTimes
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import Failure
-from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
-from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, LibraryFacts, SnapshotHere
-from stoker.manager.protocol.to_pilot import FetchObject, RunCalls, StartLibrary
 from stoker.pilot.core.commands import Command, Severity, Tell, WriteLog
 from stoker.pilot.core.health import DeviceHealth
 from stoker.pilot.core.ledger import Ledger
 from stoker.pilot.core.stages import SERVES, Stage
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.calls import Failure
+from stoker.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.protocol.to_manager import DeviceFacts, FromPilot, LibraryFacts, SnapshotHere
+from stoker.protocol.to_pilot import FetchObject, RunCalls, StartLibrary
 
 NEVER = float("inf")
 _MOST_STOPS = 10_000

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.protocol.ids import DeviceId
 from stoker.pilot.core.commands import SetTimer
 from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.protocol.ids import DeviceId
 
 PROSPECT_S = 1.0
 """An order that makes room may come so much later than the claim that needs it."""

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_library import Evict
-from stoker.manager.protocol.to_manager import CallEvicted, CallsEnded
 from stoker.pilot.core import holding, leaving, lifecycle
 from stoker.pilot.core.commands import SetTimer, TellLibrary
 from stoker.pilot.core.failures import failure_of
 from stoker.pilot.core.state import CoreState, PilotLibrary, StoppingCall
+from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_library import Evict
+from stoker.protocol.to_manager import CallEvicted, CallsEnded
 from stoker.units import show_seconds
 
 LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0

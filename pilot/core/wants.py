@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.ids import PilotId
-from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, WantObjects
-from stoker.manager.protocol.to_pilot import FetchObject
 from stoker.pilot.core.commands import Expect, StartFetch, StopFetch, TidySnapshots
 from stoker.pilot.core.events import ObjectArrived
 from stoker.pilot.core.state import CoreState, PilotLibrary, Want
+from stoker.protocol.ids import PilotId
+from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, WantObjects
+from stoker.protocol.to_pilot import FetchObject
 
 
 def want(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:

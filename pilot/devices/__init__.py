@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from stoker.errors import ConfigError
-from stoker.manager.protocol.ids import DeviceId
 from stoker.pilot.devices import cpu, gpu, spare
 from stoker.pilot.devices.device import PilotDevice
+from stoker.protocol.ids import DeviceId
 from stoker.site import GPU_CORES
 
 __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]

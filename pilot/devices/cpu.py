@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stoker.errors import ConfigError
-from stoker.manager.protocol.ids import DeviceId
-from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.devices.device import PilotDevice
+from stoker.protocol.ids import DeviceId
+from stoker.protocol.to_manager import DeviceFacts
 
 USED_SHARE = 0.9
 """Of the memory; the rest is for the agent, the system and its caches."""

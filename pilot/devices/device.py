@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.protocol.to_manager import DeviceFacts
 
 
 class PilotDevice(msgspec.Struct, frozen=True):

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.manager.protocol.ids import DeviceId
-from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.devices import nvml as names
 from stoker.pilot.devices.device import PilotDevice
 from stoker.pilot.devices.granted import Grant, read_grant
+from stoker.protocol.ids import DeviceId
+from stoker.protocol.to_manager import DeviceFacts
 
 PROCESS_BYTES = 600_000_000
 """What CUDA takes of a GPU for each process, beside what the process asks for: its context, kernels, cuBLAS."""

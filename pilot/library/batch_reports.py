@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepTimes
-from stoker.manager.protocol.to_agent import BatchReport
+from stoker.protocol.to_agent import BatchReport
 
 EVERY_S = 10.0
 """A report is sent this often at the most."""

@@ -11,7 +11,7 @@ import struct
 import zlib
 
 from stoker.contexts.device_turns import EngineWork
-from stoker.manager.protocol.ids import LibraryId
+from stoker.protocol.ids import LibraryId
 
 MOST_PROMPTS = 32
 """Unread prompts that stand there, the most urgent. All further ones are the last of them together: as many tokens, due

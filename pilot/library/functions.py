@@ -11,7 +11,7 @@ from stoker.contexts import payloads
 from stoker.contexts.carried_modules import NO_MODULES, CarriedModules, count_forgotten, has_forgotten
 from stoker.contexts.code_payloads import loads_code, versions_carried
 from stoker.contexts.payload_layout import Buffer
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol.to_pilot import FunctionBlob
 
 _ROOM = 128
 _ROOM_BYTES = 128_000_000

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from stoker.manager.protocol.to_agent import Yielded
+from stoker.protocol.to_agent import Yielded
 
 GATHER_EACH_S, GATHER_S = 0.000_05, 0.004
 """Frames are so far apart for each call that yields, and at most so far."""

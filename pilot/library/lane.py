@@ -15,11 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stoker.manager.protocol.calls import WINDOW_BYTES, WINDOW_PIECES
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_agent import Yielded
-from stoker.manager.protocol.to_library import Taken
 from stoker.pilot.library.gathering import PieceGathering
+from stoker.protocol.calls import WINDOW_BYTES, WINDOW_PIECES
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_agent import Yielded
+from stoker.protocol.to_library import Taken
 
 TURN_S = 0.1
 """A slot that waits looks so often whether its call is to end."""

@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from stoker.contexts.device_turns import EngineWork
-from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.core.device_turns import TurnRequest, next_turns
 from stoker.pilot.library.engine_rows import packed
 from stoker.pilot.library.turn_board import TurnBoard, TurnRow, TurnState
+from stoker.protocol.ids import DeviceId, LibraryId
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,6 @@ from stoker.contexts.hub import HubWatch
 from stoker.contexts.loading import load_context, slots_of
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.ids import DeviceId, LibraryId
-from stoker.manager.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
-from stoker.manager.protocol.to_library import Load
 from stoker.pilot.core import exits
 from stoker.pilot.core.disk import takes_no_writes
 from stoker.pilot.library import attaching, frames, os_changes
@@ -45,6 +40,11 @@ from stoker.pilot.library.settings import Settings
 from stoker.pilot.library.side_by_side import SideBySide
 from stoker.pilot.library.soundness import LibraryFault, Soundness
 from stoker.pilot.library.workplace import Workplace, links_of, stand_apart, use_temporary
+from stoker.protocol import wire
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.ids import DeviceId, LibraryId
+from stoker.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
+from stoker.protocol.to_library import Load
 
 _TAIL_LINES = 20
 _YOUNG_S = 2.0

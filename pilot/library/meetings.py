@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from stoker.contexts.ranks import Gang
 from stoker.errors import GangBroken
-from stoker.manager.protocol.calls import GangPlace
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_agent import Listens
+from stoker.protocol.calls import GangPlace
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_agent import Listens
 from stoker.units import show_seconds
 
 _KEPT = 64

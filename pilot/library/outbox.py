@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from stoker.manager.protocol.calls import CallEnd, CallProgress
-from stoker.manager.protocol.to_agent import Reports, RunEvicted, RunsEnded
 from stoker.pilot.library import frames
+from stoker.protocol.calls import CallEnd, CallProgress
+from stoker.protocol.to_agent import Reports, RunEvicted, RunsEnded
 
 _REPORT_S = 0.05
 """Progress is reported at most this often."""

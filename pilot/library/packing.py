@@ -18,9 +18,9 @@ from typing import Any
 from stoker.contexts import payloads
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import SerializationError
-from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES, Failure, FailureKind, Payload
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.settings import Settings
+from stoker.protocol.calls import INLINE_LIMIT_BYTES, Failure, FailureKind, Payload
 
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
 _TEXT_MOST = 40_000

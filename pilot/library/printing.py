@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from stoker.manager.protocol.calls import Printed
 from stoker.pilot.core.disk import takes_no_writes
+from stoker.protocol.calls import Printed
 
 _GAP_S = 0.001
 """What is printed after a call ended, and so long before the next one begins, belongs to neither."""

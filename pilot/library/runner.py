@@ -22,19 +22,6 @@ from stoker.contexts.call_stop import CallStop, Evicted, comes_of_stop
 from stoker.contexts.ranks import SeatHook
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
-from stoker.manager.protocol.calls import (
-    PIECE_BYTES,
-    CallEnd,
-    CallProgress,
-    CallSpec,
-    Failure,
-    FailureKind,
-    GangPlace,
-    Objective,
-    Payload,
-)
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_library import Run
 from stoker.pilot.core import exits
 from stoker.pilot.library import bash_failures, evidence
 from stoker.pilot.library.forks import leave_child, leave_fork
@@ -50,6 +37,19 @@ from stoker.pilot.library.soundness import LibraryFault, Soundness, out_of_descr
 from stoker.pilot.library.telling import in_short
 from stoker.pilot.library.workplace import Workplace
 from stoker.pilot.library.yielding import as_list, can_be_drained, drain, in_event_loop, yields
+from stoker.protocol.calls import (
+    PIECE_BYTES,
+    CallEnd,
+    CallProgress,
+    CallSpec,
+    Failure,
+    FailureKind,
+    GangPlace,
+    Objective,
+    Payload,
+)
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_library import Run
 from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})

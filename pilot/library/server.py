@@ -33,20 +33,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from stoker.contexts import carried_modules
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
-from stoker.manager.protocol.to_agent import GivenBack, Resized, Yielded
-from stoker.manager.protocol.to_library import (
-    Evict,
-    GiveBack,
-    Load,
-    Meet,
-    Resize,
-    Run,
-    Stop,
-    Taken,
-    ToLibrary,
-)
 from stoker.pilot.core import exits
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import frames
@@ -57,6 +43,20 @@ from stoker.pilot.library.outbox import LibraryOutbox
 from stoker.pilot.library.runner import NO_CALL, RunnableCall, Runner
 from stoker.pilot.library.side_by_side import SideBySide
 from stoker.pilot.library.soundness import EVERY_S, LibraryFault, Soundness
+from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
+from stoker.protocol.to_agent import GivenBack, Resized, Yielded
+from stoker.protocol.to_library import (
+    Evict,
+    GiveBack,
+    Load,
+    Meet,
+    Resize,
+    Run,
+    Stop,
+    Taken,
+    ToLibrary,
+)
 
 _PATIENCE_S = 0.001
 """How long an end may wait for company, and how long the library is deaf between short calls."""

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.library.engine_rows import WORK_BYTES
+from stoker.protocol.ids import DeviceId, LibraryId
 
 ROWS = 64
 """More libraries than a pilot holds. One that finds no row computes without turns."""

@@ -19,9 +19,9 @@ from contextlib import suppress
 
 from stoker.contexts.program_folder import ProgramFolder, is_seen_here, umask_now
 from stoker.contexts.recipe import Recipe
-from stoker.manager.protocol.calls import CallOptions, LeftFiles
 from stoker.pilot.library.os_changes import CHANGES
 from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary
+from stoker.protocol.calls import CallOptions, LeftFiles
 
 _CLONE_FS = 0x200
 _MOST_NAMES = 5

@@ -27,9 +27,9 @@ import msgspec
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import SessionError
-from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.taskvine import library, messages
 from stoker.pilot.taskvine.plan import VinePlan
+from stoker.protocol.to_pilot import FunctionBlob
 
 _BELLS = 2
 _NEVER_US = 10**17

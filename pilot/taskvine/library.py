@@ -25,9 +25,6 @@ import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.loading import load_context
-from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
-from stoker.manager.protocol.to_library import Run
-from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.agent.usage import resident_bytes
 from stoker.pilot.library.evidence import Place
 from stoker.pilot.library.functions import Function, Functions
@@ -41,6 +38,9 @@ from stoker.pilot.library.soundness import Soundness
 from stoker.pilot.library.workplace import Workplace, links_of, use_temporary
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.watch import CallStopped, CallWatch
+from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
+from stoker.protocol.to_library import Run
+from stoker.protocol.to_pilot import FunctionBlob
 
 _TAIL_LINES = 20
 _LEAVE_S = 0.5

@@ -14,7 +14,6 @@ import signal
 import time
 from types import FrameType
 
-from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.core import presence
 from stoker.pilot.core.events import DeviceAway, EngineEnded, FromManager, HelloDue, Signalled, Tick, UsageMeasured
@@ -23,6 +22,7 @@ from stoker.pilot.taskvine.factory import VineFactory
 from stoker.pilot.taskvine.plan import VinePlan
 from stoker.pilot.taskvine.pool import VinePool
 from stoker.pilot.taskvine.slots import slots_of
+from stoker.protocol.to_manager import DeviceFacts
 
 log = logging.getLogger("stoker.pilot")
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
-from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import finding, messages, plan
@@ -25,6 +24,7 @@ from stoker.pilot.taskvine.engine import VineManager
 from stoker.pilot.taskvine.factory import VineFactory
 from stoker.pilot.taskvine.loop import PoolLoop
 from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
+from stoker.protocol.session import SessionFolder
 from stoker.working_folder import folders_here
 
 log = logging.getLogger("stoker.pilot")

@@ -13,8 +13,8 @@ import msgspec
 
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.decoding import UNREADABLE
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
-from stoker.manager.protocol.ids import CallId, FunctionKey
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
+from stoker.protocol.ids import CallId, FunctionKey
 
 FUNCTION_FILE = "function"
 """The name of the function's pickled bytes in a call's folder."""

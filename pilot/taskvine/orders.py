@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.ids import CallId, FunctionKey
-from stoker.manager.protocol.to_library import Run
-from stoker.manager.protocol.to_pilot import FunctionBlob, StartLibrary
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.to_library import Run
+from stoker.protocol.to_pilot import FunctionBlob, StartLibrary
 
 ORDER_S = 0.05
 """Short calls go into one order until they take so long together."""

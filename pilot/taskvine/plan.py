@@ -14,7 +14,7 @@ import msgspec
 
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 FACTORY_PERIOD_S = 5
 """How often the factory looks whether workers are missing. (Its own default is half a minute.)"""

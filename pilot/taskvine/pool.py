@@ -17,8 +17,6 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from stoker.manager.protocol.ids import LibraryId
-from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
@@ -38,6 +36,8 @@ from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
 from stoker.pilot.taskvine.orders import Orders
 from stoker.pilot.taskvine.pool_library import PoolLibrary
 from stoker.pilot.taskvine.slots import Slots
+from stoker.protocol.ids import LibraryId
+from stoker.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
 
 log = logging.getLogger("stoker.pilot")
 

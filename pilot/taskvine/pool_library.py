@@ -15,14 +15,14 @@ from typing import assert_never
 
 import msgspec
 
-from stoker.manager.protocol import to_agent, to_library
-from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.orders import OrderOutcome, Orders
 from stoker.pilot.taskvine.verdict import verdict
+from stoker.protocol import to_agent, to_library
+from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_pilot import StartLibrary
 
 log = logging.getLogger("stoker.pilot")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.manager.protocol.ids import DeviceId
-from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.taskvine.engine import VineWorker
 from stoker.pilot.taskvine.plan import VinePlan
 from stoker.pilot.taskvine.pool_library import PoolLibrary
+from stoker.protocol.ids import DeviceId
+from stoker.protocol.to_manager import DeviceFacts
 
 
 class Slots:

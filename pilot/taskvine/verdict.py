@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.manager.protocol.calls import Failure, FailureKind, Printed
-from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.agent.usage import tail
 from stoker.pilot.taskvine.messages import OVER_LIMIT, OVER_MEMORY, Note
+from stoker.protocol.calls import Failure, FailureKind, Printed
+from stoker.protocol.to_pilot import StartLibrary
 from stoker.units import show_bytes
 
 _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}

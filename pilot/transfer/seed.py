@@ -30,12 +30,12 @@ from stoker.contexts.published import Published
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
-from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import SEED_FILE, read_key
 from stoker.pilot.transfer.copy import ObjectCopy
 from stoker.pilot.transfer.meeting import SeedMeetings, answer
 from stoker.pilot.transfer.server import ObjectServer
+from stoker.protocol.session import SessionFolder
 from stoker.whole_files import draft_of, write_whole
 
 log = logging.getLogger("stoker.transfer")

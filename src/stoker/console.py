@@ -39,7 +39,7 @@ from stoker.manager.cli.console import (
     survive_closed_pipe,
 )
 from stoker.manager.cli.numbers import ByteSize, WholeNumber
-from stoker.manager.protocol.pace import WorkPace, left_in_words
+from stoker.protocol.pace import WorkPace, left_in_words
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
 

@@ -15,9 +15,9 @@ from polling import PATIENCE_S
 
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.processes import make_folder
-from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol import to_client, to_manager, wire
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.session import SessionFile, SessionFolder
 
 
 @pytest.fixture(autouse=True, scope="session")

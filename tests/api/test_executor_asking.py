@@ -26,7 +26,7 @@ from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.packing import FunctionCache, bare, name_of, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
 from stoker.manager.executor.wants import KEYS, CallPlace, SpecificationError, read_parsl_spec, read_wants
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Features, Printed
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, Features, Printed
 
 
 def load_model(path, *, size=1):

@@ -26,12 +26,12 @@ from stoker.manager.executor.piece_inbox import PieceInbox
 from stoker.manager.executor.piece_stream import StreamEnd
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.executor.reading import PieceReader
-from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, Failure, FailureKind
-from stoker.manager.protocol.ids import CallId, FunctionKey
-from stoker.manager.protocol.session import SessionFile, SessionFolder
-from stoker.manager.protocol.status import JOURNAL
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol import to_client, to_manager, wire
+from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, Failure, FailureKind
+from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.status import JOURNAL
+from stoker.protocol.to_pilot import FunctionBlob
 
 
 def submission(name: str = "f", recipe: Recipe = BARE) -> Submission:

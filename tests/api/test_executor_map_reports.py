@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stoker
 from stoker.manager.executor.map_reports import MapReports
-from stoker.manager.protocol.to_manager import MapReport
+from stoker.protocol.to_manager import MapReport
 
 
 class Clock:

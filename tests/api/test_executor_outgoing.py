@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from stoker.contexts.recipe import BARE, NO_LIMITS, LibraryLimits
 from stoker.manager.executor.outgoing import Outgoing, Replaced, Submission
 from stoker.manager.live.doors import FRAME_LIMIT_BYTES
-from stoker.manager.protocol import to_manager, wire
-from stoker.manager.protocol.calls import CallOptions, CallSpec
-from stoker.manager.protocol.ids import CallId, FunctionKey
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol import to_manager, wire
+from stoker.protocol.calls import CallOptions, CallSpec
+from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.to_pilot import FunctionBlob
 
 LARGE = 20_000_000
 SUBMISSION = Submission(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, CallOptions())

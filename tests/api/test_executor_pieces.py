@@ -14,10 +14,10 @@ from stoker.errors import CallError, SerializationError, StreamDiffersError
 from stoker.manager.executor.piece_inbox import ACK_PIECES, MOST_PIECES, PieceInbox, wake_tasks
 from stoker.manager.executor.piece_log import BLOCK, PieceLog, Rerun
 from stoker.manager.executor.reading import PieceReader
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_client import Pieces
-from stoker.manager.protocol.to_manager import PiecesTaken
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_client import Pieces
+from stoker.protocol.to_manager import PiecesTaken
 
 CALL = CallId(3)
 

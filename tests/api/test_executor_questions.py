@@ -6,7 +6,7 @@ import pytest
 from polling import PATIENCE_S
 
 from stoker.manager.executor.questions import wait_for_answer
-from stoker.manager.protocol import to_client, to_manager
+from stoker.protocol import to_client, to_manager
 
 
 def test_questions_are_answered_in_order_and_asked_again_after_a_break(link, router, until):

@@ -24,9 +24,9 @@ from stoker.manager.executor.futures import AppCallFuture, CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.settling import Settling
-from stoker.manager.protocol.calls import CallEnd, CallOptions, Failure, FailureKind
-from stoker.manager.protocol.ids import CallId, FunctionKey
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol.calls import CallEnd, CallOptions, Failure, FailureKind
+from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.to_pilot import FunctionBlob
 
 _gates: dict[str, threading.Event] = {}
 

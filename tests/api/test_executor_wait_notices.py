@@ -13,8 +13,8 @@ from rich.console import Console
 
 from stoker.manager.executor import progress, wait_notices
 from stoker.manager.executor.wait_notices import AGAIN_S, FIRST_S, WaitNotices
-from stoker.manager.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
+from stoker.protocol.to_client import Status
 
 PRIORITY = "no pilot has joined yet (block b1: pending: Priority, expected to start in {})"
 RESOURCES = "no pilot has joined yet (block b1: pending: Resources)"

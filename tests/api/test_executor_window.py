@@ -8,8 +8,8 @@ import pytest
 
 import stoker
 from stoker.manager.executor.window import GROW_S, WINDOW_BYTES, Window
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import CallId
 
 KB, MB = 1_000, 1_000_000
 

@@ -15,7 +15,7 @@ from stoker.manager.core.wishes import WISHES, refusal
 from stoker.manager.executor.engines import check_wants
 from stoker.manager.executor.wants import SpecificationError, read_wants
 from stoker.manager.policies import SHIPPED
-from stoker.manager.protocol.calls import CallOptions, FailureKind, Objective
+from stoker.protocol.calls import CallOptions, FailureKind, Objective
 from stoker.site import BASELINES, Policy, Site
 
 

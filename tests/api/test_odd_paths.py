@@ -12,8 +12,8 @@ import stoker
 from stoker.errors import SessionError
 from stoker.manager.executor import detached
 from stoker.manager.executor.processes import make_folder
-from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.agent.scratch import base_folder
+from stoker.protocol.session import SessionFolder
 
 
 @pytest.fixture

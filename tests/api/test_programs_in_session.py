@@ -785,7 +785,7 @@ def test_a_second_load_is_refused_by_name(session):
 
 
 def test_the_session_can_be_found_and_is_closed_to_others(session):
-    from stoker.manager.protocol.session import find_session
+    from stoker.protocol.session import find_session
 
     assert find_session(session.id).path.resolve() == session.folder.resolve()
     assert session.folder.stat().st_mode & 0o077 == 0

@@ -9,7 +9,7 @@ import pytest
 import stoker
 from stoker.errors import CallDroppedError, ConfigError
 from stoker.manager.live.replay import story_of_ended_session
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 POLICY = '''
 from stoker.manager.core.seams import Drop

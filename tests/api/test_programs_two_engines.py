@@ -17,7 +17,7 @@ import stoker
 from stoker.errors import CallDroppedError
 from stoker.manager.executor.apps import AppWants, StokerApp
 from stoker.manager.executor.wants import read_wants
-from stoker.manager.protocol.ids import LibraryId
+from stoker.protocol.ids import LibraryId
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),

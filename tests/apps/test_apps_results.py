@@ -20,8 +20,8 @@ from stoker.apps.fact_verification.results import (
 )
 from stoker.apps.fact_verification.run import VerificationCall, explain, plan
 from stoker.errors import StokerError
-from stoker.manager.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
+from stoker.protocol.to_client import Status
 from stoker.run_folder.record_log import RecordLog
 from stoker.sessions import ContextFacts, context_facts
 

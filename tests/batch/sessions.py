@@ -10,8 +10,8 @@ from typing import Any
 from batch.lab.commands import until
 
 from stoker.manager.executor.loading import Session
-from stoker.manager.protocol.blocks import BlockStatus
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.blocks import BlockStatus
+from stoker.protocol.to_client import Status
 
 # A command tries for four seconds before it says that slurmctld is away.
 DEFAULTS: dict[str, dict[str, Any]] = {

@@ -12,8 +12,8 @@ from batch.sessions import write_site
 from stoker.config import load_site
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused
 from stoker.manager.factory.slurm import SlurmBatch
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import BlockId
 
 B1, B2 = BlockId("b1"), BlockId("b2")
 

@@ -15,10 +15,10 @@ from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.protocol.calls import Objective
-from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
+from stoker.protocol.calls import Objective
+from stoker.protocol.ids import RecipeKey
 from stoker.site import Duration
 
 Make = Callable[..., Toy]

@@ -15,9 +15,9 @@ from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.protocol.calls import Objective
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_manager import Cancel
+from stoker.protocol.calls import Objective
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.to_manager import Cancel
 
 Make = Callable[..., Toy]
 

@@ -16,8 +16,8 @@ from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.protocol.calls import Objective
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.protocol.calls import Objective
+from stoker.protocol.ids import RecipeKey
 
 Make = Callable[..., Toy]
 

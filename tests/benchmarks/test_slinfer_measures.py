@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.slinfer.measures import TTFT_POINTS_S, measure
-from stoker.manager.protocol.calls import Objective
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
+from stoker.protocol.calls import Objective
 
 WANTED = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0, tpot_s=0.25)
 GPU, CPU = 0, 1

@@ -8,11 +8,11 @@ import pytest
 from sim.engines import SLINFER, engine
 
 from benchmarks.slinfer.sllm import sllm
-from stoker.manager.protocol.blocks import Rule
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Size
 
 GB = 1_000_000_000

@@ -10,9 +10,9 @@ from live.peers import Manager, Peer, pilot_hello, session_folder
 from stoker.contexts.state import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli.main import cli
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_manager as say
+from stoker.protocol import wire
+from stoker.protocol.session import SessionFolder
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli import choosing
 from stoker.manager.executor.processes import note_joined
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Site
 from stoker.site_files import write_sites
 

@@ -25,7 +25,7 @@ from stoker.manager.cli import apps, doctor, leftovers, machine, software
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.main import cli
 from stoker.manager.executor import detached
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import SessionFile, SessionFolder
 
 Stoker = Callable[..., Result]
 

@@ -20,7 +20,7 @@ from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.executor import engines
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Engine, Provider, ProviderKind, Site
 from stoker.site_files import write_sites
 

@@ -20,8 +20,8 @@ from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.subjects import OfContext, OfFunction
 from stoker.manager.executor.leaving_sources import SourceShelf
 from stoker.manager.live.history import performance
-from stoker.manager.protocol.ids import FunctionKey, RecipeKey
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.ids import FunctionKey, RecipeKey
+from stoker.protocol.session import SessionFolder
 
 Stoker = Callable[..., Result]
 

@@ -12,11 +12,11 @@ from stoker.manager.cli import attach, calls, down, explain, finding, first_bloc
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.left import LeftBehind
 from stoker.manager.live.lease import LeaseHolder
-from stoker.manager.protocol import show_blocks
-from stoker.manager.protocol.blocks import BlockPhase, BlockStatus
-from stoker.manager.protocol.listed import FailureGroup, ListedCall, ListedState
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.status import (
+from stoker.protocol import show_blocks
+from stoker.protocol.blocks import BlockPhase, BlockStatus
+from stoker.protocol.listed import FailureGroup, ListedCall, ListedState
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.status import (
     ContextStatus,
     DeviceStatus,
     LibraryStatus,
@@ -24,7 +24,7 @@ from stoker.manager.protocol.status import (
     PilotStatus,
     StoryLine,
 )
-from stoker.manager.protocol.to_client import Calls, Status, Story
+from stoker.protocol.to_client import Calls, Status, Story
 from stoker.site import Provider, ProviderKind, Site
 
 NOTHING = Status(

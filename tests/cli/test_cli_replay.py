@@ -13,10 +13,10 @@ from stoker.errors import SessionError
 from stoker.manager.cli.replay import render
 from stoker.manager.live import journal
 from stoker.manager.live.verify import Replayed
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallSpec
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.session import SessionFolder
 
 Stoker = Callable[..., Result]
 

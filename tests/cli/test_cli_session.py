@@ -25,10 +25,10 @@ from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.core.loads import LOAD_TRIES
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.chosen import keep_policies
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed
+from stoker.protocol.session import SessionFile, SessionFolder
 
 Stoker = Callable[..., Result]
 

@@ -21,7 +21,7 @@ from stoker.errors import ConfigError
 from stoker.manager.cli import known, prune
 from stoker.manager.executor import detached
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site_files import write_sites
 
 Stoker = Callable[..., Result]

@@ -16,9 +16,9 @@ from stoker.manager.advice.logs.own_words import JOB, MORE, SAID
 from stoker.manager.advice.logs.remedies import BY_COMPONENT
 from stoker.manager.advice.logs.rules import ROWS
 from stoker.manager.cli import logged_progress, verdicts
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.status import StoryLine
-from stoker.manager.protocol.to_client import Story
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.status import StoryLine
+from stoker.protocol.to_client import Story
 
 RAISED = (
     "raised an exception in your code after 0.100 s: KeyError: 'claim'\n"

@@ -9,7 +9,7 @@ import pytest
 from stoker.config import load_site, parse_site
 from stoker.errors import ConfigError
 from stoker.manager.factory.batches import dry_run
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Policy, Provider, ProviderKind, Site
 from stoker.site_files import load_sites, read_sites, write_sites
 

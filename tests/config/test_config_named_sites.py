@@ -6,8 +6,8 @@ from core.builders import Cluster
 
 from stoker.config import parse_site
 from stoker.manager.live.attendants import source_of
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.show_status import render
+from stoker.protocol import to_manager as say
+from stoker.protocol.show_status import render
 
 
 def test_a_site_is_called_by_its_name_in_stories_and_in_trouble() -> None:

@@ -15,10 +15,10 @@ from polling import PATIENCE_S
 from stoker.contexts import payloads
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Needs, Recipe
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.ids import CallId, LibraryId
-from stoker.manager.protocol.to_manager import PilotHello, WantObjects
-from stoker.manager.protocol.to_pilot import Ack, HelloAgain, RunCalls, ToPilot
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.to_manager import PilotHello, WantObjects
+from stoker.protocol.to_pilot import Ack, HelloAgain, RunCalls, ToPilot
 
 
 def _load(how: str, folder: str) -> int:

@@ -8,11 +8,6 @@ from conformance.processes import ModelProcess
 from conformance.shell import Loads, Shell, answer_to
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
-from stoker.manager.protocol import to_agent, wire
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
-from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
-from stoker.manager.protocol.to_pilot import ToPilot
 from stoker.pilot.agent.link import said_in
 from stoker.pilot.core import commands, limits
 from stoker.pilot.core.core import EventQueue, PilotCore
@@ -36,6 +31,11 @@ from stoker.pilot.core.events import (
 from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.core.timers import Timers
+from stoker.protocol import to_agent, wire
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
+from stoker.protocol.to_pilot import ToPilot
 
 GB = 10**9
 STEP_S = 0.1

@@ -10,14 +10,14 @@ from conformance.shell import Loads, Shell, answer_to
 from taskvine.stand_in import GB, PoolOfSlots
 
 from stoker.contexts.recipe import ObjectRef, Recipe
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
-from stoker.manager.protocol.to_manager import PilotHello
-from stoker.manager.protocol.to_pilot import FunctionBlob, RunCalls, ToPilot
 from stoker.pilot.agent.link import said_in
 from stoker.pilot.core.events import HelloDue, Signalled, Tick
 from stoker.pilot.taskvine import messages
+from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.ids import CallId, FunctionKey, LibraryId
+from stoker.protocol.to_manager import PilotHello
+from stoker.protocol.to_pilot import FunctionBlob, RunCalls, ToPilot
 
 BLOB = FunctionBlob(FunctionKey("hold"), "hold", b"code")
 HELD = messages.LibraryReport(host="node", pid=1, log="")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stoker.manager.protocol import to_agent, to_library
-from stoker.manager.protocol.calls import CallEnd, CallProgress
-from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
+from stoker.protocol import to_agent, to_library
+from stoker.protocol.calls import CallEnd, CallProgress
+from stoker.protocol.ids import CallId, LibraryId
 
 
 class ModelProcess:

@@ -11,10 +11,11 @@ import msgspec
 from conformance.shell import Loads, Shell
 
 from stoker.contexts.recipe import Needs, ObjectRef
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import FailureKind
-from stoker.manager.protocol.ids import LibraryId
-from stoker.manager.protocol.to_manager import (
+from stoker.pilot.core.station import PROSPECT_S
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.calls import FailureKind
+from stoker.protocol.ids import LibraryId
+from stoker.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
     CallsReturned,
@@ -26,7 +27,7 @@ from stoker.manager.protocol.to_manager import (
     PilotLeaving,
     WantObjects,
 )
-from stoker.manager.protocol.to_pilot import (
+from stoker.protocol.to_pilot import (
     CancelCalls,
     EvictCall,
     Exit,
@@ -36,7 +37,6 @@ from stoker.manager.protocol.to_pilot import (
     StopLibrary,
     TakeBack,
 )
-from stoker.pilot.core.station import PROSPECT_S
 
 AGENT, SIMULATED, POOL = "agent", "simulator", "taskvine"
 

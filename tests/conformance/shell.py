@@ -13,9 +13,9 @@ from collections import Counter
 from typing import Any, TypeVar
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import CallOptions, CallSpec
-from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol.calls import CallOptions, CallSpec
+from stoker.protocol.ids import CallId, FunctionKey, LibraryId
+from stoker.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
     CallsReturned,
@@ -24,7 +24,7 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     PilotHello,
 )
-from stoker.manager.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrary, StopLibrary, ToPilot
+from stoker.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrary, StopLibrary, ToPilot
 
 M = TypeVar("M")
 

@@ -10,15 +10,15 @@ from sim.worlds import GPU, model, source
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.core.events import FromPilot
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol.calls import Features
-from stoker.manager.protocol.ids import CallId, LibraryId
-from stoker.manager.protocol.to_manager import PilotHello
-from stoker.manager.protocol.to_pilot import RunCalls, ToPilot
 from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import Delays, World
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
+from stoker.protocol.calls import Features
+from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.to_manager import PilotHello
+from stoker.protocol.to_pilot import RunCalls, ToPilot
 from stoker.site import Duration
 
 LOAD_S = 10.0

@@ -271,7 +271,7 @@ def test_a_module_that_holds_a_lock_still_travels_by_name(tmp_path: Path) -> Non
 def test_installed_code_travels_by_name() -> None:
     assert len(payloads.dumps(textwrap.dedent)) < 100
     assert len(payloads.dumps(math.floor)) < 100
-    assert len(payloads.dumps(payloads.SerializationError)) < 100
+    assert len(payloads.dumps(SerializationError)) < 100
 
 
 class Colour(enum.Enum):

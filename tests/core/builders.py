@@ -11,11 +11,11 @@ from stoker.contexts.recipe import BARE, Needs, Recipe
 from stoker.manager.core.commands import Command, EndManager, SetTimer, ToClient, ToPilot
 from stoker.manager.core.events import FromClient, FromPilot, PilotCut, PilotLost, SessionDefined, TimerFired
 from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, Source
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind, Features
-from stoker.manager.protocol.ids import BlockId, make_call_id
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import BlockPhase, Source
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind, Features
+from stoker.protocol.ids import BlockId, make_call_id
 from stoker.units import parse_bytes
 
 M = TypeVar("M")

@@ -5,11 +5,6 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from stoker.contexts.recipe import Recipe
-from stoker.manager.protocol import to_agent
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec
-from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
-from stoker.manager.protocol.to_manager import DeviceFacts
-from stoker.manager.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrary
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
@@ -26,6 +21,11 @@ from stoker.pilot.core.events import (
     UnacknowledgedFacts,
 )
 from stoker.pilot.core.state import PilotFacts, PilotLibrary
+from stoker.protocol import to_agent
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec
+from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
+from stoker.protocol.to_manager import DeviceFacts
+from stoker.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrary
 
 GIB = 1 << 30
 C = TypeVar("C")

@@ -19,9 +19,9 @@ from core.desk import Desk
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.commands import Command, ToPilot
 from stoker.manager.core.events import FromClient, FromPilot, PilotCut, PilotLost
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot, wire
-from stoker.manager.protocol.ids import BlockId, ClientId
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot, wire
+from stoker.protocol.ids import BlockId, ClientId
 
 PART_BYTES = 4 << 20
 ORIGIN = "origin"

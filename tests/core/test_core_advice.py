@@ -25,10 +25,10 @@ from stoker.manager.core.seams import Quarantine
 from stoker.manager.core.subjects import About, OfContext, OfFailure, OfFunction, OfPace
 from stoker.manager.policies.dispatch import ShortestFirst
 from stoker.manager.policies.named import named
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Printed
-from stoker.manager.protocol.ids import show_call
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Printed
+from stoker.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
 DISK = VerdictAdvice("infrastructure", "disk", 0.92, "a disk or file server failed", ("12: OSError: [Errno 5]",))

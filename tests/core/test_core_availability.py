@@ -7,9 +7,9 @@ from collections.abc import Callable
 from core.builders import Cluster
 
 from stoker.manager.core.commands import RecordPilots, RecordStay, RecordWait
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
+from stoker.protocol import to_client
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
 
 Make = Callable[..., Cluster]
 FIXED = Source("mine", Rule.FIXED, first=2, most=2)

@@ -10,11 +10,11 @@ from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefined
 from stoker.manager.core.phases import PilotState
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason, Rule, Source
-from stoker.manager.protocol.ids import ClientId
-from stoker.manager.protocol.show_blocks import coming
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason, Rule, Source
+from stoker.protocol.ids import ClientId
+from stoker.protocol.show_blocks import coming
 
 Make = Callable[..., Cluster]
 OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from core.builders import Cluster, recipe
 
 from stoker.manager.core import ending, failure_groups
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.manager.protocol.listed import ListedState
+from stoker.protocol import to_client
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.listed import ListedState
 
 Make = Callable[..., Cluster]
 

@@ -8,10 +8,10 @@ import pytest
 from core.builders import DIED, Cluster, recipe
 
 from stoker.manager.core.seams import PolicyError, SendGang, Unload
-from stoker.manager.protocol import show_status, to_client, to_pilot
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, Objective
-from stoker.manager.protocol.ids import make_call_id
+from stoker.protocol import show_status, to_client, to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, Objective
+from stoker.protocol.ids import make_call_id
 
 Make = Callable[..., Cluster]
 

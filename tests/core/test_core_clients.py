@@ -9,10 +9,10 @@ from core.builders import SESSION, Cluster
 
 from stoker.manager.core import registry
 from stoker.manager.core.events import ClientGone, FromClient
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallSpec, FailureKind
-from stoker.manager.protocol.ids import make_call_id
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallSpec, FailureKind
+from stoker.protocol.ids import make_call_id
 
 Make = Callable[..., Cluster]
 

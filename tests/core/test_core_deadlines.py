@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from core.builders import Cluster
 
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallOptions, CallSpec, FailureKind, Objective
+from stoker.protocol import to_client
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallOptions, CallSpec, FailureKind, Objective
 
 Make = Callable[..., Cluster]
 

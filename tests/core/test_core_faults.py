@@ -9,9 +9,9 @@ from core.builders import Cluster, recipe
 
 from stoker.manager.core import faults
 from stoker.manager.core.phases import CallState
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
-from stoker.manager.protocol.ids import show_call
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
+from stoker.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
 EIO = "a disk or file server failed (EIO): OSError: [Errno 5] Input/output error"

@@ -10,11 +10,11 @@ from core.builders import Cluster, recipe
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.core import cache_room, fitness
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.to_manager import LibraryPhase
+from stoker.protocol import to_client
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import parse_bytes
 
 Make = Callable[..., Cluster]

@@ -17,11 +17,11 @@ from stoker.manager.core.paces import Paces, work_of
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import Forecast, PolicyError
 from stoker.manager.core.subjects import OfContext
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import Source
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Features, GangPlace, Objective
-from stoker.manager.protocol.ids import show_call
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import Source
+from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Features, GangPlace, Objective
+from stoker.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
 ALONE = Failure(FailureKind.GANG, "connection reset by peer")

@@ -13,10 +13,10 @@ from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.departures import KEPT_S, MOST_KEPT_BYTES, SETTLE_S
 from stoker.manager.core.events import ClientGone, SessionKept
 from stoker.manager.core.validate import validate
-from stoker.manager.protocol import to_client, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import ClientId
+from stoker.protocol import to_client, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import ClientId
 
 Make = Callable[..., Cluster]
 FILE = ObjectRef("result-1", 10, "/session/objects/result-1")

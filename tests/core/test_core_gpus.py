@@ -9,11 +9,11 @@ from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot, wire
-from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
-from stoker.manager.protocol.ids import DeviceId
-from stoker.manager.protocol.show_status import render
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot, wire
+from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.ids import DeviceId
+from stoker.protocol.show_status import render
 
 Make = Callable[..., Cluster]
 GB = 10**9

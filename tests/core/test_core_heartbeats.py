@@ -9,7 +9,7 @@ from core.builders import Cluster
 
 from stoker.manager.core.events import FromPilot
 from stoker.manager.core.heartbeats import RECORD_S, is_heartbeat, must_be_recorded
-from stoker.manager.protocol import to_manager as say
+from stoker.protocol import to_manager as say
 
 Make = Callable[..., Cluster]
 GB = 10**9

@@ -12,9 +12,9 @@ from stoker.contexts.step_times import StepSample, times_of
 from stoker.manager.core.commands import RecordLoad, RecordSteps
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Load, PolicyError, Resize, Unload
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot
-from stoker.manager.protocol.calls import CallEnd, FailureKind
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot
+from stoker.protocol.calls import CallEnd, FailureKind
 
 Make = Callable[..., Cluster]
 GB = 10**9

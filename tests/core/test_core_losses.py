@@ -9,9 +9,9 @@ from core.builders import Cluster
 
 from stoker.manager.core import losses
 from stoker.manager.core.commands import RecordStay
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
-from stoker.manager.protocol.ids import PilotId
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
+from stoker.protocol.ids import PilotId
 
 Make = Callable[..., Cluster]
 FIXED = Source("mine", Rule.FIXED, first=2, most=2)

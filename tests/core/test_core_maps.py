@@ -8,9 +8,9 @@ from core.builders import Cluster, recipe
 
 from stoker.manager.core.events import ClientGone
 from stoker.manager.core.maps import MOST_MAPS
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.show_status import render
+from stoker.protocol import to_client
+from stoker.protocol import to_manager as say
+from stoker.protocol.show_status import render
 
 Make = Callable[..., Cluster]
 

@@ -9,7 +9,7 @@ from core.builders import Cluster
 from stoker.manager.core import report
 from stoker.manager.core.events import Noticed
 from stoker.manager.core.state import KEPT_NOTICES
-from stoker.manager.protocol.show_status import render
+from stoker.protocol.show_status import render
 
 Make = Callable[..., Cluster]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core.told import BIG, SMALL, Peers, exits, leave, needing
 
-from stoker.manager.protocol import to_manager as say
+from stoker.protocol import to_manager as say
 
 
 def test_a_pilot_that_drains_serves_only_where_nobody_else_does(peers: Peers) -> None:

@@ -11,8 +11,8 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import FromPilot, PilotLost
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import wire
+from stoker.protocol import to_manager as say
+from stoker.protocol import wire
 
 MODEL = ObjectRef("file-model", 64 * PART_BYTES, "/models/model")
 ONE_COPY_S = MODEL.size_bytes / 125e6

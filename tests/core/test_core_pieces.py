@@ -12,10 +12,10 @@ from stoker.manager.core.commands import ToClient, ToPilot
 from stoker.manager.core.events import FromClient, FromPilot
 from stoker.manager.core.pieces import are_pieces
 from stoker.manager.live.decisions import check_of
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import ClientId, LibraryId, PilotId, show_call
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.ids import ClientId, LibraryId, PilotId, show_call
 
 Make = Callable[..., Cluster]
 RUN = 9

@@ -11,9 +11,9 @@ from stoker.manager.core.commands import RecordRuns
 from stoker.manager.core.events import ManagerRestarted, TimerFired
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Resize
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot, wire
-from stoker.manager.protocol.calls import CallEnd
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot, wire
+from stoker.protocol.calls import CallEnd
 
 Make = Callable[..., Cluster]
 

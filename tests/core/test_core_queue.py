@@ -12,9 +12,9 @@ from stoker.manager.core.client import Client
 from stoker.manager.core.cost import Cost
 from stoker.manager.core.nouns import Call, Context, Group
 from stoker.manager.core.queue import Queue
-from stoker.manager.protocol.calls import CallOptions, CallSpec, Objective
-from stoker.manager.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol.calls import CallOptions, CallSpec, Objective
+from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey
+from stoker.protocol.to_pilot import FunctionBlob
 
 
 def group(priority: int, *, due_at: float = 0.0, gang: tuple[int, int] = (1, 1)) -> Group:

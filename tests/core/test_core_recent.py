@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from stoker.manager.protocol import recent
+from stoker.protocol import recent
 
 
 def bursts(period_s: int, *, until: int, count: int = 8) -> recent.Counts:

@@ -11,8 +11,8 @@ from core.builders import Cluster, recipe
 from stoker.manager.core import pilots
 from stoker.manager.core.events import FromPilot
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot
 
 Make = Callable[..., Cluster]
 

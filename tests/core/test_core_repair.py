@@ -13,11 +13,11 @@ from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.events import ManagerRestarted, RecordsLost, SessionDefined
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.state import JOURNAL_LOST
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
+from stoker.protocol.ids import BlockId
 
 Make = Callable[..., Cluster]
 HOT = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**9)  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ from stoker.manager.core import outlook
 from stoker.manager.core.commands import RecordLoad
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.core.subjects import OfContext
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot, wire
-from stoker.manager.protocol.show_status import render
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot, wire
+from stoker.protocol.show_status import render
 
 Make = Callable[..., Cluster]
 

@@ -12,11 +12,11 @@ from stoker.contexts.recipe import Needs
 from stoker.manager.cli.printed import nothing_kept
 from stoker.manager.core import report
 from stoker.manager.core.events import ManagerRestarted
-from stoker.manager.protocol import show_story
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, Source
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.show_status import forecast_in_words, render
+from stoker.protocol import show_story
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import BlockPhase, Source
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.show_status import forecast_in_words, render
 
 Make = Callable[..., Cluster]
 

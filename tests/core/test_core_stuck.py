@@ -12,8 +12,8 @@ from stoker.manager.core.stuck import TIMER
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot
 
 Make = Callable[..., Cluster]
 SHORT_S = 0.001

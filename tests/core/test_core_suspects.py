@@ -11,11 +11,11 @@ from stoker.manager.core import verdicts
 from stoker.manager.core.judging import ALONE_AFTER, MOST_LOSSES
 from stoker.manager.core.loads import LOADS
 from stoker.manager.core.phases import CallState
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Printed
-from stoker.manager.protocol.ids import show_call
+from stoker.protocol import to_manager as say
+from stoker.protocol import wire
+from stoker.protocol.blocks import BlockPhase, LossReason, Source
+from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Printed
+from stoker.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
 KILLED = Failure(FailureKind.DIED, "was killed by SIGKILL", signal=9, tail="last words")

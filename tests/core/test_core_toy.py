@@ -9,8 +9,8 @@ import pytest
 from core.toy import Toy
 
 from stoker.manager.core.report import device_seconds
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import FailureKind
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import FailureKind
 
 Make = Callable[..., Toy]
 

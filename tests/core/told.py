@@ -7,8 +7,8 @@ from collections import deque
 from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.contexts.recipe import ObjectRef, Recipe
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot, wire
 
 BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
 SMALL = ObjectRef("file-small", 1000, "/models/config.json")

@@ -31,9 +31,9 @@ from stoker.manager.core.events import (
     TimerFired,
 )
 from stoker.manager.core.subjects import OfContext
-from stoker.manager.protocol import to_client, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features
+from stoker.protocol import to_client, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features
 from stoker.units import parse_bytes
 
 _decode = msgspec.msgpack.Decoder(tuple[int, list[say.FromPilot]]).decode

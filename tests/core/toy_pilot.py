@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.contexts.recipe import Recipe
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot, wire
-from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, GangPlace
-from stoker.manager.protocol.reliable import Outbox
 from stoker.pilot.agent.link import said_in
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot, wire
+from stoker.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, GangPlace
+from stoker.protocol.reliable import Outbox
 
 if TYPE_CHECKING:
     from core.toy import Toy

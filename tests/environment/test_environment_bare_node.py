@@ -26,8 +26,8 @@ from fake_manager import FakeManager, recipe
 from stoker.manager.environment.carrying import carry, starter_command, starter_files
 from stoker.manager.environment.packing import Packed
 from stoker.manager.factory import block_keys
-from stoker.manager.protocol.to_manager import ObjectsHere
 from stoker.pilot.transfer.client import SEED_FILE
+from stoker.protocol.to_manager import ObjectsHere
 from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
 
 PYTHONS = [path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path)]

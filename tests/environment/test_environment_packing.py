@@ -236,7 +236,7 @@ def test_an_interpreter_that_does_not_fit_is_told(tmp_path: Path, said: str, exp
 def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_path: Path) -> None:
     """Whatever `start.pyz` imports must be in it: it runs here without the project and without any package."""
     from stoker.manager.environment.carrying import carry, starter_command
-    from stoker.manager.protocol.session import SessionFolder
+    from stoker.protocol.session import SessionFolder
     from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
 
     folder = SessionFolder(tmp_path / "session")

@@ -8,7 +8,7 @@ from factory.fake_slurm import FakeSlurm
 from factory.manager_end import ManagerEnd
 from live.peers import session_folder
 
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.manager.live.doors import Doors
-from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.session import SessionFile, SessionFolder
-from stoker.manager.protocol.to_manager import BlockUpdate, ClientHello
+from stoker.protocol import to_client, to_manager, wire
+from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
+from stoker.protocol.ids import BlockId
+from stoker.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.to_manager import BlockUpdate, ClientHello
 
 
 class ManagerEnd:

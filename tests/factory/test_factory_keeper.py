@@ -11,9 +11,9 @@ from stoker.errors import ConfigError
 from stoker.manager.factory.batch import Batch, BatchJobStatus
 from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
 from stoker.manager.factory.submission_tries import MOST_UNANSWERED
-from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.to_manager import BlockUpdate, SourceTrouble
+from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
+from stoker.protocol.ids import BlockId
+from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 
 ASKED, PENDING, RUNNING = BlockPhase.ASKED, BlockPhase.PENDING, BlockPhase.RUNNING
 ENDED, REFUSED = BlockPhase.ENDED, BlockPhase.REFUSED

@@ -13,7 +13,7 @@ import pytest
 
 from stoker.manager.factory.batch import SubmissionRefused
 from stoker.manager.factory.batches import make_batch
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.site import Provider, ProviderKind, Site
 
 FAKE = Path(__file__).with_name("fake_kubernetes")

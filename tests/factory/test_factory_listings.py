@@ -11,8 +11,8 @@ import pytest
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered
 from stoker.manager.factory.listed import ListedBatch
 from stoker.manager.factory.listings import ListedJob, read_grid_engine, read_lsf, read_pbs
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import BlockId
 from stoker.site import Duration, Provider, ProviderKind, Site
 
 PENDING, RUNNING, ENDED = BlockPhase.PENDING, BlockPhase.RUNNING, BlockPhase.ENDED

@@ -12,8 +12,8 @@ import pytest
 from live.peers import until
 
 from stoker.manager.factory.local import LocalBatch
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import BlockId
 
 B0, B1 = BlockId("b0"), BlockId("b1")
 

@@ -16,8 +16,8 @@ from stoker.manager.factory.batches import SharedBudget
 from stoker.manager.factory.keeper import BlockKeeper
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.slurm import SlurmBatch
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import BlockId
 from stoker.site import Provider, ProviderKind, Site
 
 HOUR_S = 3600.0

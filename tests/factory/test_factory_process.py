@@ -16,10 +16,10 @@ from live.peers import until as wait_until
 
 from stoker.manager.factory.factory import Ending
 from stoker.manager.live import lease
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.blocks import BlockPhase, KnownBlock
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client
+from stoker.protocol.blocks import BlockPhase, KnownBlock
+from stoker.protocol.ids import BlockId
+from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Provider, ProviderKind, Session, Site
 from stoker.site_files import write_sites
 

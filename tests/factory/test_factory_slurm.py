@@ -17,9 +17,9 @@ from stoker.manager.factory.batches import dry_run, make_batch
 from stoker.manager.factory.pacing import Listing
 from stoker.manager.factory.slurm import SlurmBatch
 from stoker.manager.factory.slurm_output import AccountedJob
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.ids import BlockId
+from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Provider, ProviderKind, Site
 
 B7 = BlockId("b7")

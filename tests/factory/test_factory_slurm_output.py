@@ -19,7 +19,7 @@ from stoker.manager.factory.slurm_output import (
     read_squeue,
     requeued,
 )
-from stoker.manager.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.blocks import BlockPhase, LossReason
 
 NOW = time.mktime(time.strptime("2026-11-21T10:31:00", "%Y-%m-%dT%H:%M:%S"))
 

@@ -20,10 +20,10 @@ from live.peers import until
 from stoker.manager.factory import factory as factory_module
 from stoker.manager.factory import turn
 from stoker.manager.factory.factory import Ending, Factory
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.blocks import BlockPhase, KnownBlock
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client
+from stoker.protocol.blocks import BlockPhase, KnownBlock
+from stoker.protocol.ids import BlockId
+from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Environment, EnvironmentKind, Provider, ProviderKind, Session, Site
 from stoker.site_files import write_sites
 

@@ -9,7 +9,7 @@ import time
 from faults.world import until
 
 import stoker
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 
 def test_a_pilot_that_is_started_by_hand_serves_and_leaves_no_key(session, world, tmp_path):

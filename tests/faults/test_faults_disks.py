@@ -17,7 +17,7 @@ from faults.world import until
 
 import stoker
 from stoker.manager.factory import block_keys
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 
 def _can_mount() -> bool:

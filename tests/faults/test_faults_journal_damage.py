@@ -13,7 +13,7 @@ from faults.world import count_lines, kill, note, until
 
 import stoker
 from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, encoded, scan
-from stoker.manager.protocol.wire import VERSION
+from stoker.protocol.wire import VERSION
 
 CALLS = 90
 

@@ -15,9 +15,9 @@ from live.peers import Manager, Peer, pilot_hello, session_folder
 from benchmarks.fuzz_inputs import damage, value_of
 from stoker.contexts.recipe import BARE
 from stoker.errors import ProtocolError
-from stoker.manager.protocol import to_client, to_manager, to_pilot, wire
-from stoker.manager.protocol.calls import CallEnd, CallSpec
-from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId
+from stoker.protocol import to_client, to_manager, to_pilot, wire
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.ids import CLIENT_SHIFT, CallId
 
 FRAMES = 3000
 SEED = 3

@@ -8,17 +8,17 @@ import msgspec
 import pytest
 from polling import PATIENCE_S
 
-from stoker.manager.protocol.gateway_notes import (
+from stoker.protocol.gateway_notes import (
     GatewayNote,
     ServedModelFigures,
     gateway_notes,
     remove_gateway_note,
     write_gateway_note,
 )
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.show_gateways import gateway_rows
-from stoker.manager.protocol.status import ContextStatus, LibraryStatus
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.show_gateways import gateway_rows
+from stoker.protocol.status import ContextStatus, LibraryStatus
+from stoker.protocol.to_client import Status
 
 
 def context(key: str, *, hot: int = 0, failure: str = "") -> ContextStatus:

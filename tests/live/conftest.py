@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from live.peers import Manager, Peer, pilot_hello, session_folder
 
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.protocol import to_manager as say
+from stoker.protocol import wire
+from stoker.protocol.session import KeyPair, SessionFolder
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ import zmq
 from polling import PATIENCE_S, polls
 
 from stoker.dealer import Keys, open_socket
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.protocol import to_manager as say
+from stoker.protocol import wire
+from stoker.protocol.session import KeyPair, SessionFolder
 
 
 def until(true: Callable[[], Any], *, seconds: float = PATIENCE_S, what: str = "it") -> Any:

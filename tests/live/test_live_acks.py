@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from stoker.manager.live.acks import Acks
-from stoker.manager.protocol.to_pilot import Ack
+from stoker.protocol.to_pilot import Ack
 
 
 def test_an_acknowledgement_goes_along_with_the_next_frame_and_only_the_last_one_does() -> None:

@@ -15,8 +15,8 @@ from stoker.manager.core.events import AdviceArrived, VerdictAdvice
 from stoker.manager.core.subjects import OfFailure, OfPace
 from stoker.manager.live import advisor
 from stoker.manager.live.advisor import AdvisorLink
-from stoker.manager.protocol.ids import CallId, LibraryId, PilotId
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.ids import CallId, LibraryId, PilotId
+from stoker.protocol.session import SessionFolder
 
 FULL = "OSError: [Errno 28] No space left on device: '/scratch/out.pt'\nat /home/ana/run.py:7 in save"
 ODD = """

@@ -15,9 +15,9 @@ import pytest
 from live.peers import Peer, until
 
 from stoker.manager.live.attendants import FACTORY, TOLD_S, Attendant
-from stoker.manager.protocol import to_client, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.session import SessionFolder
 from stoker.site import Provider, ProviderKind, Site
 from stoker.site_files import write_sites
 

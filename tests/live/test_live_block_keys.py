@@ -9,9 +9,9 @@ import zmq
 from live.peers import Manager, Peer, pilot_hello, until
 
 from stoker.manager.factory import block_keys
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol.session import SessionFolder
 
 Make = Callable[..., Peer]
 

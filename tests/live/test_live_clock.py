@@ -14,12 +14,12 @@ from live.peers import Peer, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.live.clock import Clock
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallOptions, CallSpec, FailureKind, Objective
-from stoker.manager.protocol.ids import CallId, FunctionKey, RecipeKey
-from stoker.manager.protocol.listed import ListedState
-from stoker.manager.protocol.session import SessionFolder, changed_at
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallOptions, CallSpec, FailureKind, Objective
+from stoker.protocol.ids import CallId, FunctionKey, RecipeKey
+from stoker.protocol.listed import ListedState
+from stoker.protocol.session import SessionFolder, changed_at
 
 Peers = Callable[..., Peer]
 

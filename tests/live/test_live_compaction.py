@@ -23,10 +23,10 @@ from stoker.manager.live import segments
 from stoker.manager.live.replay import replay, status_of_ended_session, story_of_ended_session
 from stoker.manager.live.verify import session_in, verify
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallSpec
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.session import SessionFolder
 
 Peers = Callable[..., Peer]
 PAYLOAD = b"x" * 300

@@ -27,7 +27,7 @@ from stoker.manager.live.pickled import Unreadable, Unsaveable
 from stoker.manager.live.records import SegmentHead
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.manager.policies.slinfer import slinfer
-from stoker.manager.protocol.ids import CallId, RecipeKey
+from stoker.protocol.ids import CallId, RecipeKey
 
 
 def busy() -> Toy:

@@ -19,7 +19,7 @@ from stoker.addresses import split_address
 from stoker.manager.cli.ask import Observer
 from stoker.manager.live import lease
 from stoker.manager.live.unproven import UnprovenConnections
-from stoker.manager.protocol.session import SessionFolder, find_session
+from stoker.protocol.session import SessionFolder, find_session
 
 SITE = """
 name = "one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.manager.live.discarding import discard_result
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 
 def test_a_result_is_removed_and_no_other_file(folder: SessionFolder) -> None:

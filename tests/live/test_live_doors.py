@@ -13,7 +13,7 @@ CLOSES = """
 import socket, sys, time
 from stoker.addresses import split_address
 from stoker.manager.live.doors import Doors
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 doors = Doors(SessionFolder(sys.argv[1]), any_port=True)
 where = split_address(doors.address.removeprefix("tcp://"))

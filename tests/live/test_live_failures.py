@@ -12,10 +12,10 @@ from live.peers import Manager, Peer, until
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.live import keeper
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallSpec, FailureKind
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallSpec, FailureKind
+from stoker.protocol.session import SessionFolder
 
 Peers = Callable[..., Peer]
 

@@ -13,9 +13,9 @@ from live.peers import Manager, Peer, pilot_hello, until
 
 from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor.link import Link
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.session import SessionFile, SessionFolder
 
 _BAD_TEXT = b"\xa2\xff\xfe"
 """A MessagePack string of two bytes that are not UTF-8."""

@@ -20,11 +20,11 @@ from stoker.manager.core.commands import (
 from stoker.manager.core.events import CostAdvice
 from stoker.manager.core.subjects import OfContext
 from stoker.manager.live.history import History, availability, performance
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import PilotEnd
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import PilotEnd
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.session import SessionFolder
 
 Peers = Callable[..., Peer]
 SITE = """

@@ -13,9 +13,9 @@ from live.peers import Manager, Peer
 from stoker.errors import SessionError
 from stoker.manager.core.events import Event, FromPilot, PilotCut, PilotLost, TimerFired
 from stoker.manager.live import journal
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol.session import SessionFolder
 
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(PilotCut, st.text()), st.builds(PilotLost, st.text(), st.text()), st.builds(TimerFired, st.text())

@@ -22,8 +22,8 @@ from stoker.manager.live.past import JournalPast
 from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
 from stoker.manager.live.verify import verify
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import wire
+from stoker.protocol import to_manager as say
+from stoker.protocol import wire
 
 
 def written(path: Path, *, events: int = 40) -> list[tuple[float, Event]]:

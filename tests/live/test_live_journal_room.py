@@ -18,11 +18,11 @@ from stoker.manager.core.events import FromClient, TimerFired
 from stoker.manager.live import journal, lease
 from stoker.manager.live.journal_trouble import words
 from stoker.manager.live.patience import Patience
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallSpec
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.status import JOURNAL
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.session import SessionFolder
+from stoker.protocol.status import JOURNAL
 
 Peers = Callable[..., Peer]
 ENDLESS = resource.RLIM_INFINITY

@@ -18,10 +18,10 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.core.events import TimerFired
 from stoker.manager.executor.processes import manager_options
 from stoker.manager.live import journal, syncing
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallSpec
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.session import SessionFolder
 from stoker.site_files import load_sites
 
 Peers = Callable[..., Peer]

@@ -18,10 +18,10 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.live import lease
 from stoker.manager.live.replay import status_of_ended_session, story_of_ended_session
 from stoker.manager.main import TAKEN_OVER
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallSpec
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.session import SessionFolder
 
 Peers = Callable[..., Peer]
 

@@ -11,8 +11,8 @@ from stoker.manager.live.admission import Role
 from stoker.manager.live.doors import Doors
 from stoker.manager.live.patience import Patience
 from stoker.manager.live.peer_watch import PeerWatch
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol import wire
+from stoker.protocol.session import SessionFile, SessionFolder
 
 TURN_S = 0.1
 

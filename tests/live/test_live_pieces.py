@@ -8,10 +8,10 @@ from typing import Any
 from live.peers import Manager, Peer, pilot_hello
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec
+from stoker.protocol.session import SessionFolder
 
 Peers = Callable[..., Peer]
 RUN = 5

@@ -18,10 +18,10 @@ from stoker.manager.live import journal
 from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, check_of
 from stoker.manager.live.verify import Replayed, session_in, verify
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallSpec
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.session import SessionFolder
 
 Peers = Callable[..., Peer]
 CALLS = 300

@@ -19,7 +19,7 @@ from stoker.manager.executor.processes import ManagerProcess
 from stoker.manager.live import keeper, restarts
 from stoker.manager.live.attendants import PAUSE_S, Attendant
 from stoker.manager.live.restarts import MOST_DEATHS, RestartProgress, Restarts
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 
 class Clock:

@@ -24,10 +24,10 @@ from stoker.contexts.causal_lm import default_model
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.state import SNAPSHOTS
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallOptions, CallSpec
-from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.protocol import to_client
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallOptions, CallSpec
+from stoker.protocol.session import KeyPair, SessionFolder
 
 FORM = "file-abc-plain-1"
 

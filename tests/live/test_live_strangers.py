@@ -16,9 +16,9 @@ import zmq
 from live.peers import Manager, Peer, key_pair, until
 
 from stoker.dealer import Dealer, Keys
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.protocol import to_client
+from stoker.protocol import to_manager as say
+from stoker.protocol.session import KeyPair, SessionFolder
 
 LIMIT_S = 50.0
 """Well below the minute for which a pilot waits for a manager that it has never heard."""

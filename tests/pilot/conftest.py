@@ -14,8 +14,8 @@ sys.path.insert(0, os.path.dirname(__file__))
 
 from fake_manager import TRANSFER_KEY, WAIT_S, FakeManager
 
-from stoker.manager.protocol.session import KeyPair, SessionFolder
 from stoker.pilot.transfer.client import SEED_FILE
+from stoker.protocol.session import KeyPair, SessionFolder
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from zmq.auth.thread import ThreadAuthenticator
 from stoker.contexts import payloads
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef, Recipe
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallOptions, CallSpec
-from stoker.manager.protocol.reliable import Inbox
-from stoker.manager.protocol.session import KeyPair, SessionFile, SessionFolder
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol import wire
+from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallOptions, CallSpec
+from stoker.protocol.reliable import Inbox
+from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
+from stoker.protocol.to_manager import (
     CallsEnded,
     CallsReturned,
     FetchFailed,
@@ -37,7 +37,7 @@ from stoker.manager.protocol.to_manager import (
     PilotHello,
     WantObjects,
 )
-from stoker.manager.protocol.to_pilot import (
+from stoker.protocol.to_pilot import (
     Ack,
     Exit,
     FetchObject,

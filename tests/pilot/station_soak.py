@@ -34,9 +34,9 @@ from fake_manager import FakeManager, recipe
 from station_holder import BASE, Board, hold
 
 from stoker.contexts.recipe import Needs
-from stoker.manager.protocol.to_manager import LibraryGone, LibraryReady, LibraryResized
-from stoker.manager.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.pilot.devices.cpu import USED_SHARE
+from stoker.protocol.to_manager import LibraryGone, LibraryReady, LibraryResized
+from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 
 DEVICES = ("cpu:0", "cpu:1")
 UNIT = 4096

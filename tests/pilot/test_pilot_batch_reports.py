@@ -8,9 +8,9 @@ from fake_manager import FakeManager, recipe
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
-from stoker.manager.protocol.to_agent import BatchReport
-from stoker.manager.protocol.to_manager import LibraryBatch
 from stoker.pilot.library.batch_reports import BatchReports
+from stoker.protocol.to_agent import BatchReport
+from stoker.protocol.to_manager import LibraryBatch
 
 TIMES = times_of([StepSample(False, 4, 64, 0.1)])
 

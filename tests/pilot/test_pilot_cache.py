@@ -19,9 +19,9 @@ from live.peers import until
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Awareness, ObjectRef
-from stoker.manager.protocol.calls import FailureKind
 from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, claims, disk, entries, store
 from stoker.pilot.transfer.board import ObjectSource
+from stoker.protocol.calls import FailureKind
 
 
 def _file(folder: Path, name: str, size: int) -> ObjectRef:
@@ -47,7 +47,7 @@ def _program(code: str, folder: Path, ref: ObjectRef) -> list[str]:
 import resource, signal, sys, time
 from pathlib import Path
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import FailureKind
+from stoker.protocol.calls import FailureKind
 from stoker.pilot.cache import Bringing, CacheError, ObjectCache
 from stoker.pilot.transfer.board import ObjectSource
 def begin(bound):

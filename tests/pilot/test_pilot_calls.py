@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fake_manager import FakeManager, function, recipe
 
-from stoker.manager.protocol.calls import CallOptions, FailureKind
-from stoker.manager.protocol.to_manager import (
+from stoker.protocol.calls import CallOptions, FailureKind
+from stoker.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
     CallsProgress,
@@ -20,7 +20,7 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     LibraryResized,
 )
-from stoker.manager.protocol.to_pilot import CancelCalls, EvictCall, ResizeLibrary, TakeBack
+from stoker.protocol.to_pilot import CancelCalls, EvictCall, ResizeLibrary, TakeBack
 
 
 def _load(start: int) -> dict[str, int]:
@@ -97,8 +97,8 @@ def test_what_cannot_be_pickled_is_named(served: FakeManager, what: str) -> None
 
         (failure,) = served.results(served.run(msgspec.structs.replace(function(lock), blob=b"\x80junk"), [()]))
     else:
-        from stoker.manager.protocol.calls import CallSpec
-        from stoker.manager.protocol.to_pilot import RunCalls
+        from stoker.protocol.calls import CallSpec
+        from stoker.protocol.to_pilot import RunCalls
 
         blob = function(lock)
         served.send(RunCalls(1, blob.key, [CallSpec(77, b"\x80junk")], function_blob=blob))

@@ -10,8 +10,8 @@ from fake_manager import FakeManager, function, recipe
 from polling import PATIENCE_S
 
 from stoker.contexts import payloads
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.to_pilot import (
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.to_pilot import (
     Ack,
     CancelCalls,
     HelloAgain,

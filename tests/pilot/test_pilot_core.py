@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.manager.protocol.to_manager import DeviceFacts
-from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.core import commands, holding, lifecycle
 from stoker.pilot.core.cache import CachedObject, Shortage, file_name, make_room, plain_name
 from stoker.pilot.core.core import EventQueue, PilotCore
@@ -19,6 +17,8 @@ from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import PilotFacts, PilotLibrary
 from stoker.pilot.core.timers import Timers
 from stoker.pilot.core.turns import FirstCome
+from stoker.protocol.to_manager import DeviceFacts
+from stoker.protocol.to_pilot import StartLibrary
 
 DEVICES = {"cuda:0": 100, "cuda:1": 60}
 

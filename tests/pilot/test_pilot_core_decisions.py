@@ -6,13 +6,6 @@ import pytest
 from core.pilot_shell import GIB, CoreShell
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
-from stoker.manager.protocol import to_agent, to_library
-from stoker.manager.protocol import to_manager as told
-from stoker.manager.protocol import to_pilot as order
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import CallProgress, Failure, FailureKind
-from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, PilotId
-from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.core import commands, exits, limits, presence
 from stoker.pilot.core.events import (
     ArgumentsBrought,
@@ -41,6 +34,13 @@ from stoker.pilot.core.events import (
 )
 from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.core.stages import NEXT, Stage
+from stoker.protocol import to_agent, to_library
+from stoker.protocol import to_manager as told
+from stoker.protocol import to_pilot as order
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.calls import CallProgress, Failure, FailureKind
+from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId
+from stoker.protocol.to_manager import DeviceFacts
 
 WEIGHTS = ObjectRef("weights", GIB, "/models/weights")
 MODEL = Recipe(key="m", name="model", objects=(WEIGHTS,))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from core.pilot_shell import CoreShell
 
-from stoker.manager.protocol import to_agent, to_library
-from stoker.manager.protocol import to_pilot as order
-from stoker.manager.protocol.calls import WINDOW_PIECES, CallProgress
-from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
 from stoker.pilot.core.stopping import MOST_GRACE_S
+from stoker.protocol import to_agent, to_library
+from stoker.protocol import to_pilot as order
+from stoker.protocol.calls import WINDOW_PIECES, CallProgress
+from stoker.protocol.ids import CallId, LibraryId
 
 RUN = 7
 

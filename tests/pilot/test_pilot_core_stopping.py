@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from core.pilot_shell import CoreShell
 
-from stoker.manager.protocol import to_agent, to_library
-from stoker.manager.protocol import to_manager as told
-from stoker.manager.protocol import to_pilot as order
-from stoker.manager.protocol.calls import CallEnd, CallProgress, FailureKind
-from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import TimerFired
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.stopping import ANSWER_S, LEAST_GRACE_S, MOST_GRACE_S, grace_s
+from stoker.protocol import to_agent, to_library
+from stoker.protocol import to_manager as told
+from stoker.protocol import to_pilot as order
+from stoker.protocol.calls import CallEnd, CallProgress, FailureKind
+from stoker.protocol.ids import CallId, LibraryId
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from fake_manager import FakeManager, alive, descendants, gone, recipe
 from polling import PATIENCE_S
 
 from stoker.contexts.recipe import Awareness, Needs
-from stoker.manager.protocol.calls import CallOptions, FailureKind, Printed
-from stoker.manager.protocol.to_manager import LibraryGone, LibraryReady, PilotLeaving
-from stoker.manager.protocol.to_pilot import Exit, StopLibrary
+from stoker.protocol.calls import CallOptions, FailureKind, Printed
+from stoker.protocol.to_manager import LibraryGone, LibraryReady, PilotLeaving
+from stoker.protocol.to_pilot import Exit, StopLibrary
 
 
 def _nothing() -> None:

@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.core.device_turns import PATIENCE_S, TurnRequest, next_turns
+from stoker.protocol.ids import DeviceId, LibraryId
 
 ONE = (DeviceId("gpu:0"),)
 TWO = (DeviceId("gpu:0"), DeviceId("gpu:1"))

@@ -15,10 +15,10 @@ from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Needs, ObjectRef
 from stoker.errors import SessionError
-from stoker.manager.protocol.calls import FailureKind
-from stoker.manager.protocol.to_manager import CallsReturned, LibraryReady
-from stoker.manager.protocol.to_pilot import StopLibrary
 from stoker.pilot.agent.scratch import base_folder
+from stoker.protocol.calls import FailureKind
+from stoker.protocol.to_manager import CallsReturned, LibraryReady
+from stoker.protocol.to_pilot import StopLibrary
 
 
 def can_mount() -> bool:

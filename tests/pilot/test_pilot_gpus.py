@@ -14,10 +14,10 @@ from driver.machine import Machine
 from fake_manager import FakeManager, recipe
 
 from stoker.contexts.recipe import Needs
-from stoker.manager.protocol.calls import FailureKind
-from stoker.manager.protocol.ids import DeviceId
-from stoker.manager.protocol.to_manager import DeviceFault, LibraryResized
 from stoker.pilot.devices.health import Health
+from stoker.protocol.calls import FailureKind
+from stoker.protocol.ids import DeviceId
+from stoker.protocol.to_manager import DeviceFault, LibraryResized
 
 GB = 10**9
 

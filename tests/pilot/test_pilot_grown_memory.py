@@ -5,11 +5,11 @@ from __future__ import annotations
 from core.pilot_shell import GIB, CoreShell
 
 from stoker.contexts.recipe import Needs, Recipe
-from stoker.manager.protocol import to_agent
-from stoker.manager.protocol.ids import DeviceId, LibraryId
-from stoker.manager.protocol.to_manager import DeviceFacts
-from stoker.manager.protocol.to_pilot import ResizeLibrary
 from stoker.pilot.core import limits
+from stoker.protocol import to_agent
+from stoker.protocol.ids import DeviceId, LibraryId
+from stoker.protocol.to_manager import DeviceFacts
+from stoker.protocol.to_pilot import ResizeLibrary
 
 HOST = (DeviceFacts(DeviceId("cpu:0"), "cpu", 24 * GIB),)
 

@@ -24,12 +24,12 @@ from typing import Any
 import pytest
 from fake_manager import FakeManager, recipe
 
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.ids import CallId, LibraryId
-from stoker.manager.protocol.to_pilot import CancelCalls
 from stoker.pilot.core.infrastructure import ROWS, Proof
 from stoker.pilot.library import evidence
 from stoker.pilot.library.evidence import Place
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.to_pilot import CancelCalls
 
 HERE = Place("/tmp")
 GIB = 1 << 30

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from stoker.contexts.call_stop import CallStop
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec
-from stoker.manager.protocol.to_agent import GivenBack, Resized, RunEvicted, RunsEnded
-from stoker.manager.protocol.to_library import Evict, GiveBack, Resize, Run, Stop
-from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.core import exits
 from stoker.pilot.library import frames, server
 from stoker.pilot.library.runner import NO_CALL
 from stoker.pilot.library.server import LibraryServer
 from stoker.pilot.library.soundness import LibraryFault, Soundness
+from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec
+from stoker.protocol.to_agent import GivenBack, Resized, RunEvicted, RunsEnded
+from stoker.protocol.to_library import Evict, GiveBack, Resize, Run, Stop
+from stoker.protocol.to_pilot import FunctionBlob
 
 LONG, NEXT, LAST = 1, 2, 3
 LIMIT_S = 20.0

@@ -7,10 +7,10 @@ from collections import defaultdict
 
 import pytest
 
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_agent import Yielded
 from stoker.pilot.library import gathering
 from stoker.pilot.library.gathering import PieceGathering
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_agent import Yielded
 
 
 def piece(run: int, number: int) -> Yielded:

@@ -23,10 +23,6 @@ from hypothesis import strategies as st
 
 from stoker.contexts import payloads
 from stoker.errors import ProtocolError
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallProgress
-from stoker.manager.protocol.to_agent import RunEvicted
-from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.agent import usage
 from stoker.pilot.agent.scratch import Scratch, base_folder, sweep
 from stoker.pilot.library import frames
@@ -36,6 +32,10 @@ from stoker.pilot.library.marker import NOWHERE, Marker, Running, running
 from stoker.pilot.library.outbox import LibraryOutbox
 from stoker.pilot.library.sandbox import ClearedFolder
 from stoker.pilot.starter.place import base_folder as base_folder_of_starter
+from stoker.protocol import wire
+from stoker.protocol.calls import CallProgress
+from stoker.protocol.to_agent import RunEvicted
+from stoker.protocol.to_pilot import FunctionBlob
 
 
 @settings(max_examples=30, deadline=None)

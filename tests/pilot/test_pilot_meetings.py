@@ -8,10 +8,10 @@ import threading
 import pytest
 
 from stoker.errors import GangBroken
-from stoker.manager.protocol.calls import GangPlace
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_agent import Listens
 from stoker.pilot.library.meetings import GangMeetings
+from stoker.protocol.calls import GangPlace
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_agent import Listens
 
 CALL = CallId(7)
 

@@ -16,12 +16,12 @@ from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, object_of
 from stoker.contexts.published import publish
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import CallOptions, CallSpec, FailureKind
-from stoker.manager.protocol.session import KeyPair
-from stoker.manager.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
-from stoker.manager.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import get
+from stoker.protocol.calls import CallOptions, CallSpec, FailureKind
+from stoker.protocol.session import KeyPair
+from stoker.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
+from stoker.protocol.to_pilot import Exit, FetchObject, RunCalls, ServingPeer
 
 
 class Other:

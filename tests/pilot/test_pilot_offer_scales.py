@@ -18,18 +18,18 @@ from stoker.contexts.recipe import Needs, Recipe
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
 from stoker.manager.core.nouns import Context
 from stoker.manager.policies.sizes import known_bytes
-from stoker.manager.protocol import to_agent, to_library
-from stoker.manager.protocol import to_manager as told
-from stoker.manager.protocol.calls import CallOptions, CallSpec, Features, Objective
-from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
-from stoker.manager.protocol.to_manager import DeviceFacts
-from stoker.manager.protocol.to_pilot import RunCalls, StopLibrary
 from stoker.pilot.agent.offers import OfferScales
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.library.library_turns import LibraryTurns
+from stoker.protocol import to_agent, to_library
+from stoker.protocol import to_manager as told
+from stoker.protocol.calls import CallOptions, CallSpec, Features, Objective
+from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
+from stoker.protocol.to_manager import DeviceFacts
+from stoker.protocol.to_pilot import RunCalls, StopLibrary
 
 GPU = (DeviceId("gpu:0"),)
 NEEDS = Needs(device_memory_bytes=8 * GIB, token_bytes=1000, cache_tokens=1000)

@@ -7,14 +7,14 @@ from core.even_cost import EvenCost
 from core.pilot_shell import GIB, CoreShell
 
 from stoker.contexts.recipe import Needs, Recipe
-from stoker.manager.protocol import to_agent, to_library
-from stoker.manager.protocol import to_manager as told
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
-from stoker.manager.protocol.to_pilot import ResizeLibrary, RunCalls, StopLibrary
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.shadow_validation import EngineOutlook, UnreadPrompt
+from stoker.protocol import to_agent, to_library
+from stoker.protocol import to_manager as told
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.ids import CallId, FunctionKey, LibraryId
+from stoker.protocol.to_pilot import ResizeLibrary, RunCalls, StopLibrary
 
 IDLE = EngineOutlook(LibraryId(1), EvenCost())
 MODEL = Recipe("k", "model", needs=Needs(device_memory_bytes=8 * GIB))

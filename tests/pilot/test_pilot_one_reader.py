@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 from typing import get_args
 
-from stoker.manager.protocol.to_pilot import ToPilot
+from stoker.protocol.to_pilot import ToPilot
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDERS = {kind.__name__ for kind in get_args(ToPilot)}

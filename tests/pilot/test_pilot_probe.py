@@ -18,14 +18,14 @@ import pytest
 from fake_manager import FakeManager, recipe
 from polling import PATIENCE_S
 
-from stoker.manager.protocol.ids import DeviceId
-from stoker.manager.protocol.to_manager import DeviceFacts, DeviceFault
 from stoker.pilot.agent import probing
 from stoker.pilot.core.health import ProbeVerdict
 from stoker.pilot.devices import PilotDevice, find_devices, gpu
 from stoker.pilot.devices.cuda import DeviceError
 from stoker.pilot.devices.probe import SIZE, examine
 from stoker.pilot.zygote import processes
+from stoker.protocol.ids import DeviceId
+from stoker.protocol.to_manager import DeviceFacts, DeviceFault
 
 DEVICE = PilotDevice(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 

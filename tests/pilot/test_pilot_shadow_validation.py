@@ -7,8 +7,8 @@ import math
 import pytest
 from core.even_cost import EvenCost
 
-from stoker.manager.protocol.ids import LibraryId
 from stoker.pilot.core.shadow_validation import OVERESTIMATE, EngineOutlook, UnreadPrompt, why_not
+from stoker.protocol.ids import LibraryId
 
 ONE, TWO = LibraryId(1), LibraryId(2)
 

@@ -16,8 +16,8 @@ import pytest
 from fake_manager import FakeManager, gone, recipe
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.protocol.to_pilot import StopLibrary
 from stoker.pilot.zygote import leftovers, processes
+from stoker.protocol.to_pilot import StopLibrary
 
 SEGMENTS = Path("/dev/shm")
 SYSTEM_V = Path("/proc/sysvipc/shm")

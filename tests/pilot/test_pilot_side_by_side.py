@@ -17,15 +17,15 @@ from stoker.contexts.carried_modules import NO_MODULES
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code
 from stoker.contexts.loading import load_context
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import CallOptions, CallSpec, Failure
-from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
-from stoker.manager.protocol.to_library import Run
-from stoker.manager.protocol.to_manager import CallsReturned
-from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, TakeBack
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.runner import RunnableCall
 from stoker.pilot.library.side_by_side import SideBySide
+from stoker.protocol.calls import CallOptions, CallSpec, Failure
+from stoker.protocol.ids import CallId, FunctionKey, LibraryId
+from stoker.protocol.to_library import Run
+from stoker.protocol.to_manager import CallsReturned
+from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, TakeBack
 
 
 @pytest.fixture

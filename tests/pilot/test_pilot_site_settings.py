@@ -15,10 +15,10 @@ from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.factory.pilot_command import pilot_options
-from stoker.manager.protocol.to_manager import DeviceFault
-from stoker.manager.protocol.to_pilot import StopLibrary
 from stoker.pilot.cache import Bringing, ObjectCache
 from stoker.pilot.transfer.board import ObjectSource
+from stoker.protocol.to_manager import DeviceFault
+from stoker.protocol.to_pilot import StopLibrary
 
 SIZE = 60_000
 

@@ -11,12 +11,12 @@ from core.pilot_shell import GIB, CoreShell
 from fake_manager import FakeManager, recipe
 
 from stoker.contexts.recipe import Needs, Recipe
-from stoker.manager.protocol import to_agent
-from stoker.manager.protocol import to_manager as told
-from stoker.manager.protocol.calls import FailureKind
-from stoker.manager.protocol.to_manager import LibraryGone
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
+from stoker.protocol import to_agent
+from stoker.protocol import to_manager as told
+from stoker.protocol.calls import FailureKind
+from stoker.protocol.to_manager import LibraryGone
 
 
 class Roomy:

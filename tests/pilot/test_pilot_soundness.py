@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fake_manager import FakeManager, recipe
 
-from stoker.manager.protocol.calls import FailureKind
+from stoker.protocol.calls import FailureKind
 
 
 def _limited() -> None:

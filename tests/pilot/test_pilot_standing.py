@@ -15,11 +15,11 @@ import pytest
 from fake_manager import FakeManager, gone, recipe
 from polling import PATIENCE_S, polls
 
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.session import PYTHON
-from stoker.manager.protocol.to_manager import LibraryGone, PilotLeaving
 from stoker.pilot.agent.parent import Parent
 from stoker.pilot.library.sandbox import ScratchGuard
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.session import PYTHON
+from stoker.protocol.to_manager import LibraryGone, PilotLeaving
 
 
 def scratch_of(manager: FakeManager) -> Path:

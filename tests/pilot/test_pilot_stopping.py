@@ -13,9 +13,9 @@ from tiny_encoder import write_tiny_encoder
 from tiny_model import write_tiny_model
 
 from stoker.contexts import causal_lm, encoder
-from stoker.manager.protocol.calls import CallOptions, Failure, FailureKind
-from stoker.manager.protocol.to_manager import CallEvicted, LibraryGone
-from stoker.manager.protocol.to_pilot import CancelCalls, EvictCall
+from stoker.protocol.calls import CallOptions, Failure, FailureKind
+from stoker.protocol.to_manager import CallEvicted, LibraryGone
+from stoker.protocol.to_pilot import CancelCalls, EvictCall
 
 if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
     pytest.skip("PyTorch or Transformers is not installed", allow_module_level=True)

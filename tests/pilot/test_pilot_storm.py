@@ -11,9 +11,9 @@ import pytest
 from fake_manager import FakeManager, function, recipe
 
 from stoker.contexts import payloads
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned, LibraryGone, LibraryReady
-from stoker.manager.protocol.to_pilot import CancelCalls, RunCalls, StopLibrary, TakeBack
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.to_manager import CallsEnded, CallsReturned, LibraryGone, LibraryReady
+from stoker.protocol.to_pilot import CancelCalls, RunCalls, StopLibrary, TakeBack
 
 
 def _work(seconds: float) -> float:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from fake_manager import FakeManager, recipe
 
-from stoker.manager.protocol.to_manager import PilotLeaving, WalltimeUpdate
 from stoker.pilot.agent import walltime
+from stoker.protocol.to_manager import PilotLeaving, WalltimeUpdate
 
 NOW = 1_800_000_000.0
 

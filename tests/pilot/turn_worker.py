@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.pilot.library.library_turns import LibraryTurns
+from stoker.protocol.ids import DeviceId, LibraryId
 
 
 def main(

@@ -24,8 +24,8 @@ from stoker.manager.core.seams import (
     WantBlocks,
 )
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
-from stoker.manager.protocol.ids import BlockId, LibraryId, PilotId
-from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.protocol.ids import BlockId, LibraryId, PilotId
+from stoker.protocol.to_manager import DeviceFacts
 
 
 def policies(

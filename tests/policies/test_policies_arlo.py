@@ -11,7 +11,7 @@ from stoker.manager.core import story
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.protocol.calls import Objective
+from stoker.protocol.calls import Objective
 
 SOON = Objective(latency_s=10.0)
 LENGTHS = (64, 128, 256)

@@ -12,8 +12,8 @@ from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, Policies, View
 from stoker.manager.policies import HottestFirst
 from stoker.manager.policies.late_drops import LateDrops
-from stoker.manager.protocol.calls import FailureKind, Features, Objective
-from stoker.manager.protocol.ids import LibraryId
+from stoker.protocol.calls import FailureKind, Features, Objective
+from stoker.protocol.ids import LibraryId
 
 Make = Callable[..., Cluster]
 SOON = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0)

@@ -14,10 +14,10 @@ from stoker.contexts.recipe import LibraryLimits, Recipe
 from stoker.manager.core.events import ClientGone, SessionKept
 from stoker.manager.core.limits import together
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
 
 Make = Callable[..., Cluster]
 

@@ -23,7 +23,7 @@ from stoker.manager.live.own_policies import find
 from stoker.manager.live.past import policies_modules
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.policies.exclusive import WholeDevice
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.site import BASELINES, policy_file
 
 MINE = '''

@@ -14,9 +14,9 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.core.subjects import OfContext
 from stoker.manager.policies import default_policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
-from stoker.manager.protocol import to_pilot
-from stoker.manager.protocol.calls import FailureKind
-from stoker.manager.protocol.to_manager import DefineFunction
+from stoker.protocol import to_pilot
+from stoker.protocol.calls import FailureKind
+from stoker.protocol.to_manager import DefineFunction
 
 Make = Callable[..., Cluster]
 

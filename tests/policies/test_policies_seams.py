@@ -11,9 +11,9 @@ from policies import stubs
 from stoker.manager.core.events import SessionDefined
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.policies import LoadWhereWanted
-from stoker.manager.protocol.blocks import Source
-from stoker.manager.protocol.calls import FailureKind, Objective
-from stoker.manager.protocol.to_manager import Cancel
+from stoker.protocol.blocks import Source
+from stoker.protocol.calls import FailureKind, Objective
+from stoker.protocol.to_manager import Cancel
 
 Make = Callable[..., Toy]
 GB = 10**9

@@ -10,7 +10,7 @@ from core.builders import Cluster, recipe
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.seams import Action, Policies, View
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.manager.protocol.ids import LibraryId
+from stoker.protocol.ids import LibraryId
 
 Make = Callable[..., Cluster]
 

@@ -12,9 +12,9 @@ from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.slinfer import slinfer
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot
-from stoker.manager.protocol.calls import CallProgress, Features, Objective
+from stoker.protocol import to_manager as say
+from stoker.protocol import to_pilot
+from stoker.protocol.calls import CallProgress, Features, Objective
 
 GB = 1_000_000_000
 SOON = Objective(ttft_s=1.0, tpot_s=0.25)

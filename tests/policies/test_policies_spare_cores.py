@@ -15,11 +15,11 @@ from stoker.manager.policies import default_policies
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.slinfer import slinfer
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
-from stoker.manager.protocol.calls import FailureKind, Features, Objective
-from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.show_status import render
+from stoker.protocol import to_manager as say
+from stoker.protocol.blocks import BlockPhase, Rule, Source
+from stoker.protocol.calls import FailureKind, Features, Objective
+from stoker.protocol.ids import RecipeKey
+from stoker.protocol.show_status import render
 
 Make = Callable[..., Cluster]
 GB = 10**9

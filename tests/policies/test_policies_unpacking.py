@@ -10,9 +10,9 @@ from core.builders import Cluster, devices, recipe
 from stoker.manager.core.events import AdviceArrived, PaceAdvice
 from stoker.manager.core.subjects import OfPace
 from stoker.manager.policies.unpacking import LIMIT
-from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallProgress
+from stoker.protocol import to_client, to_pilot
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallProgress
 
 Make = Callable[..., Cluster]
 SMALL = 1 << 30

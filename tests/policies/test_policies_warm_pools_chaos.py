@@ -12,7 +12,7 @@ from policies.fewer_rounds import fewer_rounds
 
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.protocol.calls import Objective
+from stoker.protocol.calls import Objective
 
 
 class Asked(msgspec.Struct, frozen=True):

@@ -13,9 +13,9 @@ from stoker.manager.core.commands import ToClient
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.calls import FailureKind, Objective
-from stoker.manager.protocol.to_manager import Cancel
+from stoker.protocol import to_client
+from stoker.protocol.calls import FailureKind, Objective
+from stoker.protocol.to_manager import Cancel
 
 Make = Callable[..., Toy]
 

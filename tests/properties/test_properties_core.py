@@ -18,9 +18,9 @@ from policies import stubs
 
 from stoker.manager.core.events import FromClient, FromPilot, ManagerRestarted, TimerFired
 from stoker.manager.core.seams import Policies
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.calls import CallEnd, CallProgress
+from stoker.protocol import to_manager as say
+from stoker.protocol import wire
+from stoker.protocol.calls import CallEnd, CallProgress
 
 CONTEXTS = ("bare", "small", "large", "once", "slots")
 times = st.sampled_from((0.0, 0.001, 0.01, 0.3, 2.0, 7.0))

@@ -11,7 +11,7 @@ from properties.test_properties_core import Manager, times
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.protocol.calls import Objective
+from stoker.protocol.calls import Objective
 
 LENGTHS = (10, 20, 40, 80)
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol import to_manager as say
+from stoker.protocol import to_manager as say
 
 REFS = tuple(ObjectRef(f"file-{n}", (1, 3, 9, 30)[n] * PART_BYTES, f"/models/{n}") for n in range(4))
 MOST_PILOTS = 24

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.manager.protocol.pace import WorkPace, left_in_words
+from stoker.protocol.pace import WorkPace, left_in_words
 
 LINE_S = 10.0
 

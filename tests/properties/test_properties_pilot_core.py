@@ -14,11 +14,6 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
-from stoker.manager.protocol import to_agent
-from stoker.manager.protocol import to_manager as told
-from stoker.manager.protocol import to_pilot as order
-from stoker.manager.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress
-from stoker.manager.protocol.ids import LibraryId
 from stoker.pilot.core.commands import SetTimer, Tell
 from stoker.pilot.core.events import (
     Farewell,
@@ -37,6 +32,11 @@ from stoker.pilot.core.events import (
     UnacknowledgedFacts,
     WalltimeKnown,
 )
+from stoker.protocol import to_agent
+from stoker.protocol import to_manager as told
+from stoker.protocol import to_pilot as order
+from stoker.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress
+from stoker.protocol.ids import LibraryId
 
 WEIGHTS = ObjectRef("weights", GIB, "/models/weights")
 RECIPES = (

@@ -18,9 +18,9 @@ from stoker.manager.core.commands import Command, ToClient
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import FromClient, ManagerRestarted
 from stoker.manager.core.validate import validate
-from stoker.manager.protocol import to_client, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.protocol import to_client, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import Failure, FailureKind
 
 CONTEXTS = ("bare", "a", "b")
 

@@ -18,10 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from properties.together import Together, Wired
 
 from stoker.manager.core.validate import validate
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.ids import PilotId
-from stoker.manager.protocol.to_pilot import StopLibrary
 from stoker.pilot.core import station
+from stoker.protocol import to_manager as say
+from stoker.protocol.ids import PilotId
+from stoker.protocol.to_pilot import StopLibrary
 
 CONTEXTS = {
     "small": recipe("small", memory="3 GB"),

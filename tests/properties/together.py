@@ -20,10 +20,6 @@ from stoker.manager.core.nouns import Device
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Policies, Resize, Unload, View
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
-from stoker.manager.protocol import to_agent, to_library, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.ids import CallId, LibraryId, PilotId
-from stoker.manager.protocol.reliable import Outbox
 from stoker.pilot.agent.link import said_in
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import EventQueue, PilotCore
@@ -43,6 +39,10 @@ from stoker.pilot.core.events import (
 )
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.core.timers import Timers
+from stoker.protocol import to_agent, to_library, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.ids import CallId, LibraryId, PilotId
+from stoker.protocol.reliable import Outbox
 
 GB = 10**9
 DEVICES = 2

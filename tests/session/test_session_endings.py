@@ -17,7 +17,7 @@ from session.held import MANAGER, Held
 from session.test_session_up import SITE, stoker
 
 from stoker.manager.cli.endings import Terminated, as_ctrl_c
-from stoker.manager.protocol.session import SessionFolder, holds_session
+from stoker.protocol.session import SessionFolder, holds_session
 
 
 def sessions(world: World) -> list[Path]:

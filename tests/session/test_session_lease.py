@@ -24,7 +24,7 @@ from stoker.manager.live import keeper, lease
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.lease import LeaseHolder
 from stoker.manager.main import main as manager_main
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 ELSEWHERE = LeaseHolder(host="login2", machine="another boot/pid:[1]", pid=7, started=70, token="theirs")
 QUICK = {"patience_s": 0.4, "settle_s": 0.05, "renew_s": 0.05}

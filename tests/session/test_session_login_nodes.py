@@ -19,7 +19,7 @@ from polling import PATIENCE_S
 
 from stoker.manager.live import lease
 from stoker.manager.main import TAKEN_OVER
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 
 MANAGER = """
 import sys

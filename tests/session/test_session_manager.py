@@ -24,10 +24,10 @@ from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor.link import Link
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.replay import status_of_ended_session
-from stoker.manager.protocol import to_client, to_pilot, wire
-from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_manager as say
+from stoker.protocol.calls import CallSpec
+from stoker.protocol.session import SessionFolder
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from faults.world import World, count_lines, is_alive, kill, until
 from session.test_session_up import start, stoker
 
-from stoker.manager.protocol.session import find_session
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.session import find_session
+from stoker.protocol.to_client import Status
 
 PROGRAM = """
 import sys, time

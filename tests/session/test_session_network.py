@@ -20,8 +20,8 @@ from stoker.errors import SessionError
 from stoker.manager.executor import membership
 from stoker.manager.executor.link import Link
 from stoker.manager.live.interfaces import no_way_to
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.protocol import wire
+from stoker.protocol.session import SessionFile, SessionFolder
 
 NO_NETWORK = ["unshare", "--net"]
 DOWN = f"the loopback interface of {socket.gethostname()} is down; bring it up: ip link set lo up"

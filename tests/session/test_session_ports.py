@@ -23,8 +23,8 @@ from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
 from stoker.manager.executor import detached
 from stoker.manager.executor.link import Link
 from stoker.manager.live import interfaces, lease, presence
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.session import SessionFile, SessionFolder, find_session
+from stoker.protocol import wire
+from stoker.protocol.session import SessionFile, SessionFolder, find_session
 
 SITE = """
 name = "one"
@@ -229,7 +229,7 @@ def test_a_session_whose_keys_are_damaged_is_not_up_and_says_why(
 ELSEWHERE = """
 import sys, time
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 held = lease.take(SessionFolder(sys.argv[1]).lease)
 held.keep(lambda holder: None)
 print("held", flush=True)

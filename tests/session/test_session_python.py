@@ -10,8 +10,8 @@ from live.peers import Manager, key_pair, session_folder
 
 from stoker.errors import SessionError
 from stoker.manager.executor.link import Link
-from stoker.manager.protocol import wire
-from stoker.manager.protocol.session import PYTHON, SessionFile, SessionFolder
+from stoker.protocol import wire
+from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 
 
 @pytest.fixture

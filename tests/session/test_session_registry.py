@@ -23,7 +23,7 @@ from stoker.manager.executor import standing
 from stoker.manager.executor.begun import is_coming_up
 from stoker.manager.executor.processes import KEPT_SESSIONS, register
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFile, SessionFolder, find_session, holds_session
+from stoker.protocol.session import SessionFile, SessionFolder, find_session, holds_session
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from stoker.errors import SessionError
 from stoker.manager.cli.sessions import status_of
 from stoker.manager.executor import detached, standing
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFolder, find_session
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.session import SessionFolder, find_session
+from stoker.protocol.to_client import Status
 
 SITE = """
 name = "one"
@@ -365,7 +365,7 @@ def test_one_that_is_killed_while_it_comes_back_is_started_once_more(up: Up) -> 
 HOLDS = """
 import sys, time
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 held = lease.take(lease.lease_file(SessionFolder(sys.argv[1])))
 print("held", flush=True)
 time.sleep(600)

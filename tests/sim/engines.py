@@ -8,10 +8,10 @@ from typing import Any
 from sim.worlds import source, world
 
 from stoker.contexts.step_times import StepSample, StepTimes, times_of
-from stoker.manager.protocol.calls import Objective
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.engine_model import EngineModel
 from stoker.manager.sim.world import ContextModel, World
+from stoker.protocol.calls import Objective
 from stoker.site import Duration, Size
 
 LOADED_S = 10.0

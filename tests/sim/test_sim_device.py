@@ -9,13 +9,13 @@ from sim.worlds import calls, model, simulate, source, world
 
 from stoker.manager.core.seams import Load, Policies
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.device import RunningWork, SimulatedDevice
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
 from stoker.manager.study.figures import figures_of
 from stoker.manager.study.measures import measure
+from stoker.protocol.ids import RecipeKey
 
 GB = 1_000_000_000
 

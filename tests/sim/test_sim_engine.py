@@ -13,7 +13,6 @@ from sim.worlds import model, simulate, source, world
 from stoker.errors import ConfigError
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
-from stoker.manager.protocol.calls import Features
 from stoker.manager.sim.batch_run import TimedRequest, batch_run
 from stoker.manager.sim.bound import lower_bound
 from stoker.manager.sim.check import in_order, refuse_impossible
@@ -21,6 +20,7 @@ from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import EventLog, Happened
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, DeviceKind
+from stoker.protocol.calls import Features
 from stoker.site import Duration, Size
 
 CUT_S = 36.0

@@ -15,10 +15,10 @@ from sim.worlds import calls, model, simulate, source, world
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.seams import Load, Policies, Unload
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.manager.protocol.ids import LibraryId, RecipeKey
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation, SimulationError
 from stoker.manager.sim.world import Files, Links, Rate
+from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.site import Duration, Size
 
 GB = 1_000_000_000

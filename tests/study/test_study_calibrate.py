@@ -15,12 +15,12 @@ from stoker.manager.core.events import Event
 from stoker.manager.live import journal
 from stoker.manager.live.verify import verify
 from stoker.manager.policies import default_policies
-from stoker.manager.protocol.blocks import Rule
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import Delays, World
 from stoker.manager.study.calibrate import Calibrated, calibrate, compare
 from stoker.manager.study.recorded import RecordedSession, read_session
+from stoker.protocol.blocks import Rule
 from stoker.site import Duration
 
 LONGEST_S = 0.4

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.manager.protocol.calls import Objective
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.workload import Poisson, TokenObjective, Trace, TraceFormat
 from stoker.manager.study.traces import arrivals_of, read_trace
+from stoker.protocol.calls import Objective
 from stoker.site import Duration
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"

@@ -13,10 +13,10 @@ from stoker.config import read_unit
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, View
 from stoker.manager.policies import HottestFirst, default_policies
-from stoker.manager.protocol.ids import LibraryId
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import TraceFormat, Workload
+from stoker.protocol.ids import LibraryId
 
 TEXT = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
 

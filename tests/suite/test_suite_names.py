@@ -16,24 +16,24 @@ _ACTION = "a policy's action, and the message that carries it out"
 _BOTH_CORES = "the same event or command of two cores that never import each other"
 _OWN_BASE = "a private base class of the messages of its own file"
 ALLOWED = {
-    "Ack": ({"manager/protocol/to_client.py", "manager/protocol/to_pilot.py"}, "one message, in both directions"),
-    "Evict": ({"manager/core/seams.py", "manager/protocol/to_library.py"}, _ACTION),
+    "Ack": ({"src/stoker/protocol/to_client.py", "src/stoker/protocol/to_pilot.py"}, "one message, in both directions"),
+    "Evict": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "Fault": (
         {"manager/core/trials.py", "manager/advice/logs/fault.py"},
         "a pilot's fault at a call, and a log's verdict: public names of layers that never import each other",
     ),
     "Gang": ({"manager/core/nouns.py", "contexts/ranks.py"}, "a gang, and a rank's public view of it"),
-    "Load": ({"manager/core/seams.py", "manager/protocol/to_library.py"}, _ACTION),
+    "Load": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "Pilot": ({"manager/core/nouns.py", "src/stoker/site.py"}, "a pilot, and the site file's public [pilot] table"),
-    "ReleaseBlock": ({"manager/core/seams.py", "manager/protocol/to_manager.py"}, _ACTION),
-    "Resize": ({"manager/core/seams.py", "manager/protocol/to_library.py"}, _ACTION),
+    "ReleaseBlock": ({"manager/core/seams.py", "src/stoker/protocol/to_manager.py"}, _ACTION),
+    "Resize": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
     "Session": ({"manager/executor/loading.py", "src/stoker/site.py"}, "public: a session, and its [session] table"),
     "SetTimer": ({"manager/core/commands.py", "pilot/core/commands.py"}, _BOTH_CORES),
-    "TakeBack": ({"manager/core/seams.py", "manager/protocol/to_pilot.py"}, _ACTION),
+    "TakeBack": ({"manager/core/seams.py", "src/stoker/protocol/to_pilot.py"}, _ACTION),
     "TimerFired": ({"manager/core/events.py", "pilot/core/events.py"}, _BOTH_CORES),
     "_Event": ({"manager/core/events.py", "pilot/core/events.py"}, _OWN_BASE),
     "_Message": (
-        {f"manager/protocol/to_{who}.py" for who in ("agent", "client", "library", "manager", "pilot")}
+        {f"src/stoker/protocol/to_{who}.py" for who in ("agent", "client", "library", "manager", "pilot")}
         | {"pilot/zygote/messages.py"},
         _OWN_BASE,
     ),
@@ -99,13 +99,13 @@ def test_names_that_are_bad_are_found(tmp_path: Path, where: str):
     for path, text in {
         where: "class Row: ...\nclass Ack: ...\n",
         "pilot/b.py": "class Outer:\n    class Row: ...\n    def look(self): ...\nclass Alone: ...\n",
-        "manager/protocol/to_pilot.py": "class Ack: ...\n",
+        "src/stoker/protocol/to_pilot.py": "class Ack: ...\n",
         "tests/c.py": "class Alone: ...\ndef look(): ...\n",
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     assert homonyms(tmp_path) == {
         "Row": {where, "pilot/b.py"},
-        "Ack": {where, "manager/protocol/to_pilot.py"},
+        "Ack": {where, "src/stoker/protocol/to_pilot.py"},
     }, "an allowed name does not allow a third file"
     assert vague(tmp_path) == ["pilot/b.py:3 look"]

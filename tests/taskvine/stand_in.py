@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.ids import DeviceId
-from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
-from stoker.manager.protocol.to_pilot import FunctionBlob, PilotWelcome, ToPilot
 from stoker.pilot.core.events import FromManager, HelloDue, UnacknowledgedFacts
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket
 from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
+from stoker.protocol.ids import DeviceId
+from stoker.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
+from stoker.protocol.to_pilot import FunctionBlob, PilotWelcome, ToPilot
 
 GB = 10**9
 

@@ -19,11 +19,11 @@ import pytest
 from stoker.contexts import context, payloads
 from stoker.contexts.program_folder import program_folder
 from stoker.contexts.recipe import Recipe
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind, Printed
-from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
-from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.verdict import verdict
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind, Printed
+from stoker.protocol.ids import CallId, FunctionKey, LibraryId
+from stoker.protocol.to_pilot import StartLibrary
 
 PROGRAM = Path(__file__).with_name("library_program.py")
 

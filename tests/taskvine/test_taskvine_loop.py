@@ -13,10 +13,6 @@ from fake_manager import FakeManager
 from taskvine.stand_in import Vine
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.to_manager import DeviceFault, LibraryGone, PilotLeaving
-from stoker.manager.protocol.to_pilot import Exit, HelloAgain
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
@@ -24,6 +20,10 @@ from stoker.pilot.taskvine.engine import FinishedTicket, VineWorker
 from stoker.pilot.taskvine.loop import PoolLoop
 from stoker.pilot.taskvine.plan import VinePlan
 from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.calls import CallEnd
+from stoker.protocol.to_manager import DeviceFault, LibraryGone, PilotLeaving
+from stoker.protocol.to_pilot import Exit, HelloAgain
 
 HELD = messages.LibraryReport(host="node", pid=1, log="")
 

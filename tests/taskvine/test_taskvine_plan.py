@@ -15,11 +15,11 @@ from stoker.errors import SessionError
 from stoker.manager.cli import cluster, dry_run
 from stoker.manager.cli.finding import Level
 from stoker.manager.factory.condor_description import gpu_expression
-from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.taskvine.planning import plan_of
 from stoker.pilot.taskvine import finding, plan
 from stoker.pilot.taskvine.engine import VineWorker
 from stoker.pilot.taskvine.slots import slots_of
+from stoker.protocol.session import SessionFolder
 
 SLURM = """
 name = "lab"

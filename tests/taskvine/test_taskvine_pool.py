@@ -8,17 +8,6 @@ import pytest
 from taskvine.stand_in import PoolOfSlots
 
 from stoker.contexts.recipe import BARE, ObjectRef, Recipe
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind, GangPlace
-from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
-from stoker.manager.protocol.to_manager import (
-    CallsEnded,
-    CallsReturned,
-    DeviceFault,
-    Heartbeat,
-    LibraryGone,
-    LibraryReady,
-)
-from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, StartLibrary, StopLibrary, TakeBack
 from stoker.pilot.core.events import (
     DeviceAway,
     EngineEnded,
@@ -29,6 +18,17 @@ from stoker.pilot.core.events import (
     UsageMeasured,
 )
 from stoker.pilot.taskvine import messages, pool
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind, GangPlace
+from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
+from stoker.protocol.to_manager import (
+    CallsEnded,
+    CallsReturned,
+    DeviceFault,
+    Heartbeat,
+    LibraryGone,
+    LibraryReady,
+)
+from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, StartLibrary, StopLibrary, TakeBack
 
 BLOB = FunctionBlob(FunctionKey("f"), "work", b"code")
 HELD = messages.LibraryReport(host="node", pid=1, log="")

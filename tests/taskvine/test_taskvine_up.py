@@ -14,8 +14,8 @@ from faults.world import World, command_of, count_lines, kill, until
 
 from stoker.manager.cli.sessions import status_of
 from stoker.manager.executor import standing
-from stoker.manager.protocol.session import SessionFolder, find_session
-from stoker.manager.protocol.to_client import Status
+from stoker.protocol.session import SessionFolder, find_session
+from stoker.protocol.to_client import Status
 
 SITE = """
 name = "pool"

@@ -18,10 +18,10 @@ from transfer.hosts import KEY, Host, Original, until
 import stoker
 from stoker.contexts.objects import matches
 from stoker.contexts.published import publish
-from stoker.manager.protocol.session import KeyPair, SessionFile, SessionFolder
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.pilot.transfer.client import SEED_FILE, get, put, read_key
+from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 
 Start = Callable[[], subprocess.Popen[bytes]]
 

@@ -17,13 +17,13 @@ from benchmarks.schedmate.scheduling.trace import Job, Window, windows
 from stoker.chance import Stream
 from stoker.errors import StokerError
 from stoker.manager.core.seams import Policies
-from stoker.manager.protocol.blocks import Rule
-from stoker.manager.protocol.ids import CallId, make_call_id
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
 from stoker.manager.study.statistics import quantile
+from stoker.protocol.blocks import Rule
+from stoker.protocol.ids import CallId, make_call_id
 from stoker.site import Duration, Size
 
 _JOB, _GPU = "job", "GPU"

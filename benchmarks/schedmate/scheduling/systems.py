@@ -11,7 +11,7 @@ from benchmarks.baselines.tiresias import tiresias
 from benchmarks.schedmate.scheduling import errors, settings
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Policies
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol.ids import CallId
 
 FIFO, SJF, TIRESIAS = "FIFO", "SJF", "Tiresias"
 OURS, OUR_AVERAGE, OURS_UNKNOWN = "our error", "our recipes, plain average", "our error, 30 % unknown"

@@ -24,7 +24,7 @@ from stoker.manager.core.walltime import call_fits
 from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes, is_runtime, runtimes_of
 from stoker.manager.policies.arlo.runtime_queues import DECAY, PEEKED, THRESHOLD
 from stoker.manager.policies.dispatch import HottestFirst
-from stoker.manager.protocol.ids import LibraryId
+from stoker.protocol.ids import LibraryId
 
 _MOST_COMPARED = 8
 """Of libraries that might be the least loaded of a level, so many are looked at."""

@@ -31,7 +31,7 @@ from stoker.manager.policies.arlo.families import (
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.manager.policies.sizes import known_bytes
 from stoker.manager.policies.where_to_load import is_probed, probes
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0
 _FIRST_PERIOD_S = 5.0

@@ -27,7 +27,7 @@ from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, LATE,
 from stoker.manager.policies.prompt_tuner.pool_state import PoolState, in_rounds
 from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
 from stoker.manager.policies.prompt_tuner.scheduling import allot
-from stoker.manager.protocol.ids import CallId, LibraryId
+from stoker.protocol.ids import CallId, LibraryId
 from stoker.units import show_seconds
 
 ROUND_S = 0.05

@@ -14,8 +14,8 @@ from stoker.manager.core.walltime import CAUTION
 from stoker.manager.policies.prompt_tuner.job_queue import JobQueue, PoolJob
 from stoker.manager.policies.prompt_tuner.scheduling import Pool, Promise
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S
-from stoker.manager.protocol.calls import CallProgress, Features
-from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
+from stoker.protocol.calls import CallProgress, Features
+from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 MOST_REPLICAS = 128
 """No prediction is made for more of them."""

@@ -16,7 +16,7 @@ from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.seams import Changes, View
 from stoker.manager.policies.prompt_tuner.job_queue import PoolJob
 from stoker.manager.policies.prompt_tuner.pool_state import OrderedReplicas, PoolState, in_rounds
-from stoker.manager.protocol.ids import LibraryId, PilotId
+from stoker.protocol.ids import LibraryId, PilotId
 
 
 class PoolStates:

@@ -57,7 +57,7 @@ from stoker.manager.policies.prompt_tuner.telling import forecast, why_dropped
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
 from stoker.manager.policies.sizes import suits
 from stoker.manager.policies.where_to_load import is_probed, may_load, probes
-from stoker.manager.protocol.ids import CallId, LibraryId, RecipeKey
+from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 
 WINDOW_S = 60.0
 """§6.3."""

@@ -7,7 +7,7 @@ import math
 from stoker.manager.core.forecasts import has_changed, is_in_time
 from stoker.manager.core.seams import Action, Forecast, View
 from stoker.manager.policies.prompt_tuner.scheduling import Fate
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol.ids import CallId
 from stoker.units import show_seconds
 
 

@@ -21,8 +21,8 @@ from stoker.manager.policies.slinfer.compute import staying
 from stoker.manager.policies.slinfer.memory import CacheSizes
 from stoker.manager.policies.slinfer.placement import InstancePlaces, instances, loading, shares_by_token
 from stoker.manager.policies.where_to_load import is_probed
-from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.ids import LibraryId, RecipeKey
+from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.ids import LibraryId, RecipeKey
 
 _ROUND_S = 0.1
 """How often waiting calls are tried again."""

@@ -15,7 +15,7 @@ from stoker.manager.policies.sizes import suits
 from stoker.manager.policies.slinfer.compute import ComputeOutlook, first_token_left_s, staying
 from stoker.manager.policies.slinfer.memory import CacheSizes
 from stoker.manager.policies.where_to_load import may_load
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.protocol.ids import RecipeKey
 
 
 def shares_by_token(context: Context) -> bool:

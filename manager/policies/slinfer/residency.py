@@ -13,7 +13,7 @@ from stoker.manager.core.seams import Action, Changes, FailWaiting, Provisioning
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.manager.policies.slinfer.memory import CacheSizes
 from stoker.manager.policies.slinfer.placement import instances, loading, shares_by_token
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.protocol.ids import RecipeKey
 
 _ROUND_S = 0.1
 

@@ -21,7 +21,7 @@ from stoker.manager.factory.condor_ads import (
     read_ads,
     read_analysis,
 )
-from stoker.manager.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.blocks import BlockPhase, LossReason
 
 
 def ad(status: int, *, for_s: int = 5, **more: Any) -> Ad:

@@ -14,10 +14,10 @@ from live.peers import key_pair
 
 from stoker.config import parse_site
 from stoker.manager.factory.factory import Ending
-from stoker.manager.protocol import to_client
-from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
-from stoker.manager.protocol.ids import BlockId
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol import to_client
+from stoker.protocol.blocks import BlockPhase, KnownBlock, LossReason
+from stoker.protocol.ids import BlockId
+from stoker.protocol.session import SessionFolder
 from stoker.site_files import write_sites
 
 if TYPE_CHECKING:

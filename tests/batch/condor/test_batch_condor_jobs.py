@@ -20,10 +20,10 @@ from stoker.manager.cli import surroundings
 from stoker.manager.factory import condor, condor_description
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused
 from stoker.manager.factory.condor import CondorBatch
-from stoker.manager.protocol.blocks import BlockPhase, LossReason
-from stoker.manager.protocol.ids import BlockId
 from stoker.pilot.devices import cpu
 from stoker.pilot.devices import gpu as gpus
+from stoker.protocol.blocks import BlockPhase, LossReason
+from stoker.protocol.ids import BlockId
 
 if TYPE_CHECKING:
     from batch.condor.pool import Pool

@@ -9,7 +9,7 @@ from kubernetes import client
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
 from stoker.manager.factory.batches import make_batch
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.site import Duration, Provider, ProviderKind, Site
 
 said = {}

@@ -25,8 +25,8 @@ import msgspec
 import stoker
 from stoker.config import Duration, Site, load_site
 from stoker.errors import StokerError
-from stoker.manager.protocol import show_blocks
-from stoker.manager.protocol.status import DeviceStatus
+from stoker.protocol import show_blocks
+from stoker.protocol.status import DeviceStatus
 from stoker.sessions import Session, Status
 from stoker.site import Engine, Pilot, Policy, Provider, ProviderKind, ProvisioningName
 from stoker.site_tests.on_pilot import Whereabouts, whereabouts

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.protocol import show_blocks
-from stoker.manager.protocol.ids import show_block
-from stoker.manager.protocol.status import (
+from stoker.protocol import show_blocks
+from stoker.protocol.ids import show_block
+from stoker.protocol.status import (
     ContextStatus,
     DeviceStatus,
     LibraryStatus,

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.contexts import glance
-from stoker.manager.protocol.status import StoryFacts
+from stoker.protocol.status import StoryFacts
 
 S = TypeVar("S", bound=StoryFacts)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from stoker.manager.protocol.gateway_notes import GatewayNote, ServedModelFigures
-from stoker.manager.protocol.status import ContextStatus, LibraryStatus, SessionFacts
+from stoker.protocol.gateway_notes import GatewayNote, ServedModelFigures
+from stoker.protocol.status import ContextStatus, LibraryStatus, SessionFacts
 from stoker.units import show_line, show_seconds
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from stoker.contexts.recipe import Recipe
-from stoker.manager.protocol.calls import CallOptions, CallSpec, GangPlace
-from stoker.manager.protocol.ids import CallId, FunctionKey
-from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.protocol.calls import CallOptions, CallSpec, GangPlace
+from stoker.protocol.ids import CallId, FunctionKey
+from stoker.protocol.to_pilot import FunctionBlob
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ import datetime
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from stoker.manager.protocol.blocks import BlockPhase, BlockStatus
+from stoker.protocol.blocks import BlockPhase, BlockStatus
 from stoker.units import show_about, show_seconds
 
 _SHOWN_JOBS = 6

@@ -6,8 +6,8 @@ import msgspec
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepTimes
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure
-from stoker.manager.protocol.ids import CallId
+from stoker.protocol.calls import CallEnd, CallProgress, Failure
+from stoker.protocol.ids import CallId
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ import msgspec
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import BARE
-from stoker.manager.protocol.blocks import BlockStatus
+from stoker.protocol.blocks import BlockStatus
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):

@@ -6,8 +6,8 @@ import msgspec
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.contexts.step_times import StepTimes
-from stoker.manager.protocol.calls import CallOptions, CallSpec, GangPlace
-from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId
+from stoker.protocol.calls import CallOptions, CallSpec, GangPlace
+from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.protocol import show_status, show_story
-from stoker.manager.protocol.blocks import BlockOrder, KnownBlock
-from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
-from stoker.manager.protocol.ids import BlockId, CallId
-from stoker.manager.protocol.listed import FailureGroup, ListedCall
-from stoker.manager.protocol.status import SessionFacts, StoryFacts
+from stoker.protocol import show_status, show_story
+from stoker.protocol.blocks import BlockOrder, KnownBlock
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
+from stoker.protocol.ids import BlockId, CallId
+from stoker.protocol.listed import FailureGroup, ListedCall
+from stoker.protocol.status import SessionFacts, StoryFacts
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):

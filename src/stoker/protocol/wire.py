@@ -15,7 +15,7 @@ import msgspec
 
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
-from stoker.manager.protocol import to_agent, to_client, to_library, to_manager, to_pilot
+from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
 VERSION = 9
 """Said in every hello: peers of another version are refused."""

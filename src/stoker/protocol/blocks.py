@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from stoker.manager.protocol.ids import BlockId
+from stoker.protocol.ids import BlockId
 
 
 class Rule(enum.Enum):

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.decoding import UNREADABLE
-from stoker.manager.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder
 from stoker.whole_files import draft_of
 
 WRITTEN_EVERY_S = 2.0
