@@ -1,4 +1,7 @@
-"""What policies answer, carried out. Each action is checked whole before it changes anything; PolicyError otherwise."""
+"""What policies answer, carried out. Each action is checked whole before it changes anything; PolicyError otherwise.
+
+Advice has arrived: what each kind of it changes. It fills in what nobody has measured, and overrides nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,30 @@ from collections.abc import Iterable, Sequence
 from typing import Never, NoReturn
 
 from stoker.manager.core import (
+    blame,
     block_orders,
+    deadlines,
     ending,
-    forecasts,
     gangs,
     holding,
     libraries,
-    quarantine,
+    pilots,
     queues,
     sending,
-    verdicts,
 )
-from stoker.manager.core.commands import AskAdvice
+from stoker.manager.core.events import (
+    AdviceArrived,
+    AskAdvice,
+    CostAdvice,
+    OfContext,
+    OfFailure,
+    OfFunction,
+    OfPace,
+    PaceAdvice,
+    VerdictAdvice,
+)
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
-from stoker.manager.core.phases import CallState, LibraryState, PilotState
+from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import (
     Action,
     Ask,
@@ -35,6 +47,7 @@ from stoker.manager.core.seams import (
     Quarantine,
     ReleaseBlock,
     Resize,
+    Rounds,
     Send,
     SendGang,
     TakeBack,
@@ -42,10 +55,13 @@ from stoker.manager.core.seams import (
     Unload,
     WantBlocks,
 )
-from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
+from stoker.protocol.bounds import is_sound
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_pilot import EvictCall, RunCalls
+
+# ---- actions
+
 
 _SHOWN_ACTIONS = 4
 
@@ -82,7 +98,7 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
         case SendGang():
             _send_gang(manager, action)
         case Drop():
-            ending.fail(manager, _waiting(manager, action.call), Failure(FailureKind.DROPPED, action.reason))
+            ending.fail_call(manager, _waiting(manager, action.call), Failure(FailureKind.DROPPED, action.reason))
         case Evict():
             _evict(manager, action)
         case TakeBack():
@@ -90,15 +106,15 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
         case Load():
             _load(manager, action)
         case Unload():
-            libraries.stop(manager, _library(manager, action.library), reason=action.reason)
+            libraries.stop_library(manager, _library(manager, action.library), reason=action.reason)
         case Resize():
             _resize(manager, action)
         case FailCall():
-            ending.fail(manager, _waiting(manager, action.call), action.failure)
+            ending.fail_call(manager, _waiting(manager, action.call), action.failure)
         case FailWaiting():
-            libraries.fail_waiting(manager, _context(manager, action.recipe), action.failure)
+            libraries.fail_waiting_calls(manager, _context(manager, action.recipe), action.failure)
         case Forecast():
-            forecasts.note(manager, action)
+            deadlines.note_forecast(manager, action)
         case Timer():
             manager.set_timer(f"{seam}/{action.key}", action.at)
         case WantBlocks():
@@ -107,7 +123,7 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
             block = manager.state.blocks.get(action.block)
             if block is None:
                 raise PolicyError(f"there is no block {action.block}")
-            block_orders.release(manager, block, action.reason)
+            block_orders.release_block(manager, block, action.reason)
         case Quarantine():
             _quarantine(manager, action)
         case Ask():
@@ -172,7 +188,7 @@ def _send(manager: Manager, action: Send) -> None:
         raise PolicyError(f"call {call.id} wants a gang of {group.options.gang[0]}")
     if action.reserve_bytes and not action.offer:
         raise PolicyError(f"call {call.id} is no offer: only an offer changes a reservation")
-    queues.leave(manager, call)
+    queues.leave_queue(manager, call)
     if not action.offer:
         holding.give(manager, library, call)
     else:
@@ -211,7 +227,7 @@ def _send_gang(manager: Manager, action: SendGang) -> None:
     if not smallest <= len(action.libraries) <= largest or len(set(action.libraries)) != len(action.libraries):
         raise PolicyError(f"a gang of {len(action.libraries)} for a call that wants {smallest} to {largest}")
     members = tuple(_with_room(manager, id, call) for id in action.libraries)
-    gangs.start(manager, call, members)
+    gangs.start_gang(manager, call, members)
 
 
 def _evict(manager: Manager, action: Evict) -> None:
@@ -250,7 +266,7 @@ def _ask(manager: Manager, action: Ask) -> None:
             holder = _library(manager, library)
             if call not in holder.held:
                 raise PolicyError(f"library {library} does not hold call {call}")
-            log, start = verdicts.log_of(holder), holder.printed_to
+            log, start = blame.log_of(holder), holder.printed_to
         case OfFailure():
             raise PolicyError("it is asked about each failure without that")
     manager.out.append(AskAdvice(about, name, log, start))
@@ -266,7 +282,7 @@ def _quarantine(manager: Manager, action: Quarantine) -> None:
     devices = [device for device in pilot.devices.values() if action.device in (None, device.id)]
     if not devices:
         raise PolicyError(f"{pilot.id} has no device {action.device}")
-    quarantine.begin(manager, pilot, devices, reason=action.reason, until=manager.state.now + action.for_s)
+    pilots.quarantine_devices(manager, pilot, devices, reason=action.reason, until=manager.state.now + action.for_s)
 
 
 def _want_blocks(manager: Manager, action: WantBlocks) -> None:
@@ -277,7 +293,7 @@ def _want_blocks(manager: Manager, action: WantBlocks) -> None:
         raise PolicyError(
             f"{action.count} blocks of {action.source}, which has {len(source.blocks)} of at most {source.source.most}"
         )
-    block_orders.want(manager, source, action.count)
+    block_orders.request_blocks(manager, source, action.count)
 
 
 def _load(manager: Manager, action: Load) -> None:
@@ -299,7 +315,9 @@ def _load(manager: Manager, action: Load) -> None:
         staying = sum(library.state is not LibraryState.STOPPING for library in device.libraries.values())
         if 0 < device.facts.processes <= staying:
             raise PolicyError(f"{id} of {pilot.id} takes {device.facts.processes} process at a time, and has one")
-    libraries.load(manager, context, pilot, tuple(pilot.devices[id] for id in action.devices), action.memory_bytes)
+    libraries.load_library(
+        manager, context, pilot, tuple(pilot.devices[id] for id in action.devices), action.memory_bytes
+    )
 
 
 def _resize(manager: Manager, action: Resize) -> None:
@@ -311,3 +329,59 @@ def _resize(manager: Manager, action: Resize) -> None:
     if action.memory_bytes < 0:
         raise PolicyError(f"{action.memory_bytes} bytes cannot be promised")
     libraries.resize(manager, library, action.memory_bytes)
+
+
+# ---- advised
+
+
+Seams = Iterable[tuple[str, Rounds]]
+
+
+def take_advice(manager: Manager, event: AdviceArrived, seams: Seams) -> None:
+    """Take advice, and tell the policies of it."""
+    about, advice = event.about, event.advice
+    if isinstance(about, OfContext) and isinstance(advice, CostAdvice):
+        _of_context(manager, about, advice, event.source, seams)
+    elif isinstance(about, OfFunction) and isinstance(advice, CostAdvice):
+        _of_function(manager, about, advice)
+    elif isinstance(about, OfFailure) and isinstance(advice, VerdictAdvice):
+        if blame.take_verdict(manager, about, advice):
+            for name, seam in seams:
+                carry_out(manager, seam.failure_judged(manager.state, about, advice), seam=name)
+    elif isinstance(about, OfPace) and isinstance(advice, PaceAdvice):
+        _of_pace(manager, about, advice, seams)
+    else:
+        manager.state.refuse(f"{type(advice).__name__} on a subject that it is not for")
+
+
+def _of_context(manager: Manager, about: OfContext, advice: CostAdvice, source: str, seams: Seams) -> None:
+    context = manager.state.contexts.get(about.recipe)
+    if context is None:
+        manager.state.refuse("advice on an unknown context")
+        return
+    libraries.take_load_advice(context, advice.by_kind, source=source)
+    ending.take_cost_advice(context, advice.by_kind)
+    manager.changed("contexts", context.recipe.key)
+    for name, seam in seams:
+        carry_out(manager, seam.advised(manager.state, context), seam=name)
+    manager.dirty[context] = None
+
+
+def _of_function(manager: Manager, about: OfFunction, advice: CostAdvice) -> None:
+    cost = manager.state.costs.get((about.function, about.recipe))
+    context = manager.state.contexts.get(about.recipe)
+    if cost is None or context is None:
+        return
+    if ending.take_run_advice(manager, context, cost, advice.by_kind):
+        manager.dirty[context] = None
+
+
+def _of_pace(manager: Manager, about: OfPace, pace: PaceAdvice, seams: Seams) -> None:
+    library = manager.state.libraries.get(about.library)
+    call = library.held.get(about.call) if library is not None else None
+    if call is None or not is_sound(pace.done, pace.total):
+        return
+    if pace.done or pace.total:
+        holding.record_printed_progress(manager, call, pace)
+    for name, seam in seams:
+        carry_out(manager, seam.pace_told(manager.state, about, pace), seam=name)

@@ -1,53 +1,58 @@
-"""Blocks are asked for, and let go."""
+"""Blocks are asked for, and let go.
+
+What the factory says of blocks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.core import blocks, losses, pilot_states
-from stoker.manager.core.client import Client
-from stoker.manager.core.commands import RecordPilots
+from stoker.manager.core import blocks, pilots
+from stoker.manager.core.events import RecordPilots
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Pilot
-from stoker.manager.core.sources import Block, SourceState
+from stoker.manager.core.nouns import Client, Pilot, PilotState
+from stoker.manager.core.state import JOURNAL_LOST, Block, SourceState
 from stoker.protocol import show_blocks, to_client
 from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock, Source
 from stoker.protocol.ids import BlockId
+from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 from stoker.units import show_seconds
 
+# ---- block orders
 
-def define(manager: Manager, sources: Iterable[Source]) -> None:
+
+def define_sources(manager: Manager, sources: Iterable[Source]) -> None:
     """The session's sources, as its site files have them now."""
-    blocks.define(manager.state, sources)
+    blocks.set_sources(manager.state, sources)
     manager.demand_changed = True
 
 
-def want(manager: Manager, source: SourceState, count: int) -> None:
+def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
     """Ask for more blocks of a source."""
     state = manager.state
     orders: list[BlockOrder] = []
     for _ in range(count):
-        id = blocks.next_id(state)
-        made(manager, source, id)
+        id = blocks.next_block_id(state)
+        adopt_block(manager, source, id)
         orders.append(BlockOrder(id, source.source.name))
     factory = blocks.factory_of(manager.state)
     if factory is not None:
         manager.tell(factory, to_client.SubmitBlocks(tuple(orders)))
 
 
-def release(manager: Manager, block: Block, reason: str) -> None:
+def release_block(manager: Manager, block: Block, reason: str) -> None:
     """Let a block go: pilots that it has brought finish what they run, then its job is cancelled; one that waits is
     cancelled at once."""
     if block.leaving:
         return
-    blocks.let_go(block, reason, manager.state.now)
+    blocks.mark_released(block, reason, manager.state.now)
     for id in tuple(block.pilots):
-        pilot_states.release(manager, manager.state.pilots[id], reason)
+        pilots.release_pilot(manager, manager.state.pilots[id], reason)
     if not block.pilots:
-        blocks.cancel(manager, block)
+        blocks.cancel_block(manager, block)
 
 
-def factory_came(manager: Manager, client: Client) -> None:
+def factory_connected(manager: Manager, client: Client) -> None:
     """A factory joins, or comes back: it is told every block that is not over, and which of them to cancel.
 
     It is the one that hears of blocks from now on. Whoever was it before is dead, or this one could not have come; but
@@ -57,7 +62,7 @@ def factory_came(manager: Manager, client: Client) -> None:
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
-    blocks.no_factory(manager.state, "")
+    blocks.set_factory_trouble(manager.state, "")
     here = manager.state.blocks.values()
     known = (KnownBlock(block.id, block.source.source.name, block.phase, block.job) for block in here)
     manager.tell(client, to_client.KnownBlocks(tuple(known)))
@@ -66,60 +71,149 @@ def factory_came(manager: Manager, client: Client) -> None:
             manager.tell(client, to_client.CancelBlocks((block.id,), block.leaving))
 
 
-def made(manager: Manager, source: SourceState, id: BlockId) -> Block:
+def adopt_block(manager: Manager, source: SourceState, id: BlockId) -> Block:
     """A block that the manager did not know. Where the journal lost its records, pilots of it may be here already."""
     state = manager.state
-    block = blocks.add(state, source, id)
+    block = blocks.add_block(state, source, id)
     for pilot in state.pilots.values():
-        if pilot.block == id and (useless := blocks.join(manager, block, pilot)):
-            release(manager, block, useless)
+        if pilot.block == id and (useless := blocks.attach_pilot(manager, block, pilot)):
+            release_block(manager, block, useless)
     return block
 
 
-def pilot_came(manager: Manager, pilot: Pilot) -> None:
+def pilot_joined(manager: Manager, pilot: Pilot) -> None:
     """A pilot has joined: its block works, and so does its source."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
-    if useless := blocks.join(manager, block, pilot):
-        release(manager, block, useless)
+    if useless := blocks.attach_pilot(manager, block, pilot):
+        release_block(manager, block, useless)
     if block.brought == 1:
-        manager.out.append(blocks.waited(block, pilot))
-    blocks.count_pilots(manager, block.source)
+        manager.out.append(blocks.wait_record(block, pilot))
+    blocks.record_pilot_count(manager, block.source)
     if block.leaving:
-        pilot_states.release(manager, pilot, block.leaving)
+        pilots.release_pilot(manager, pilot, block.leaving)
 
 
-def pilot_back(manager: Manager, pilot: Pilot) -> None:
+def pilot_rejoined(manager: Manager, pilot: Pilot) -> None:
     """A pilot that was given up is here again."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
-    blocks.back(manager, block, pilot)
-    blocks.count_pilots(manager, block.source)
+    blocks.pilot_returned(manager, block, pilot)
+    blocks.record_pilot_count(manager, block.source)
     if block.leaving:
-        pilot_states.release(manager, pilot, block.leaving)
+        pilots.release_pilot(manager, pilot, block.leaving)
 
 
-def emptied(manager: Manager, id: str) -> None:
+def check_emptied_block(manager: Manager, id: str) -> None:
     """A block has been without its pilots for as long as one may be away. If the batch system still says that it runs,
     its node is gone, or unreachable: the job is cancelled, and another block may take its place at once."""
     block = manager.state.blocks.get(BlockId(id))
     if block is None or block.emptied_at is None or block.leaving or block.phase is not BlockPhase.RUNNING:
         return
     gone_s = show_seconds(manager.state.now - block.emptied_at)
-    blocks.abandon(block)
+    blocks.mark_abandoned(block)
     suspended = show_blocks.is_suspended(block.reason)
     job = "has suspended its job" if suspended else "still says that its job runs"
-    release(manager, block, f"its pilots went {gone_s} ago, and the batch system {job}")
+    release_block(manager, block, f"its pilots went {gone_s} ago, and the batch system {job}")
     manager.demand_changed = True
 
 
-def session_over(manager: Manager) -> None:
+def release_all_blocks(manager: Manager) -> None:
     """Pilots that are here stay no longer, whatever their source would have given."""
     for block in manager.state.blocks.values():
-        losses.settle_all(manager, block)
+        blocks.settle_all_losses(manager, block)
     for pilot in manager.state.pilots.values():
-        losses.record_departure(manager, pilot)
+        blocks.record_departure(manager, pilot)
     for name in manager.state.sources:
         manager.out.append(RecordPilots(name, 0))
+
+
+# ---- block updates
+
+
+_STOPPED = "its source is stopped"
+
+
+def record_block_update(manager: Manager, message: BlockUpdate) -> None:
+    """The batch system has said something about a block."""
+    state = manager.state
+    block = state.blocks.get(message.block) or _adopted(manager, message)
+    if block is None:
+        return
+    if message.source not in ("", block.source.source.name):
+        state.refuse("update of a block of another source")
+        return
+    blocks.update_block(manager, block, message)
+    if message.holds > block.holds:
+        _held(manager, block, message)
+    block.held_for, block.holds = message.cause, message.holds
+    if block.phase.over:
+        _over(manager, block)
+    blocks.explain_losses(manager, block)
+
+
+def _held(manager: Manager, block: Block, message: BlockUpdate) -> None:
+    """The batch system holds a job, or has held it since it was asked last. A second hold in a row for the same cause,
+    of this block or of the one before, stops the source with what to do: a third would go the same way. What waits is
+    withdrawn, and so is this block, which its batch system may let run again by itself."""
+    source = block.source
+    if not blocks.record_hold(block, message):
+        return
+    for other in [source.blocks[id] for id in source.coming]:
+        if not other.phase.over:
+            release_block(manager, other, _STOPPED)
+    if message.phase is BlockPhase.RUNNING:
+        release_block(manager, block, _STOPPED)
+    elif (
+        not block.leaving and not message.phase.over
+    ):  # the hold has ended its pilots: they are lost, and leave nothing to wait for
+        blocks.mark_released(block, _STOPPED, manager.state.now)
+        blocks.cancel_block(manager, block)
+    manager.demand_changed = True
+
+
+def _adopted(manager: Manager, message: BlockUpdate) -> Block | None:
+    """The factory tells of a block that the manager does not know. It names the block's source where the manager may
+    have lost it: then the manager adopts the block, with the pilots that it has brought. One that was over is
+    cancelled."""
+    state, id = manager.state, message.block
+    number = id.removeprefix("b")
+    if message.source and number.isascii() and number.isdigit():
+        blocks.reserve_block_number(state, int(number))
+    if not message.source:
+        state.refuse("update of a block that is not known or is over")
+    if not message.source or message.phase.over or state.ending:
+        return None
+    source = state.sources.get(message.source)
+    if source is None or id in state.past_blocks:
+        factory = blocks.factory_of(state)
+        if factory is not None:
+            manager.tell(factory, to_client.CancelBlocks((id,), "it was over, or its site is no longer the session's"))
+        return None
+    state.notice(JOURNAL_LOST)
+    block = adopt_block(manager, source, id)
+    blocks.note_found(state, block)
+    manager.demand_changed = True
+    return block
+
+
+def _over(manager: Manager, block: Block) -> None:
+    """A block is over. Pilots of it that are cut off will not come back; connected ones leave by themselves."""
+    state = manager.state
+    blocks.remove_block(state, block)
+    for id in tuple(block.pilots):
+        if state.pilots[id].state is PilotState.CUT:
+            pilots.pilot_lost(manager, id, f"its block {block.id} is over: {block.reason or block.phase.value}")
+    manager.demand_changed = True
+    manager.supply_changed |= bool(state.hungry)
+
+
+def record_source_trouble(manager: Manager, message: SourceTrouble) -> None:
+    """A batch system does not answer, or does again."""
+    source = manager.state.sources.get(message.source)
+    if source is None:
+        manager.state.refuse("trouble of a source that is not known")
+        return
+    blocks.set_trouble(source, message.text)

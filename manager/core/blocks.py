@@ -1,4 +1,10 @@
-"""Blocks: asked for by the provisioning policy, submitted and watched by the factory, counted by the pilots they bring.
+"""Lost pilots: counted when they go, each with the reason that the batch system gives for it.
+
+The manager notices that a pilot is gone within seconds. Why it went is known later: the batch system shows it at its
+next listing. So a loss is counted at once, with what is known by then, and *settled* when the batch system has named a
+reason, or after `SETTLE_S`. `Pilot.loss` holds the reason so far; `explained` answers once the loss is settled.
+
+Blocks: asked for by the provisioning policy, submitted and watched by the factory, counted by the pilots they bring.
 
 A block is over when the batch system says so. What it brought until then decides whether that is ordinary (pilots on
 borrowed machines are killed all day) or a sign that the source does not work: a block that was refused, or that ended
@@ -9,18 +15,125 @@ die young, before anything was loaded on them, are counted by themselves: one is
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeGuard
 
-from stoker.manager.core import losses
-from stoker.manager.core.client import Client
-from stoker.manager.core.commands import RecordPilots, RecordWait
+from stoker.manager.core import deadlines, retries
+from stoker.manager.core.events import RecordPilots, RecordStay, RecordWait
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Pilot
-from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.core.state import State
+from stoker.manager.core.nouns import Client, Pilot
+from stoker.manager.core.state import Block, SourceState, State
 from stoker.protocol import to_client
-from stoker.protocol.blocks import BlockPhase, LossReason, Source
+from stoker.protocol.blocks import BlockPhase, LossReason, PilotEnd, Source
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
+
+# ---- losses
+
+
+SETTLE_S = 60.0
+"""A loss that the batch system has not explained for so long stays unexplained."""
+
+
+def record_explained(pilot: Pilot) -> bool | None:
+    """Whether a lost pilot went for a cause outside of the calls that it ran; None while that is not known yet."""
+    if pilot.loss is None or not pilot.loss_settled:
+        return None
+    return pilot.loss.explained
+
+
+def losses_by_reason(state: State) -> dict[str, int]:
+    """How many pilots were lost for each reason, in words."""
+    return {reason.value: count for reason, count in state.losses.items() if count}
+
+
+def record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
+    """Count a lost pilot. A reason that its batch system has given already replaces `loss`."""
+    state = manager.state
+    block = state.block_of(pilot)
+    said = block.loss if block is not None else None
+    loss = said or loss
+    pilot.loss, pilot.lost_at, pilot.loss_settled = loss, state.now, False
+    _count(state, loss, 1)
+    if said is not None or block is None or block.phase.over:
+        _settle(manager, pilot, loss)
+    else:
+        block.unsettled[pilot.id] = pilot
+        manager.set_timer(f"loss/{block.id}", state.now + SETTLE_S)
+
+
+def undo_loss(manager: Manager, pilot: Pilot) -> None:
+    """A pilot that counted as lost has come back: it was not."""
+    if pilot.loss is None:
+        return
+    _count(manager.state, pilot.loss, -1)
+    block = manager.state.block_of(pilot)
+    if block is not None:
+        block.unsettled.pop(pilot.id, None)
+    pilot.loss, pilot.loss_settled = None, False
+    retries.undo_pilot_loss(manager.state, pilot)
+
+
+def explain_losses(manager: Manager, block: Block) -> None:
+    """The batch system has named a reason for the losses of a block, or the block is over and it will name none."""
+    if block.loss is not None or block.phase.over:
+        settle_all_losses(manager, block)
+
+
+def settle_loss(manager: Manager, id: str) -> None:
+    """Nobody has explained the losses of a block in time."""
+    block = manager.state.blocks.get(BlockId(id))
+    if block is not None:
+        settle_all_losses(manager, block)
+
+
+def settle_all_losses(manager: Manager, block: Block) -> None:
+    """Settle the losses of a block with the reason that is known now."""
+    pilots, block.unsettled = block.unsettled, {}
+    for pilot in pilots.values():
+        assert pilot.loss is not None
+        _settle(manager, pilot, block.loss or pilot.loss)
+
+
+def record_departure(manager: Manager, pilot: Pilot) -> None:
+    """Remember the stay of a pilot that was let go, or left by itself."""
+    end = PilotEnd.WALLTIME if deadlines.is_near_its_end(pilot, manager.state.now) else PilotEnd.LET_GO
+    _record(manager, pilot, manager.state.now, end, None)
+
+
+def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
+    """The reason of a loss will not change any more."""
+    state = manager.state
+    if loss.is_vague and deadlines.is_near_its_end(pilot, pilot.lost_at):
+        loss = LossReason.WALLTIME
+    if loss is not pilot.loss:
+        assert pilot.loss is not None
+        _count(state, pilot.loss, -1)
+        _count(state, loss, 1)
+        pilot.loss = loss
+    pilot.loss_settled = True
+    retries.loss_explained(manager, pilot)
+    block = state.block_of(pilot)
+    said = f"; block {block.id}'s job {block.job} was {block.reason}" if loss.explained and _is_told(block) else ""
+    pilot.note(state.now, f"counted as lost: {loss.value}{said}")
+    _record(manager, pilot, pilot.lost_at, PilotEnd.WALLTIME if loss is LossReason.WALLTIME else PilotEnd.LOST, loss)
+
+
+def _record(manager: Manager, pilot: Pilot, until: float, end: PilotEnd, loss: LossReason | None) -> None:
+    if pilot.source:
+        manager.out.append(RecordStay(pilot.source, until - pilot.notes[0][0], end, loss))
+
+
+def _is_told(block: Block | None) -> TypeGuard[Block]:
+    """True if the batch system has said how the job of a block ended, in words that follow "was"."""
+    return block is not None and block.loss in (LossReason.CANCELLED, LossReason.PREEMPTED) and bool(block.reason)
+
+
+def _count(state: State, loss: LossReason, change: int) -> None:
+    state.losses[loss] = state.losses.get(loss, 0) + change
+
+
+# ---- blocks
+
 
 YOUNG_S = 60.0
 """A pilot that died before was of no use, unless something had been loaded on it."""
@@ -32,7 +145,7 @@ BLOCK_GAP = 100
 # ---- sources
 
 
-def define(state: State, sources: Iterable[Source]) -> None:
+def set_sources(state: State, sources: Iterable[Source]) -> None:
     """The session's sources, as its site files have them now."""
     before = state.sources
     state.sources = {}
@@ -46,12 +159,12 @@ def define(state: State, sources: Iterable[Source]) -> None:
             state.sources[source.name] = known
 
 
-def trouble(source: SourceState, text: str) -> None:
+def set_trouble(source: SourceState, text: str) -> None:
     """A batch system does not answer, or does again (empty)."""
     source.trouble = text
 
 
-def no_factory(state: State, reason: str) -> None:
+def set_factory_trouble(state: State, reason: str) -> None:
     """Nobody submits blocks, for this reason; empty: somebody does."""
     state.factory_trouble = reason
 
@@ -59,48 +172,48 @@ def no_factory(state: State, reason: str) -> None:
 # ---- a block's way
 
 
-def next_id(state: State) -> BlockId:
+def next_block_id(state: State) -> BlockId:
     """The number of the next block."""
     id = BlockId(f"b{state.next_block}")
     state.next_block += 1
     return id
 
 
-def number_is_known(state: State, number: int) -> None:
+def reserve_block_number(state: State, number: int) -> None:
     """The factory knows a block by this number: give it to no other."""
     state.next_block = max(state.next_block, number + 1)
 
 
-def leave_gap(state: State) -> None:
+def skip_block_numbers(state: State) -> None:
     """Begin the next blocks' numbers at a round one behind those that may have been given away."""
     state.next_block += BLOCK_GAP - state.next_block % BLOCK_GAP
 
 
-def add(state: State, source: SourceState, id: BlockId) -> Block:
+def add_block(state: State, source: SourceState, id: BlockId) -> Block:
     """A block is asked of a source."""
     block = state.blocks[id] = source.blocks[id] = Block(id, source, state.now)
-    relist(block)
+    relist_block(block)
     return block
 
 
-def found(state: State, block: Block) -> None:
+def note_found(state: State, block: Block) -> None:
     """A block that the manager did not know is the session's."""
     block.found(state.now)
 
 
-def let_go(block: Block, reason: str, now: float) -> None:
+def mark_released(block: Block, reason: str, now: float) -> None:
     """A block is to end."""
     block.leaving = reason
-    relist(block)
+    relist_block(block)
     block.note(now, f"let go: {reason}")
 
 
-def abandon(block: Block) -> None:
+def mark_abandoned(block: Block) -> None:
     """A block's pilots were lost, and it stands in no other's way."""
     block.abandoned = True
 
 
-def said(manager: Manager, block: Block, message: BlockUpdate) -> None:
+def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
     """The batch system has said how a block is."""
     now = manager.state.now
     block.job = message.job or block.job
@@ -110,11 +223,11 @@ def said(manager: Manager, block: Block, message: BlockUpdate) -> None:
         block.note(now, f"{message.phase.value}{as_job}{f': {message.reason}' if message.reason else ''}")
     block.loss = message.loss or (None if message.phase is BlockPhase.RUNNING else block.loss)
     if message.phase is not block.phase:
-        enter(manager, block, message.phase)
+        enter_phase(manager, block, message.phase)
     block.reason = message.reason
 
 
-def held(block: Block, message: BlockUpdate) -> bool:
+def record_hold(block: Block, message: BlockUpdate) -> bool:
     """The batch system has held a block once more. True if the hold before, of any block of the source, was for the
     same cause: no more blocks are asked of the source then."""
     source = block.source
@@ -130,7 +243,7 @@ def held(block: Block, message: BlockUpdate) -> bool:
     return True
 
 
-def over(state: State, block: Block) -> None:
+def remove_block(state: State, block: Block) -> None:
     """A block is over."""
     source = block.source
     del state.blocks[block.id]
@@ -143,16 +256,16 @@ def over(state: State, block: Block) -> None:
     if len(state.past_blocks) > KEPT_BLOCKS:
         del state.past_blocks[next(iter(state.past_blocks))]
     if not block.leaving:
-        judge(block, state.now)
+        judge_ended_block(block, state.now)
 
 
-def back(manager: Manager, block: Block, pilot: Pilot) -> None:
+def pilot_returned(manager: Manager, block: Block, pilot: Pilot) -> None:
     """A pilot of a block that was given up is here again."""
     block.pilots[pilot.id] = None
-    is_here(manager, block)
+    note_running(manager, block)
 
 
-def relist(block: Block) -> None:
+def relist_block(block: Block) -> None:
     """List a block that has changed where its source keeps it: that is asked for often, and blocks change seldom."""
     source = block.source
     for listed, belongs in (
@@ -167,23 +280,23 @@ def relist(block: Block) -> None:
             listed.pop(block.id, None)
 
 
-def cancel(manager: Manager, block: Block) -> None:
+def cancel_block(manager: Manager, block: Block) -> None:
     """Tell the factory to cancel a block's job."""
     factory = factory_of(manager.state)
     if factory is not None:
         manager.tell(factory, to_client.CancelBlocks((block.id,), block.leaving))
 
 
-def enter(manager: Manager, block: Block, phase: BlockPhase) -> None:
+def enter_phase(manager: Manager, block: Block, phase: BlockPhase) -> None:
     """A block is in another phase. One whose job waits again may bring pilots again."""
     block.phase, block.since = phase, manager.state.now
     if phase is BlockPhase.PENDING:
         block.emptied_at = None
-    relist(block)
+    relist_block(block)
     manager.demand_changed = True
 
 
-def judge(block: Block, now: float) -> None:
+def judge_ended_block(block: Block, now: float) -> None:
     """What the end of a block that nobody wanted to end says of its source."""
     source = block.source
     if not block.held_for:
@@ -203,13 +316,13 @@ def _died_young(block: Block, now: float) -> bool:
     return not block.proved and now - block.brought_at < YOUNG_S
 
 
-def join(manager: Manager, block: Block, pilot: Pilot) -> str:
+def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
     """A block has brought a pilot. Returns why it is to be let go: all its pilots lack what its site asks for."""
     block.pilots[pilot.id] = None
     block.brought += 1
     if block.brought == 1:
         block.brought_at = manager.state.now
-    is_here(manager, block)
+    note_running(manager, block)
     source = block.source
     pilot.source = source.source.name
     if pilot.lacks:
@@ -219,13 +332,13 @@ def join(manager: Manager, block: Block, pilot: Pilot) -> str:
     return ""
 
 
-def is_here(manager: Manager, block: Block) -> None:
+def note_running(manager: Manager, block: Block) -> None:
     """A pilot of a block is connected: its job runs, also where the batch system's last listing is older than that."""
     block.emptied_at = None
     if block.phase in (BlockPhase.ASKED, BlockPhase.PENDING):
         block.note(manager.state.now, "running: a pilot of it is here")
-        enter(manager, block, BlockPhase.RUNNING)
-    relist(block)
+        enter_phase(manager, block, BlockPhase.RUNNING)
+    relist_block(block)
 
 
 def _useless(manager: Manager, block: Block, pilot: Pilot) -> str:
@@ -240,7 +353,7 @@ def _useless(manager: Manager, block: Block, pilot: Pilot) -> str:
     return "" if block.leaving else pilot.lacks
 
 
-def proved(manager: Manager, pilot: Pilot) -> None:
+def note_useful(manager: Manager, pilot: Pilot) -> None:
     """A pilot has loaded a context: its block is of use."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
@@ -255,21 +368,21 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
     if block is not None:
         block.pilots.pop(pilot.id, None)
     if loss is not None:
-        losses.lost(manager, pilot, loss)
+        record_loss(manager, pilot, loss)
     elif not manager.state.ending:
-        losses.record_departure(manager, pilot)
+        record_departure(manager, pilot)
     if block is None:
         return
-    count_pilots(manager, block.source)
+    record_pilot_count(manager, block.source)
     manager.demand_changed = True
     if not block.pilots and block.phase is BlockPhase.RUNNING:
         block.emptied_at = manager.state.now
         manager.set_timer(f"emptied/{block.id}", manager.state.now + manager.state.lease_s)
-    relist(block)
+    relist_block(block)
     if block.pilots:
         return
     if block.leaving:
-        cancel(manager, block)
+        cancel_block(manager, block)
     elif _died_young(block, manager.state.now):
         source = block.source
         source.short_lived += 1
@@ -280,7 +393,7 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
 # ---- what is remembered of a source, for whoever plans with it
 
 
-def waited(block: Block, pilot: Pilot) -> RecordWait:
+def wait_record(block: Block, pilot: Pilot) -> RecordWait:
     """What it took until the first pilot of a block came, which has just happened."""
     first = next((device.facts for device in pilot.devices.values()), None)
     kind, memory = (first.kind, first.memory_bytes) if first is not None else ("", 0)
@@ -290,7 +403,7 @@ def waited(block: Block, pilot: Pilot) -> RecordWait:
     return RecordWait(block.source.source.name, wait_s, boot_s, kind, len(pilot.devices), memory)
 
 
-def count_pilots(manager: Manager, source: SourceState) -> None:
+def record_pilot_count(manager: Manager, source: SourceState) -> None:
     """Have it recorded how many pilots of a source are here."""
     here = sum(len(block.pilots) for block in source.blocks.values())
     manager.out.append(RecordPilots(source.source.name, here))

@@ -19,35 +19,25 @@ from typing import assert_never
 
 from stoker.manager.core import (
     actions,
-    advised,
-    backlogs,
+    blame,
     block_orders,
     blocks,
-    clients,
     deadlines,
     departures,
-    draining,
-    faults,
-    feeding,
-    forecasts,
-    holes,
-    losses,
+    dispatch,
     object_plan,
-    pieces,
-    pilot_states,
+    on_client,
+    on_library,
+    on_pilot,
     pilots,
-    printing,
-    quarantine,
-    refusing,
+    queues,
+    retries,
     sending,
-    session_end,
-    stuck,
-    suspects,
 )
-from stoker.manager.core.commands import Command
 from stoker.manager.core.events import (
     AdviceArrived,
     ClientGone,
+    Command,
     CostAdvice,
     EndsKept,
     Event,
@@ -59,6 +49,7 @@ from stoker.manager.core.events import (
     FromPilot,
     ManagerRestarted,
     Noticed,
+    OfContext,
     PilotCut,
     PilotLost,
     RecordsLost,
@@ -71,7 +62,6 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Changes, Policies, PolicyError, Rounds
 from stoker.manager.core.state import State
-from stoker.manager.core.subjects import OfContext
 
 _SETTLE_TURNS = 100
 """The core asks policies until they want nothing more. Policies that want more after this many turns never stop."""
@@ -130,44 +120,44 @@ class Core:
         manager.state.now = now
         match event:
             case FromPilot():
-                pilots.frame(manager, event)
+                on_pilot.on_pilot_frame(manager, event)
             case FromClient():
-                clients.frame(manager, event)
+                on_client.on_client_frame(manager, event)
             case PilotCut():
-                pilot_states.cut(manager, event.pilot)
+                pilots.pilot_disconnected(manager, event.pilot)
             case PilotLost():
-                pilot_states.lost(manager, event.pilot, event.reason)
+                pilots.pilot_lost(manager, event.pilot, event.reason)
             case ClientGone():
-                departures.gone(manager, event.client)
+                departures.client_gone(manager, event.client)
             case TimerFired():
                 self._timer(event.key)
             case AdviceArrived():
-                advised.arrived(manager, event, self._seams)
+                actions.take_advice(manager, event, self._seams)
             case FormerAdvice():
                 renewed = AdviceArrived(OfContext(event.recipe), CostAdvice(event.by_kind), event.source)
-                advised.arrived(manager, renewed, self._seams)
+                actions.take_advice(manager, renewed, self._seams)
             case ManagerRestarted():
-                pilots.restarted(manager)
+                on_pilot.manager_restarted(manager)
             case SessionDefined(sources=sources, lease_s=lease_s):
                 manager.state.lease_s = lease_s or manager.state.lease_s
-                block_orders.define(manager, sources)
+                block_orders.define_sources(manager, sources)
             case FactoryTrouble(reason=reason):
-                blocks.no_factory(manager.state, reason)
+                blocks.set_factory_trouble(manager.state, reason)
             case EventRefused():
-                refusing.refused(manager, event)
+                departures.event_refused(manager, event)
             case FramesRefused(counts=counts):
                 for what, count in counts.items():
                     manager.state.refuse(what, count)
             case Noticed(text=text):
                 manager.state.notice(text)
             case RecordsLost():
-                holes.records_lost(manager, event)
+                departures.records_lost(manager, event)
             case EndsKept(ends=ends):
-                holes.ends_kept(manager, ends)
+                departures.ends_kept(manager, ends)
             case SessionKept():
                 manager.state.kept = True
             case SessionEnded(reason=reason):
-                session_end.end_session(manager, reason)
+                departures.end_session(manager, reason)
             case _:
                 assert_never(event)
         self._settle()
@@ -177,7 +167,7 @@ class Core:
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
         """What is to be sent for a frame of pieces (see `pieces`). It changes nothing that is decided, and is in no
         journal."""
-        return pieces.pass_on(self.state, event, now)
+        return sending.pass_pieces_on(self.state, event, now)
 
     def start(self) -> list[Command]:
         """What is to be done before the first event: the timers that rounds need."""
@@ -196,19 +186,19 @@ class Core:
 
     def _settle(self) -> None:
         manager = self.manager
-        if manager.state.reserved and suspects.may_begin(manager.state):
+        if manager.state.reserved and retries.may_begin_alone(manager.state):
             manager.apart_due = True
         if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
             self._ask()
-        object_plan.settle(manager)
+        object_plan.settle_transfers(manager)
         if manager.drops:
-            sending.drops(manager)
+            sending.send_drops(manager)
         if manager.forecasts:
-            forecasts.send(manager)
+            deadlines.send_forecasts(manager)
         if manager.sends:
-            sending.calls(manager)
+            sending.send_calls(manager)
         if manager.results:
-            sending.results(manager)
+            sending.send_results(manager)
         if self._resting:
             self._wake()
 
@@ -218,10 +208,10 @@ class Core:
             if manager.returned:
                 returned, manager.returned = manager.returned, {}
                 for context in returned:
-                    feeding.serve(manager, context)
+                    dispatch.serve_queue(manager, context)
             elif manager.apart_due:
                 manager.apart_due = False
-                suspects.settle(manager)
+                retries.settle_apart(manager)
             elif manager.supply_changed:
                 manager.supply_changed, manager.demand_changed = False, True
                 manager.dirty.update(dict.fromkeys(manager.state.hungry.values()))
@@ -251,23 +241,23 @@ class Core:
             case "round":
                 self._round(rest)
             case "gone":
-                departures.gone_long(manager, rest)
+                departures.forget_gone_client(manager, rest)
             case "walltime":
-                draining.due(manager, rest)
+                pilots.check_walltime(manager, rest)
             case "loss":
-                losses.due(manager, rest)
+                blocks.settle_loss(manager, rest)
             case "deadline":
-                deadlines.due(manager, rest)
-            case faults.TIMER:
-                faults.due(manager)
+                deadlines.check_queue_deadlines(manager, rest)
+            case retries.FAULTS_TIMER:
+                retries.retry_after_faults(manager)
             case "emptied":
-                block_orders.emptied(manager, rest)
-            case quarantine.TIMER:
-                quarantine.due(manager, rest)
-            case printing.TIMER:
-                printing.due(manager)
-            case stuck.TIMER:
-                backlogs.due(manager)
+                block_orders.check_emptied_block(manager, rest)
+            case pilots.QUARANTINE_TIMER:
+                pilots.end_quarantine(manager, rest)
+            case blame.PRINTING_TIMER:
+                blame.ask_about_printing(manager)
+            case queues.STUCK_TIMER:
+                on_library.requeue_stuck_backlogs(manager)
             case "dispatch" | "residency" | "provisioning":
                 seam = dict(self._seams)[owner]
                 actions.carry_out(manager, seam.timer(manager.state, rest), seam=owner)

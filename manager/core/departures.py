@@ -1,8 +1,23 @@
-"""Programs that leave: their calls end, and a session that stays forgets in time what only they had.
+"""The session ends: every call that is left ends, and pilots and the manager are told to go.
+
+Programs that leave: their calls end, and a session that stays forgets in time what only they had.
 
 A program that was cut off may come back, so the session keeps its results and what it has defined for a day. After
 that it keeps a function or a context only if another client has defined it, an open call needs it, or a library holds
 it.
+
+A hole in the journal: what the manager does not know that it knew once.
+
+Numbers of frames tell peers and the manager apart on what was taken (`reliable`). Behind a hole they do not: the frames
+of a peer go on with a number that skips some, and nobody can tell which were in the hole. So each is taken until the
+peer says hello, and then the peer says anew what it holds.
+
+An event made the core raise: the manager was started again without it, and this stands in its place.
+
+The core may have done half of what the event asked for, so the live shell does not go on with it. It writes an
+`EventRefused` into the journal instead of the event, and the manager comes back from its journal. What the event said
+has to have an end all the same: calls that came with it fail, and a pilot whose word was lost is given up, because the
+manager's picture of it is wrong from then on.
 """
 
 from __future__ import annotations
@@ -10,13 +25,57 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import accounting, ending, feeding, limits, loads, pilot_states, registry, session_end
-from stoker.manager.core.client import Client
-from stoker.manager.core.commands import DiscardObject
+from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, pilots, registry, sending
+from stoker.manager.core.events import (
+    ClientGone,
+    DiscardObject,
+    EndManager,
+    Event,
+    EventRefused,
+    FromClient,
+    FromPilot,
+    PilotLost,
+    RecordsLost,
+    TimerFired,
+)
 from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import CallState, Client
 from stoker.manager.core.state import State
-from stoker.protocol.ids import ClientId, FunctionKey
+from stoker.protocol import to_client
+from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
+from stoker.protocol.ids import CallId, ClientId, FunctionKey, PilotId
+from stoker.protocol.to_manager import Submit
+from stoker.protocol.to_pilot import Exit
 from stoker.units import show_bytes, show_seconds
+
+# ---- session end
+
+
+def end_session(manager: Manager, reason: str) -> None:
+    """End every call that is left, let the pilots go, and stop the manager."""
+    state = manager.state
+    if state.ending:
+        return
+    state.ending = reason
+    failure = Failure(FailureKind.CANCELLED, f"the session ended before it was done: {reason}")
+    for call in list(state.calls.values()):
+        if call.state is CallState.HELD:
+            holding.withdraw(manager, call, running=True)
+        ending.fail_call(manager, call, failure)
+    sending.send_results(manager)
+    holding.forget_unsent(manager)
+    for pilot in state.pilots.values():
+        manager.say(pilot, Exit(reason))
+    ending.record_runs(manager)
+    block_orders.release_all_blocks(manager)
+    for client in state.clients.values():
+        if client.connected:
+            manager.tell(client, to_client.SessionOver(reason))
+    manager.out.append(EndManager(reason))
+
+
+# ---- departures
+
 
 KEPT_S = 86_400.0
 """A session that outlives programs keeps the results of one that is gone for a day,"""
@@ -28,7 +87,7 @@ KEPT_BANNED = 1000
 """The session remembers at most this many programs that must not come back."""
 
 
-def gone(manager: Manager, id: ClientId) -> None:
+def client_gone(manager: Manager, id: ClientId) -> None:
     """A client did not come back: its calls end, and so does the session if no other client uses it. If the client
     comes back later, it finds how its calls ended."""
     state = manager.state
@@ -39,18 +98,18 @@ def gone(manager: Manager, id: ClientId) -> None:
     if client.observer:
         registry.forget_observer(state, client)
         return
-    for context in limits.came_or_left(manager, client):
-        feeding.limits_changed(manager, context)
+    for context in registry.recompute_client_limits(manager, client):
+        dispatch.apply_limits(manager, context)
     if state.kept:
         manager.set_timer(f"gone/{id}", state.now + SETTLE_S)
     if client.open_calls:
         for call in [call for call in state.calls.values() if call.group.client is client]:
-            ending.cancel(manager, call, reason="its client is gone", running=True)
+            ending.cancel_call(manager, call, reason="its client is gone", running=True)
     if not state.kept and all(other.gone or other.observer for other in state.clients.values()):
-        session_end.end_session(manager, "its client is gone")
+        end_session(manager, "its client is gone")
 
 
-def gone_long(manager: Manager, id: str) -> None:
+def forget_gone_client(manager: Manager, id: str) -> None:
     """A client may have been gone for long: drop the results that it has not fetched, and after a day all of it. What
     is still in use then is looked at once a day."""
     state = manager.state
@@ -97,7 +156,7 @@ def _forget(manager: Manager, client: Client) -> None:
             state, client.id, "this program was gone for too long: the session has forgotten it; start the program anew"
         )
     registry.forget_client(state, client)
-    accounting.record_runs(manager)
+    ending.record_runs(manager)
     _forget_unused(manager, client.id)
 
 
@@ -105,15 +164,113 @@ def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKe
     """Forget functions that their client will not name again, unless another client has defined them."""
     dropped = registry.unused_functions(manager.state, client, keys)
     if dropped:
-        accounting.record_runs(manager)
+        ending.record_runs(manager)
         registry.forget_functions(manager.state, dropped)
 
 
 def _forget_unused(manager: Manager, id: str) -> None:
     """Forget what no client has defined and nothing uses. `id`: the client whose timer looks again if some is used."""
     registry.forget_groups(manager.state)
-    pilot_states.give_up_old(manager.state, kept_s=KEPT_S)
+    pilots.forget_old_pilots(manager.state, kept_s=KEPT_S)
     is_used = registry.forget_unused(manager)
-    loads.forget_pilots(manager.state)
+    libraries.forget_pilots(manager.state)
     if is_used:
         manager.set_timer(f"gone/{id}", manager.state.now + KEPT_S)
+
+
+# ---- holes
+
+
+def records_lost(manager: Manager, event: RecordsLost) -> None:
+    """Records of the journal are lost here."""
+    state = manager.state
+    del event
+    state.refuse("damaged records of the journal")
+    inboxes = [client.inbox for client in state.clients.values()]
+    inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
+    for inbox in inboxes:
+        inbox.has_hole = True
+
+
+def ends_kept(manager: Manager, ends: list[CallEnd]) -> None:
+    """The journal begins anew: these calls have ended, should their clients submit them again."""
+    manager.state.kept_ends.update({end.call: end for end in ends})
+
+
+def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
+    """Of calls that a client submits again, those that had ended end now as they did. Returns the others."""
+    state, rest = manager.state, []
+    for spec in specs:
+        end = state.kept_ends.pop(spec.call, None)
+        if end is None or spec.call in state.calls:
+            rest.append(spec)
+            continue
+        client.last_call = max(client.last_call, spec.call)
+        ending.count_ended_before(state)
+        manager.results_of(client).append(end)
+    return rest
+
+
+# ---- refusing
+
+
+ROUND_PAUSE_S = 60.0
+"""A policy that raised in its round has its next one so much later."""
+MOST_OF_ONE = 3
+"""A client whose events were refused so often is refused itself."""
+
+
+def refusal_of(event: Event, reason: str) -> EventRefused:
+    """What stands in the journal in the place of an event that made the core raise."""
+    match event:
+        case FromClient(client=client, sequence=sequence, messages=messages):
+            calls = [spec.call for message in messages if isinstance(message, Submit) for spec in message.calls]
+            return EventRefused("client", str(client), sequence, reason, calls)
+        case FromPilot(pilot=pilot, sequence=sequence):
+            return EventRefused("pilot", str(pilot), sequence, reason)
+        case PilotLost(pilot=pilot):
+            return EventRefused("pilot", str(pilot), 0, reason)
+        case ClientGone(client=client):
+            return EventRefused("client", str(client), 0, reason)
+        case TimerFired(key=key):
+            return EventRefused("timer", key, 0, reason)
+        case _:
+            return EventRefused("manager", type(event).__name__, 0, reason)
+
+
+def event_refused(manager: Manager, event: EventRefused) -> None:
+    """Give what a refused event said an end."""
+    state = manager.state
+    state.failed_at.append(state.now)
+    whose = f"the timer {event.name}" if event.role == "timer" else f"a message of {event.role} {event.name}"
+    state.notice(f"the manager failed on {whose}, refused it and was started again: {event.reason}")
+    match event.role:
+        case "client":
+            _client(manager, event)
+        case "pilot":
+            _ban(manager, event)
+            pilots.pilot_lost(manager, PilotId(event.name), f"the manager failed on what it said: {event.reason}")
+        case "timer":
+            manager.timer_is_over(event.name)
+            if event.name.startswith("round/"):
+                manager.set_timer(event.name, state.now + ROUND_PAUSE_S)
+
+
+def _client(manager: Manager, event: EventRefused) -> None:
+    state = manager.state
+    client = state.clients.get(ClientId(event.name))
+    if client is None or not event.sequence:
+        _ban(manager, event)
+        return
+    client.refusals += 1
+    if client.refusals >= MOST_OF_ONE:
+        _ban(manager, event)
+    client.inbox.skip_to(event.sequence)
+    client.last_call = max([client.last_call, *event.calls])
+    failure = Failure(FailureKind.CANCELLED, f"the manager failed on the message that it came with: {event.reason}")
+    ends = [CallEnd(CallId(call), False, b"", 0.0, failure) for call in event.calls if call not in state.calls]
+    manager.results_of(client).extend(ends)
+
+
+def _ban(manager: Manager, event: EventRefused) -> None:
+    ban(manager.state, event.name, f"the manager failed on what you said: {event.reason}")

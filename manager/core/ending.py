@@ -1,45 +1,137 @@
-"""A call ends exactly once, for whatever reason."""
+"""Counts failed calls by function, exception and line, for `stoker calls`: a day may bring thousands of one kind.
+
+Every failure of the session is counted, also those whose stories are not kept any more. A group names its last call as
+an example, because the story of that one is kept longest.
+
+A call ends exactly once, for whatever reason.
+
+What calls have cost: counted when they end, and handed to the performance history.
+"""
 
 from __future__ import annotations
 
-from stoker.manager.core import call_records, failure_groups, holding, queues, registry, reservations, verdicts
+import re
+from collections.abc import Mapping
+from signal import Signals
+
+from stoker.manager.core import blame, holding, queues, registry
+from stoker.manager.core.events import ContextAdvice, RecordRuns
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Gang, Group, Library
-from stoker.manager.core.phases import CallState
+from stoker.manager.core.nouns import Call, CallState, Context, CountedFailures, Gang, Group, Library
+from stoker.manager.core.per_context import Cost
 from stoker.manager.core.state import State
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.protocol.ids import show_library
+from stoker.protocol.ids import CallId, show_call, show_library
+from stoker.protocol.listed import FailureGroup
+from stoker.units import first_words
+
+# ---- failure groups
+
+
+MOST = 200
+"""Groups that are told apart. Failures of further kinds are counted together."""
+_OTHERS = ("", "other failures", "")
+_EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
+_MOST_CHARACTERS = 300
+
+Key = tuple[str, str, str]
+
+
+def count_failure(state: State, call: Call, outcome: CallEnd) -> None:
+    """A call has failed."""
+    groups, key = state.failure_groups, _key(call, outcome)
+    if key not in groups and len(groups) >= MOST:
+        key = _OTHERS
+    group = groups.setdefault(key, CountedFailures(state.now))
+    group.count += 1
+    group.last_at, group.call = state.now, call.id
+    said = outcome.raised if outcome.failure is None else outcome.failure.message
+    group.message = first_words(said)[:_MOST_CHARACTERS]
+
+
+def uncount_failure(state: State, call: Call | None, outcome: CallEnd) -> None:
+    """A failure that was counted does not count: its call had ended before."""
+    groups = state.failure_groups
+    if call is None:
+        return
+    key = _key(call, outcome)
+    key = key if key in groups else _OTHERS
+    if key in groups:
+        groups[key].count -= 1
+        if not groups[key].count:
+            del groups[key]
+
+
+def list_failure_groups(state: State) -> tuple[FailureGroup, ...]:
+    """The groups, the largest first."""
+    return tuple(
+        FailureGroup(
+            function=function,
+            error=error,
+            place=place,
+            count=group.count,
+            example=show_call(CallId(group.call)),
+            message=group.message,
+            first_s=state.now - group.first_at,
+            last_s=state.now - group.last_at,
+        )
+        for (function, error, place), group in sorted(state.failure_groups.items(), key=lambda item: -item[1].count)
+    )
+
+
+def _key(call: Call, outcome: CallEnd) -> Key:
+    """The function, what was raised (or how the call was ended), and the innermost line of the user's code."""
+    failure, function = outcome.failure, call.group.function.name
+    if failure is not None:
+        how = _signal(failure.signal) if failure.signal else f"exit code {failure.exit_code}"
+        more = f" ({how})" if failure.signal or failure.exit_code else ""
+        return function, f"{failure.kind.value}{more}", ""
+    said, *places = outcome.raised.splitlines() or [""]
+    found = _EXCEPTION.match(said)
+    place = next((line.strip()[3:] for line in reversed(places) if line.strip().startswith("at ")), "")
+    return function, found["kind"] if found is not None else "an exception", place
+
+
+def _signal(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# ---- ending
+
 
 # So many failed calls are kept for `stoker explain`.
 KEPT_FAILURES = 1000
 
 
-def end(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
+def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
     """A call ends. Good results of ordinary calls take a shorter way (`call_ends.ended`); all others end here. `waits`:
     False for one that has just come and is in no queue."""
     state, group, holder = manager.state, call.group, call.holder
-    close(manager, call, waits=waits)
+    close_call(manager, call, waits=waits)
     if not outcome.ok:
         if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
             state.cancelled += 1
         else:
             state.failures += 1
-            failure_groups.count(state, call, outcome)
+            count_failure(state, call, outcome)
     if not outcome.ok or call.id in manager.watch:
-        keep(manager, call, outcome, holder=holder)
+        keep_ended_call(manager, call, outcome, holder=holder)
         if not outcome.ok:
-            verdicts.call_failed(manager, holder, call, outcome)
+            blame.ask_why_call_failed(manager, holder, call, outcome)
     manager.changed("calls", call.id)
     if outcome.ok:
         manager.took(call)
     manager.results_of(group.client).append(outcome)
 
 
-def forget(manager: Manager, call: Call) -> None:
+def end_silently(manager: Manager, call: Call) -> None:
     """A call ends without a word to its client, which has its result already and does not wait for it."""
     if call.state is CallState.HELD:
         holding.withdraw(manager, call, running=False)
-    close(manager, call)
+    close_call(manager, call)
     manager.changed("calls", call.id)
 
 
@@ -50,32 +142,32 @@ def forget_failure(state: State, outcome: CallEnd) -> None:
         state.cancelled -= 1
     else:
         state.failures -= 1
-        failure_groups.forget(state, call, outcome)
+        uncount_failure(state, call, outcome)
 
 
-def close(manager: Manager, call: Call, *, waits: bool = True) -> None:
+def close_call(manager: Manager, call: Call, *, waits: bool = True) -> None:
     """Take a call out of everything that names open calls."""
     state, group = manager.state, call.group
     if waits and call.state is CallState.WAITING:
-        queues.leave(manager, call)
+        queues.leave_queue(manager, call)
         if group.options.gang[1] > 1:
             holding.serve_after(manager, group.context)
-    holding.ended(manager, call)
-    call_records.ended(state, call)
+    holding.release_ended(manager, call)
+    holding.drop_records(state, call)
     if state.trials:
-        reservations.ended(manager, call.id)
-    closed(manager, group, 1)
+        holding.trial_ended(manager, call.id)
+    count_closed(manager, group, 1)
 
 
-def finished_elsewhere(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
+def end_where_first_run(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
     """A call that waits again, or runs somewhere else by now, has ended where it ran first."""
     call.note(manager.state.now, f"{library.pilot.id}, which had been given up, has finished it")
     if call.state is CallState.HELD:
         holding.withdraw_to_queue(manager, call)
-    end(manager, call, outcome)
+    end_call(manager, call, outcome)
 
 
-def closed(manager: Manager, group: Group, count: int) -> None:
+def count_closed(manager: Manager, group: Group, count: int) -> None:
     """So many calls of a group have ended."""
     state = manager.state
     group.open_calls -= count
@@ -83,15 +175,15 @@ def closed(manager: Manager, group: Group, count: int) -> None:
     group.context.ended += count
     state.done += count
     if not group.open_calls:
-        registry.closed(state, group)
+        registry.group_closed(state, group)
 
 
-def ended_before(state: State) -> None:
+def count_ended_before(state: State) -> None:
     """A call that is submitted again had ended before the journal began anew."""
     state.done += 1
 
 
-def keep(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Gang | None) -> None:
+def keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Gang | None) -> None:
     """Keep an ended call for its story. `holder`: where it ran when it ended."""
     failure, now = outcome.failure, manager.state.now
     if holder is not None:
@@ -124,15 +216,110 @@ def place_of(holder: Library | Gang) -> str:
     return f"a gang of {', '.join(places)}" if isinstance(holder, Gang) else places[0]
 
 
-def fail(manager: Manager, call: Call, failure: Failure) -> None:
+def fail_call(manager: Manager, call: Call, failure: Failure) -> None:
     """End a call without a result of its function."""
-    end(manager, call, CallEnd(call.id, False, b"", 0.0, failure))
+    end_call(manager, call, CallEnd(call.id, False, b"", 0.0, failure))
 
 
-def cancel(manager: Manager, call: Call, *, reason: str, running: bool) -> None:
+def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> None:
     """End a call because nobody wants it any more."""
     if call.state is CallState.HELD:
         if call.holder is not None:
             call.note(call.sent_at, f"sent to {place_of(call.holder)}")
         holding.withdraw(manager, call, running=running)
-    fail(manager, call, Failure(FailureKind.CANCELLED, reason))
+    fail_call(manager, call, Failure(FailureKind.CANCELLED, reason))
+
+
+# ---- accounting
+
+
+# A mean run time follows the last runs with at least this weight.
+_NEW_WEIGHT = 0.2
+_CHANGED = 1.5
+
+
+def account_runs(
+    manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float
+) -> int:
+    """Count runs of a group and deliver the ends in `good`. `others`: runs whose ends the caller delivers. Returns the
+    number of runs."""
+    count = len(good) + others
+    if good:
+        count_closed(manager, group, len(good))
+        manager.results_of(group.client).extend(good)
+    if not count:
+        return 0
+    context, cost, mean = library.context, group.cost, seconds / count
+    cost.runs += count
+    weight = count / cost.runs
+    cost.run_s += (mean - cost.run_s) * (weight if weight > _NEW_WEIGHT else _NEW_WEIGHT)
+    if library.context.queue.is_by_run_time:
+        reorder_by_cost(context, cost)
+    if mean < cost.least_s:
+        cost.least_s = mean
+    context.runs += count
+    weight = count / context.runs
+    context.run_s += (mean - context.run_s) * (weight if weight > _NEW_WEIGHT else _NEW_WEIGHT)
+    context.run_total_s += seconds
+    kind = cost.by_kind.setdefault(library.devices[0].facts.kind, [0.0, 0.0, 0.0])
+    kind[0] += count
+    kind[1] += seconds
+    kind[2] += count * max(1, group.options.batch)
+    manager.state.unrecorded[cost] = None
+    return count
+
+
+def record_runs(manager: Manager) -> None:
+    """Have remembered what calls have cost since this was done last."""
+    manager.state.recorded_at = manager.state.now
+    unrecorded, manager.state.unrecorded = manager.state.unrecorded, {}
+    for cost in unrecorded:
+        for kind, (count, seconds, items) in cost.by_kind.items():
+            manager.out.append(
+                RecordRuns(cost.recipe, cost.function.measured_as, kind, int(count), seconds, int(items))
+            )
+        cost.by_kind = {}
+
+
+def take_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
+    """Take advice on the times of runs where nothing was measured yet."""
+    for advice in by_kind.values():
+        if not context.run_s:
+            context.run_s = advice.run_s
+    sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.measured)
+    if sizes:  # of several kinds the slowest counts: nobody knows where a call will run
+        slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
+        meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
+        context.paces.tell(slowest, meet_s=meet_s)
+
+
+def take_run_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
+    """Take advice on what calls of a function take, where none has run yet: the slowest of the kinds of device that are
+    here; the fastest of all where none of these is. True if something is expected now."""
+    known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
+    if cost.runs or not known:
+        return False
+    wanted = context.recipe.needs.kinds
+    here = {device.facts.kind for device in manager.state.devices()}
+    meant = [run_s for kind, run_s in known.items() if kind in here and (not wanted or kind in wanted)]
+    cost.run_s = max(meant) if meant else min(known.values())
+    reorder_by_cost(context, cost)
+    return True
+
+
+def reorder_by_cost(context: Context, cost: Cost) -> None:
+    """Put a queue into order again if what calls of a function are expected to take is known now, or has changed by
+    half."""
+    if not cost.ordered_s or not 1 / _CHANGED < cost.run_s / cost.ordered_s < _CHANGED:
+        cost.ordered_s = cost.run_s
+        queues.reorder_queue(context)
+
+
+def learn_gang_pace(context: Context, size: int, *, work: float, seconds: float) -> None:
+    """So much work has taken a gang of this size so long."""
+    context.paces.learn(size, work=work, seconds=seconds)
+
+
+def note_items_done(call: Call, done: float) -> None:
+    """A gang's call has ended well after `done` of its items."""
+    call.group.context.paces.end(call.spec.features, done)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.core import accounting, call_records, ending, holding, indexing, queues, sending
-from stoker.manager.core.commands import RecordPace
+from stoker.manager.core import ending, holding, queues, sending
+from stoker.manager.core.events import RecordPace
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Library
-from stoker.manager.core.paces import work_of
+from stoker.manager.core.per_context import work_of
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, GangPlace
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_pilot import MeetGang, RunCalls
@@ -29,19 +29,19 @@ MOST_BREAKS = 10
 """A call whose ranks lose each other so often, although their libraries live, is given up."""
 
 
-def start(manager: Manager, call: Call, members: tuple[Library, ...]) -> None:
+def start_gang(manager: Manager, call: Call, members: tuple[Library, ...]) -> None:
     """Start a waiting call on all of these libraries together, each with its part; rank = position."""
     group = call.group
-    queues.leave(manager, call)
+    queues.leave_queue(manager, call)
     holding.give_gang(manager, members, call)
     for rank, library in enumerate(members):
-        indexing.relist(manager, library)
+        queues.relist_library(manager, library)
         place = GangPlace(rank, len(members))
         blob = sending.blob_for(library, group)
         manager.say(library.pilot, RunCalls(library.id, group.function.key, [call.spec], group.options, blob, place))
 
 
-def met(manager: Manager, library: Library, id: int, address: str) -> None:
+def rank0_listens(manager: Manager, library: Library, id: int, address: str) -> None:
     """Rank 0 has said where it awaits the others: tell them."""
     call = library.held.get(id)
     if call is None or not isinstance(call.holder, Gang) or call.holder.members[0] is not library:
@@ -53,7 +53,7 @@ def met(manager: Manager, library: Library, id: int, address: str) -> None:
         manager.say(member.pilot, MeetGang(member.id, call.id, address))
 
 
-def remind(manager: Manager, library: Library) -> None:
+def remind_of_rank0(manager: Manager, library: Library) -> None:
     """A pilot is back: what it may not have heard of the gangs that its library is in."""
     for call in library.held.values():
         gang = call.holder
@@ -61,7 +61,7 @@ def remind(manager: Manager, library: Library) -> None:
             manager.say(library.pilot, MeetGang(library.id, call.id, gang.address))
 
 
-def progress(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
+def gang_progressed(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
     """Rank 0 has said how far the call is: learn how fast a gang of this size is. A first report that nothing is done
     yet, or one with a checkpoint, says when it begins: what was before it is no part of its pace."""
     now, before = manager.state.now, gang.report
@@ -75,7 +75,7 @@ def progress(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> 
         gang.report = (now, report.done)
 
 
-def ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
+def gang_member_ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
     """A member has ended its part. The call ends with the last of them, with rank 0's result, or the first failure."""
     gang = call.holder
     if not isinstance(gang, Gang):
@@ -86,22 +86,22 @@ def ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> N
         if outcome.failure is not None and outcome.failure.kind in _BREAKS:
             _broke(manager, call, library, outcome)
         else:
-            ending.end(manager, call, outcome)
+            ending.end_call(manager, call, outcome)
     elif len(gang.ends) == len(gang.members):
         _account(manager, call, gang)
-        ending.end(manager, call, gang.ends[gang.members[0].id])
+        ending.end_call(manager, call, gang.ends[gang.members[0].id])
 
 
-def crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
+def gang_lost_memory(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
     """The kernel has killed the library of a rank, because others hold the memory. Returns whether the call has ended;
     if not, whoever calls this lets it begin again."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
-    return _gave_up(manager, call, library, outcome, breaks=call_records.lost_rank(manager.state, call))
+    return _gave_up(manager, call, library, outcome, breaks=holding.count_lost_rank(manager.state, call))
 
 
 def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
     """A rank has lost the others, or was failed by a device, a disk or a network: start again, on whatever is left."""
-    if _gave_up(manager, call, library, outcome, breaks=call_records.broke(manager.state, call)):
+    if _gave_up(manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call)):
         return
     assert outcome.failure is not None
     what = "lost the other ranks" if outcome.failure.kind is FailureKind.GANG else "failed its rank"
@@ -117,7 +117,7 @@ def _gave_up(manager: Manager, call: Call, library: Library, outcome: CallEnd, *
     assert last is not None
     text = f"its ranks lost each other {breaks} times; the last time on {library.pilot.id}: {last.message}"
     failure = msgspec.structs.replace(last, message=text, pilot=library.pilot.id, library=library.id)
-    ending.end(manager, call, msgspec.structs.replace(outcome, failure=failure))
+    ending.end_call(manager, call, msgspec.structs.replace(outcome, failure=failure))
     return True
 
 
@@ -130,18 +130,18 @@ def _account(manager: Manager, call: Call, gang: Gang) -> None:
         items = call.spec.features.items if call.spec.features is not None else 1
         _learn(call, gang, items=items, seconds=first.run_s - _starts_in_s(call, gang))
     if first.ok and gang.report is not None:
-        accounting.did_items(call, gang.report[1])
+        ending.note_items_done(call, gang.report[1])
     known = call.group.context.paces.measured.get(len(gang.members))
     if known is not None:
         kind = gang.members[0].devices[0].facts.kind
         manager.out.append(RecordPace(RecipeKey(call.group.context.recipe.key), kind, len(gang.members), known[0]))
-    accounting.account(manager, gang.members[0], call.group, [], others=1, seconds=first.run_s)
+    ending.account_runs(manager, gang.members[0], call.group, [], others=1, seconds=first.run_s)
 
 
 def _learn(call: Call, gang: Gang, *, items: float, seconds: float) -> None:
     features = call.spec.features
     work = work_of(features) * items / features.items if features is not None and features.items else items
-    accounting.learn_pace(call.group.context, len(gang.members), work=work, seconds=max(0.0, seconds))
+    ending.learn_gang_pace(call.group.context, len(gang.members), work=work, seconds=max(0.0, seconds))
 
 
 def _starts_in_s(call: Call, gang: Gang) -> float:

@@ -1,4 +1,10 @@
-"""Which library holds which call. This file alone writes that.
+"""Pilots that are reserved for one call, which is to run alone there.
+
+What is remembered of open calls besides themselves, until they end: progress, forecasts, broken runs of gangs.
+
+This file alone writes that. A million calls have none of it, so it stands in dicts of its own.
+
+Which library holds which call. This file alone writes that.
 
 A call is given to a library here (`give`, `give_all`, `give_gang`, `offer`, `resume`), and leaves it here: it has
 ended, the library gave it back, or it is taken away. What is taken away keeps its slot as a *zombie* until the pilot
@@ -9,14 +15,156 @@ its context's queue (`queues`). Calls given and orders to drop some leave when t
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from typing import Any
 
-from stoker.manager.core import call_records, indexing, queues, reservations
+from stoker.manager.core import queues
+from stoker.manager.core.events import PaceAdvice
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Context, Gang, Group, Library
-from stoker.manager.core.phases import CallState, LibraryState, PilotState
-from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.state import State, StreamFacts, Trial
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, CallSpec
 from stoker.protocol.ids import CallId
+from stoker.protocol.to_client import ProgressReports
 from stoker.protocol.to_pilot import TakeBack
+
+# ---- reservations
+
+
+def places_changed(manager: Manager, context: Context) -> None:
+    """Libraries of a context, or their pilots, have changed: calls that are apart may find a place now."""
+    manager.apart_due |= any(each.queue.apart for each in (context, *context.listed_by.values()))
+
+
+def trial_of(manager: Manager, call: Call) -> Trial:
+    """What a call has lost, nothing at first."""
+    return manager.state.trials.setdefault(call.id, Trial())
+
+
+def reserve_pilot(manager: Manager, trial: Trial, pilot: Pilot, call: Call) -> None:
+    """A pilot is given nothing but this call from now on."""
+    trial.pilot, pilot.reserved = pilot, call
+    manager.state.reserved[pilot.id] = pilot
+    for library in pilot.libraries.values():
+        queues.relist_library(manager, library)
+
+
+def trial_ended(manager: Manager, id: int) -> None:
+    """A call has ended."""
+    trial = manager.state.trials.pop(id, None)
+    if trial is not None:
+        free_reserved_pilot(manager, trial)
+
+
+def release_reservation(manager: Manager, call: Call) -> None:
+    """A call is held by no library any more: the pilot that was reserved for it serves others."""
+    trial = manager.state.trials.get(call.id)
+    if trial is not None:
+        free_reserved_pilot(manager, trial)
+
+
+def free_reserved_pilot(manager: Manager, trial: Trial) -> None:
+    """The pilot that was reserved serves others again."""
+    pilot, trial.pilot = trial.pilot, None
+    if pilot is None:
+        return
+    pilot.reserved = None
+    manager.state.reserved.pop(pilot.id, None)
+    manager.supply_changed = manager.apart_due = True
+    for library in pilot.libraries.values():
+        queues.relist_library(manager, library)
+        if library.context.queue.count:
+            manager.returned[library.context] = None
+
+
+# ---- call records
+
+
+def record_progress(state: State, progress: CallProgress) -> None:
+    """A call has said how far it is."""
+    state.reports[progress.call] = progress
+
+
+def record_printed_progress(manager: Manager, call: Call, pace: PaceAdvice) -> None:
+    """A call that does not say how far it is has printed it: its client is told as if it had said so."""
+    state, client = manager.state, call.group.client
+    if call.id in state.reports:
+        return
+    said = state.printed[call.id] = CallProgress(call.id, pace.done, pace.total)
+    if client.connected:
+        manager.tell(client, ProgressReports([said]))
+
+
+def reset_progress(state: State, call: Call) -> None:
+    """A call that ran waits again: what it has printed does not tell how far its next run is."""
+    state.printed.pop(call.id, None)
+
+
+def stream_of(state: State, call: int, run: int) -> StreamFacts:
+    """What is known of the pieces of a call, in this run of it."""
+    facts = state.streams.get(call)
+    if facts is None or facts.run != run:
+        facts = state.streams[call] = StreamFacts(run)
+    return facts
+
+
+def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bool) -> None:
+    """A call is expected to end then: its client is told when the event is over."""
+    said = manager.state.forecasts[call.id] = CallForecast(call.id, ends_at, in_time)
+    manager.forecasts.setdefault(call.group.client, []).append(said)
+
+
+def count_broken_gang(state: State, call: Call) -> int:
+    """The ranks of a gang have lost each other. Returns how often they have by now."""
+    breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
+    state.broken_runs[call.id] = call.sent_at
+    return breaks
+
+
+def count_lost_rank(state: State, call: Call) -> int:
+    """A gang has lost the library of a rank, and its call is not to blame. Returns how often it was broken by now."""
+    state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
+    return state.breaks[call.id]
+
+
+def gang_calls_broken_by(state: State, library: Library, running: Iterable[int]) -> list[Call]:
+    """Gang calls that a library ran when it died, and that were taken away because other ranks noticed that first."""
+    here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
+    # Of ranks that die together one counts; those of a run that was broken off before have nothing to do with it.
+    return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
+
+
+def forgive_broken_gangs(state: State, library: Library) -> None:
+    """A library is lost. If other ranks of its gangs have noticed before, that was no quarrel of theirs."""
+    breaks = state.breaks
+    for id in library.zombies:
+        if id in breaks:
+            breaks[id] -= 1
+            if not breaks[id]:
+                del breaks[id]
+
+
+def drop_records(state: State, call: Call) -> None:
+    """A call has ended."""
+    state.reports.pop(call.id, None)
+    state.printed.pop(call.id, None)
+    state.forecasts.pop(call.id, None)
+    state.streams.pop(call.id, None)
+    state.breaks.pop(call.id, None)
+    state.broken_runs.pop(call.id, None)
+
+
+def drop_records_of_ended(state: State, ends: list[CallEnd]) -> None:
+    """Calls have ended, if they are not open any more."""
+    lists: tuple[dict[int, Any], ...] = (state.reports, state.printed, state.forecasts, state.streams)
+    for kept in lists:
+        if kept:
+            for outcome in ends:
+                if outcome.call not in state.calls:
+                    kept.pop(outcome.call, None)
+
+
+# ---- holding
+
 
 # What a member of a gang that is taken apart has to end by itself, before its library is ended for it.
 GANG_GRACE_S = 10.0
@@ -48,7 +196,7 @@ def takes(manager: Manager, library: Library, call: Call) -> bool:
         library.state is LibraryState.READY
         and library.pilot.state is PilotState.HERE
         and serves(library, group)
-        and library.load < indexing.room(manager, library)
+        and library.load < queues.free_slots(manager, library)
         and library.admits(call)
     )
 
@@ -56,7 +204,7 @@ def takes(manager: Manager, library: Library, call: Call) -> bool:
 def give(manager: Manager, library: Library, call: Call) -> None:
     """A call that is in no queue goes to a library when the event is over."""
     give_all(manager, library, [call])
-    indexing.relist(manager, library)
+    queues.relist_library(manager, library)
 
 
 def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
@@ -72,7 +220,7 @@ def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
         manager.sends[library] = calls
     else:
         batch += calls
-    indexing.gave(library, len(calls), now)
+    queues.note_given(library, len(calls), now)
 
 
 def offer(manager: Manager, library: Library, call: Call) -> None:
@@ -110,7 +258,7 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
     call.sent_at = manager.state.now
     call.note(manager.state.now, f"lib-{library.id} on {library.pilot.id}: {why}")
     library.held[call.id] = call
-    indexing.relist(manager, library)
+    queues.relist_library(manager, library)
 
 
 # ---- they leave them
@@ -156,26 +304,26 @@ def take_out(library: Library, id: int) -> Call | None:
     return library.held.pop(id, None)
 
 
-def ended(manager: Manager, call: Call) -> None:
+def release_ended(manager: Manager, call: Call) -> None:
     """A call has its end: nobody holds it."""
-    let_go(manager, call)
+    release_holder(manager, call)
     call.state = CallState.ENDED
     del manager.state.calls[call.id]
 
 
-def let_go(manager: Manager, call: Call) -> None:
+def release_holder(manager: Manager, call: Call) -> None:
     """A held call is held by nobody any more. A gang's other members are told; one library knows already."""
     if type(call.holder) is Gang:
         withdraw(manager, call, running=True)
     call.holder = None
     if manager.state.trials:
-        reservations.let_go(manager, call)
+        release_reservation(manager, call)
 
 
 def wait_again(manager: Manager, call: Call, *, why: str) -> None:
     """A call that a library held waits again; the caller finds it its place."""
-    let_go(manager, call)
-    call_records.begins_anew(manager.state, call)
+    release_holder(manager, call)
+    reset_progress(manager.state, call)
     call.offered = False
     call.state = CallState.WAITING
     call.note(manager.state.now, why)
@@ -187,7 +335,7 @@ def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
     for call in calls:
         wait_again(manager, call, why=why)
         context = call.group.context
-        queues.come_back(manager, call)
+        queues.wait_again_apart(manager, call)
         manager.returned[context] = None
         manager.dirty[context] = None
 
@@ -204,7 +352,7 @@ def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
             else:
                 library.ended_at = manager.state.now
                 drop(manager, library, call.id, running=running, of_gang=isinstance(holder, Gang))
-            indexing.relist(manager, library)
+            queues.relist_library(manager, library)
     call.holder = None
 
 
@@ -212,7 +360,7 @@ def withdraw_to_queue(manager: Manager, call: Call) -> None:
     """Take a held call away from its libraries, back into its queue without a word: it ends at once."""
     withdraw(manager, call, running=False)
     call.state = CallState.WAITING
-    queues.put_in_place(call)
+    queues.enqueue_in_place(call)
 
 
 def unsend(manager: Manager, library: Library, *, why: str) -> None:
@@ -224,7 +372,7 @@ def unsend(manager: Manager, library: Library, *, why: str) -> None:
         requeue(manager, unsent, why=why)
 
 
-def abandon(manager: Manager, library: Library) -> list[Call]:
+def release_all_of(manager: Manager, library: Library) -> list[Call]:
     """A library is gone. Returns the calls that it held, in order; the caller requeues them."""
     manager.sends.pop(library, None)
     held = list(library.held.values())

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from stoker.manager.core.client import Client
-from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
-from stoker.manager.core.nouns import Call, Context, Library, Pilot
+from stoker.manager.core.events import Command, SetTimer, ToClient, ToPilot
+from stoker.manager.core.nouns import Call, Client, Context, Library, Pilot
 from stoker.manager.core.seams import Changes, Policies, PolicyError
 from stoker.manager.core.state import State
 from stoker.protocol import to_client, to_pilot

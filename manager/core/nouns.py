@@ -1,4 +1,8 @@
-"""The nouns of the manager: calls, contexts, libraries, pilots, devices.
+"""Where calls, libraries and pilots are, as far as the manager knows.
+
+A program that uses the session, as the manager knows it.
+
+The nouns of the manager: calls, contexts, libraries, pilots, devices.
 
 Plain slotted objects that know each other; transitions change them (ARCHITECTURE.md), and policies see them through the
 read-only Protocols of `seams`. What exists only in one state lives in that state's type: a waiting call has no library,
@@ -7,25 +11,116 @@ a held one has exactly one holder (a `Library`, or a `Gang` of them).
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict, deque
 
 import msgspec
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
-from stoker.manager.core.client import Client
-from stoker.manager.core.cost import Cost
+from stoker.manager.core.call_queue import Queue
 from stoker.manager.core.events import ContextAdvice, VerdictAdvice
-from stoker.manager.core.load_index import LoadIndex
-from stoker.manager.core.paces import Paces
-from stoker.manager.core.phases import CallState, LibraryState, PilotState
-from stoker.manager.core.queue import Queue
+from stoker.manager.core.per_context import Cost, LoadIndex, Paces
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
+from stoker.protocol.pace import WorkPace
 from stoker.protocol.recent import Counts
 from stoker.protocol.reliable import Inbox
-from stoker.protocol.to_manager import DeviceFacts, LibraryPhase
+from stoker.protocol.to_manager import DeviceFacts, LibraryPhase, MapReport
+
+# ---- phases
+
+
+class CallState(enum.Enum):
+    """Where a call is."""
+
+    WAITING = "waiting"
+    """In its context's queue."""
+    HELD = "held"
+    """Sent to a library (or a gang of them), which runs it or will."""
+    ENDED = "ended"
+    """Its one end has been made; the object lingers only for its story."""
+
+
+class LibraryState(enum.Enum):
+    """What a library is doing, as far as the manager knows."""
+
+    LOADING = "loading"
+    """Told to start; fetches, starts, loads."""
+    READY = "ready"
+    """Holds its context and serves calls."""
+    STOPPING = "stopping"
+    """Told to stop; it has its memory until the pilot says that it is gone, and what comes in its place waits there."""
+    GONE = "gone"
+    """Ended."""
+
+
+class PilotState(enum.Enum):
+    """What the manager knows of a pilot."""
+
+    HERE = "here"
+    """Connected."""
+    CUT = "cut"
+    """Its connection broke; it may come back with everything it held."""
+    DRAINING = "draining"
+    """Told to end when its running calls are done; gets nothing new."""
+    GONE = "gone"
+    """Ended or lost."""
+
+
+# ---- client
+
+
+class MapRecord:
+    """The last report of an open map, and its pace."""
+
+    __slots__ = ("began_at", "pace", "report")
+
+    def __init__(self, report: MapReport, *, now: float) -> None:
+        self.began_at = now
+        self.report = report
+        self.pace = WorkPace(now)
+
+
+class Client:
+    """Somebody who submits calls."""
+
+    __slots__ = (
+        "connected", "defined", "factory", "first_unacked", "gone", "gone_at", "id", "inbox", "known_ends", "last_call",
+        "maps", "number", "observer", "open_calls", "refusals", "unacked", "unnamed",
+    )  # fmt: skip
+
+    def __init__(self, id: ClientId, *, number: int, observer: bool) -> None:
+        self.id = id
+        self.number = number
+        self.observer = observer
+        self.factory = False
+        """Whether it is the one that submits blocks."""
+        self.connected = True
+        self.gone = False
+        self.gone_at = 0.0
+        self.inbox = Inbox()
+        self.unacked: deque[CallEnd] = deque()
+        self.first_unacked = 0
+        self.defined: set[str] = set()
+        """Keys of the functions and recipes that it has defined."""
+        self.refusals = 0
+        """How many of its events made the core raise."""
+        self.known_ends: int | None = None
+        """From a restart of the manager to the client's next hello: how many ends the journal knew of."""
+        self.unnamed: set[int] | None = None
+        """While the client submits its calls again: those that it has not named yet, of its calls that are open or have
+        ended since the manager came back. It is told of no end meanwhile."""
+        self.last_call = -1
+        """The highest id among its calls."""
+        self.maps: dict[int, MapRecord] = {}
+        """Its open maps, as it reports them."""
+        self.open_calls = 0
+
+
+# ---- nouns
+
 
 # When, and what happened.
 Note = tuple[float, str]

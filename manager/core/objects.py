@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stoker.contexts.recipe import Awareness, ObjectRef, Recipe
-from stoker.manager.core import handing_on, object_plan
+from stoker.manager.core import object_plan
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Pilot
-from stoker.manager.core.peers import Fetch, Peer, Way
-from stoker.manager.core.phases import PilotState
-from stoker.manager.core.transfers import Transfers
+from stoker.manager.core.nouns import Pilot, PilotState
+from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
 from stoker.protocol.to_manager import FetchFailed, ObjectArrival, PilotHello
 
 _BLAMED = 3
@@ -22,7 +20,7 @@ _BLAMED = 3
 # ---- pilots come and go
 
 
-def pilot_came(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
+def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
     """A pilot is here, or here again, with these objects. What it was getting when it was cut off is planned anew."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
@@ -87,7 +85,7 @@ def pilot_drains(manager: Manager, pilot: Pilot) -> float:
     for object in peer.has.values():
         object.open.pop(peer.id, None)
     object_plan.last_resort(transfers, peer)
-    return handing_on.begin(manager, peer)
+    return object_plan.begin_hand_on(manager, peer)
 
 
 # ---- what pilots and clients say
@@ -99,7 +97,7 @@ def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
     object.manifest = object.manifest or manifest
 
 
-def wanted(manager: Manager, pilot: Pilot, refs: Iterable[ObjectRef]) -> None:
+def objects_wanted(manager: Manager, pilot: Pilot, refs: Iterable[ObjectRef]) -> None:
     """A pilot needs objects. Asking again is answered again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
@@ -137,7 +135,7 @@ def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
     transfers.fetch(peer, object)
 
 
-def arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> None:
+def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> None:
     """An object is in a pilot's cache. Peers that failed it, where others did not, are blamed."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
@@ -184,7 +182,7 @@ def _silence(transfers: Transfers, peer: Peer) -> None:
         transfers.withdraw(peer, fetch.object)
 
 
-def gone(manager: Manager, pilot: Pilot, names: Iterable[str]) -> None:
+def objects_gone(manager: Manager, pilot: Pilot, names: Iterable[str]) -> None:
     """Objects have left a pilot's cache, or are not wanted there any more."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
@@ -199,7 +197,7 @@ def gone(manager: Manager, pilot: Pilot, names: Iterable[str]) -> None:
         peer.wants.pop(name, None)
 
 
-def failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
+def fetch_failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
     """Peers, or the origin, did not serve an object to a pilot."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)

@@ -1,4 +1,10 @@
-"""When the calls of a session will be done, as far as it can be known: the one forecast that `stoker status` shows.
+"""The open maps of programs: their progress, and the calls that they have still to submit.
+
+A map submits its calls as earlier ones end, so the calls that are open say little about when it will be done. Its
+program reports its length, its progress, and the number of calls to come (`to_manager.MapReport`): at its start, and
+then once a second at most.
+
+When the calls of a session will be done, as far as it can be known: the one forecast that `stoker status` shows.
 
 A context's calls end at a rate. Where its hot libraries have ended some rounds of calls within the last half minute
 that rate is measured; where calls are longer than that, or libraries are still loading, it is the number of slots over
@@ -7,18 +13,111 @@ slowest context, and at least as long as the device time of all contexts, divide
 
 Without a pilot that is here the time counts from when the first one comes, with what the last pilot of its source had;
 when that is, only the batch system can say.
+
+What if there were one more pilot? A view with things in it that are not there, for the same policies to judge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from stoker.manager.core import maps
-from stoker.manager.core.nouns import Context, Gang, Library
-from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.state import State
+from stoker.manager.core.nouns import (
+    Call,
+    Client,
+    Context,
+    Device,
+    Gang,
+    Library,
+    LibraryState,
+    MapRecord,
+    Pilot,
+    PilotState,
+)
+from stoker.manager.core.seams import View
+from stoker.manager.core.state import Block, SourceState, State
 from stoker.protocol import recent
 from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.calls import CallForecast, CallProgress
+from stoker.protocol.ids import BlockId, ClientId, LibraryId, PilotId
+from stoker.protocol.status import MapStatus
+from stoker.protocol.to_manager import DeviceFacts, MapReport
+
+# ---- maps
+
+
+MOST_MAPS = 1000
+"""A program's open maps that are remembered."""
+
+
+def record_map_report(state: State, client: Client, report: MapReport) -> None:
+    """A map says how far it is."""
+    known = client.maps.get(report.map)
+    if report.over:
+        client.maps.pop(report.map, None)
+        return
+    if known is None:
+        if len(client.maps) >= MOST_MAPS:
+            del client.maps[next(iter(client.maps))]
+        client.maps[report.map] = MapRecord(report, now=state.now)
+        return
+    if report.done > report.kept and known.report.done == known.report.kept:  # results begin when its model is hot
+        known.pace.wait(max([known.began_at, *_hot_since(state, report.context)]))
+    known.pace.add((report.done - report.kept) - (known.report.done - known.report.kept), state.now)
+    known.report = report
+
+
+def _hot_since(state: State, key: str) -> list[float]:
+    """When the first library of a context became ready; empty if none is."""
+    context = state.contexts.get(key)
+    libraries = context.libraries.values() if context is not None else ()
+    ready = [library.ready_at for library in libraries if library.state is LibraryState.READY]
+    return [min(ready)] if ready else []
+
+
+def open_maps(state: State) -> Iterator[tuple[Client, MapRecord]]:
+    """The maps of programs that are here."""
+    for client in state.clients.values():
+        if client.maps and not client.gone:
+            for record in client.maps.values():
+                yield client, record
+
+
+def unsubmitted(state: State, context: Context) -> int:
+    """Calls of a context that maps have still to submit, as far as these know their lengths."""
+    key = context.recipe.key
+    return sum(max(0, record.report.unsent) for _, record in open_maps(state) if record.report.context == key)
+
+
+def has_unknown_length(state: State, context: Context) -> bool:
+    """True if an open map of this context does not know how many items it has: then there is no forecast."""
+    key = context.recipe.key
+    return any(record.report.total < 0 and record.report.context == key for _, record in open_maps(state))
+
+
+def statuses(state: State) -> tuple[MapStatus, ...]:
+    """Every open map."""
+    return tuple(_status(state, client, record) for client, record in open_maps(state))
+
+
+def _status(state: State, client: Client, record: MapRecord) -> MapStatus:
+    report, now = record.report, state.now
+    left_s = record.pace.left_s(report.total - report.done, now) if report.total >= 0 else None
+    context = state.contexts.get(report.context)
+    return MapStatus(
+        function=report.name,
+        client=client.number,
+        context=context.recipe.name if context is not None else "",
+        total=report.total,
+        done=report.done,
+        kept=report.kept,
+        rate=record.pace.per_second(now),
+        left_s=left_s or 0.0,
+    )
+
+
+# ---- outlook
+
 
 _ROUNDS = 2
 """A measured rate counts once every slot has ended about so many calls within its window."""
@@ -37,7 +136,7 @@ class Outlook(NamedTuple):
     pilot_in_s: float = 0.0
 
 
-def of_session(state: State) -> Outlook:
+def session_outlook(state: State) -> Outlook:
     """When all open calls will be done, and those that open maps have still to submit."""
     if not state.calls:
         return Outlook()
@@ -49,7 +148,7 @@ def of_session(state: State) -> Outlook:
     for context in state.contexts.values():
         if not (open_calls := _open(state, context)):
             continue
-        left_s = of_context(state, context)
+        left_s = context_outlook_s(state, context)
         if not left_s:
             return Outlook(0.0, pilot_in_s)
         longest = max(longest, left_s)
@@ -58,12 +157,12 @@ def of_session(state: State) -> Outlook:
     return Outlook(max(longest, device_s / max(1, devices)), pilot_in_s)
 
 
-def of_context(state: State, context: Context) -> float:
+def context_outlook_s(state: State, context: Context) -> float:
     """Seconds until every open call of a context is done, if nothing else came between; 0 = not known (a map does not
     know its length), or none is open. Without a pilot: from when the first one comes."""
     open_calls = _open(state, context)
     rate, _ = _rate(state, context)
-    if open_calls and rate and not maps.has_unknown_length(state, context):
+    if open_calls and rate and not has_unknown_length(state, context):
         return _ready_in_s(state, context) + open_calls / rate
     return 0.0
 
@@ -74,7 +173,7 @@ def start_in_s(state: State, context: Context, before: int) -> float:
     return _ready_in_s(state, context) + (before + 1) / rate if rate and _libraries(context) else 0.0
 
 
-def held(context: Context) -> int:
+def held_calls(context: Context) -> int:
     """Calls that the libraries of a context hold. Each member of a gang holds its call, which counts once."""
     return sum(_held(library) for library in context.libraries.values())
 
@@ -89,7 +188,7 @@ def _held(library: Library) -> int:
 
 def _open(state: State, context: Context) -> int:
     """Calls that are to end: those that are here, and those that open maps have still to submit."""
-    return context.queue.count + held(context) + maps.unsubmitted(state, context)
+    return context.queue.count + held_calls(context) + unsubmitted(state, context)
 
 
 def _libraries(context: Context) -> list[tuple[int, LibraryState]]:
@@ -158,3 +257,95 @@ def _first_pilot_in_s(state: State) -> float:
         if block.coming and block.phase is BlockPhase.PENDING and block.expected_at > state.now
     ]
     return min(waits, default=0.0)
+
+
+# ---- overlay
+
+
+def imagine_pilot(id: PilotId, devices: tuple[DeviceFacts, ...], now: float) -> Pilot:
+    """A pilot that could exist."""
+    pilot = Pilot(id, host=id, pid=0, block="", folder="", now=now)
+    for facts in devices:
+        pilot.devices[facts.device] = Device(pilot, facts, now)
+    return pilot
+
+
+def with_pilots(view: View, pilots: Iterable[Pilot], *, now: float | None = None) -> View:
+    """A view in which these pilots are here as well, at this time (None: as it is)."""
+    return Overlay(view, pilots, now=view.now if now is None else now)
+
+
+class Overlay:
+    """A view over another one, at another time and with more pilots. Nothing under it is changed."""
+
+    def __init__(self, view: View, pilots: Iterable[Pilot], *, now: float) -> None:
+        self._view = view
+        self._more = {pilot.id: pilot for pilot in pilots}
+        self._now = now
+        self._pilots = {**view.pilots, **self._more}
+
+    @property
+    def now(self) -> float:
+        """The time that is imagined."""
+        return self._now
+
+    @property
+    def pilots(self) -> Mapping[PilotId, Pilot]:
+        """Those that are here, and those that could be."""
+        return self._pilots
+
+    @property
+    def ends_per_s(self) -> int:
+        """As it is."""
+        return self._view.ends_per_s
+
+    @property
+    def contexts(self) -> Mapping[str, Context]:
+        """As they are."""
+        return self._view.contexts
+
+    @property
+    def calls(self) -> Mapping[int, Call]:
+        """As they are."""
+        return self._view.calls
+
+    @property
+    def libraries(self) -> Mapping[LibraryId, Library]:
+        """As they are."""
+        return self._view.libraries
+
+    @property
+    def hungry(self) -> Mapping[str, Context]:
+        """As they are."""
+        return self._view.hungry
+
+    @property
+    def reports(self) -> Mapping[int, CallProgress]:
+        """As they are."""
+        return self._view.reports
+
+    @property
+    def forecasts(self) -> Mapping[int, CallForecast]:
+        """As they are."""
+        return self._view.forecasts
+
+    @property
+    def sources(self) -> Mapping[str, SourceState]:
+        """As they are."""
+        return self._view.sources
+
+    @property
+    def blocks(self) -> Mapping[BlockId, Block]:
+        """As they are."""
+        return self._view.blocks
+
+    @property
+    def most_pilots(self) -> Mapping[ClientId, int]:
+        """As they are."""
+        return self._view.most_pilots
+
+    def devices(self) -> Iterator[Device]:
+        """Devices that are there, then those that could be."""
+        yield from self._view.devices()
+        for pilot in self._more.values():
+            yield from pilot.devices.values()

@@ -1,25 +1,36 @@
 """What the session knows by name: clients, functions, contexts, and groups of calls. This file alone adds and forgets.
 
 What a client has defined is kept while the client is, an open call needs it, or a library holds it.
+
+How many libraries of a context there may be, and how long an idle one stays: what several programs wish for
+together. This file alone writes that into contexts.
+
+Each program that is here is kept its word as far as that can be: the largest `least`, the smallest `most` and the
+longest `keep_alive_s` hold, and `most` before `least`. After the last of them has left, what it wished for goes on to
+hold until another program names limits; but `least`, which costs devices, only holds for programs that are here.
+What a program that has left wished for is remembered while the session knows the program, for it may come back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain
 
-from stoker.contexts.recipe import Recipe
-from stoker.manager.core import variants
-from stoker.manager.core.client import Client
-from stoker.manager.core.commands import AskAdvice
-from stoker.manager.core.cost import Cost
+import msgspec
+
+from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
+from stoker.manager.core import queues
+from stoker.manager.core.events import AskAdvice, OfContext, OfFunction
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Context, Group
+from stoker.manager.core.nouns import Client, Context, Group
+from stoker.manager.core.per_context import Cost
 from stoker.manager.core.state import State
-from stoker.manager.core.subjects import OfContext, OfFunction
 from stoker.protocol.calls import CallOptions
 from stoker.protocol.ids import ClientId, FunctionKey, RecipeKey
 from stoker.protocol.to_pilot import FunctionBlob
+
+# ---- registry
+
 
 # The session remembers the numbers of at most this many clients that it has forgotten, so that calls of theirs that a
 # pilot still reports are not taken for calls of a program that is to come back.
@@ -46,7 +57,7 @@ def add_client(state: State, id: ClientId, number: int) -> Client:
     return client
 
 
-def leave_gap(state: State) -> None:
+def skip_client_numbers(state: State) -> None:
     """Begin the next clients' numbers at a round one behind those that may have been given away."""
     state.next_client += CLIENT_GAP - state.next_client % CLIENT_GAP
 
@@ -91,7 +102,7 @@ def define_context(manager: Manager, recipe: Recipe) -> Context:
     return context
 
 
-def ask_again(manager: Manager) -> None:
+def ask_advice_again(manager: Manager) -> None:
     """The manager is back: questions that nobody has answered are lost, so what was never measured is asked about."""
     state = manager.state
     for context in state.contexts.values():
@@ -118,11 +129,11 @@ def group_of(manager: Manager, client: Client, function: FunctionBlob, context: 
             cost = state.costs[about] = Cost(function, RecipeKey(context.recipe.key))
             manager.out.append(AskAdvice(OfFunction(function.key, cost.recipe), function.measured_as))
         group = state.groups[key] = Group(key, client, context, cost, options)
-        variants.note(context, [state.contexts[other] for other in options.variants if other in state.contexts])
+        queues.note_variants(context, [state.contexts[other] for other in options.variants if other in state.contexts])
     return group
 
 
-def closed(state: State, group: Group) -> None:
+def group_closed(state: State, group: Group) -> None:
     """None of a group's calls is open: it is kept, if there are not too many, since more of the kind may come."""
     if len(state.groups) > KEPT_GROUPS:
         state.groups.pop(group.key, None)
@@ -191,7 +202,7 @@ def forget_unused(manager: Manager) -> bool:
 def _forget_context(manager: Manager, context: Context) -> None:
     state, key = manager.state, context.recipe.key
     del state.contexts[key]
-    variants.forget(context)
+    queues.forget_variants(context)
     manager.dirty.pop(context, None)
     manager.returned.pop(context, None)
     for about in [about for about in state.transfers.snapshots if about[0] == key]:
@@ -205,3 +216,51 @@ def _forget_objects(state: State) -> None:
     for name, object in list(transfers.objects.items()):
         if name not in named and not object.holders and not object.fetches and name not in transfers.needy:
             del transfers.objects[name]
+
+
+# ---- limits
+
+
+_HONOURED = frozenset({"min_libraries", "max_libraries", "keep_alive"})
+
+
+def set_client_limits(manager: Manager, client: Client, context: Context, limits: LibraryLimits) -> bool:
+    """A program names limits for a context, instead of those that it named before. True if others hold from now on.
+    `NO_LIMITS` is no word on them; but where the policy honours no limits, it takes back what was refused."""
+    if limits == NO_LIMITS:
+        if not _are_honoured(manager):
+            context.said_limits.pop(client.id, None)
+        return False
+    known = manager.state.clients
+    context.said_limits = {id: each for id, each in context.said_limits.items() if id in known} | {client.id: limits}
+    return _settle(manager, context)
+
+
+def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
+    """A program has left, or is back. Returns the contexts for which other limits hold from now on."""
+    said_some = [each for each in manager.state.contexts.values() if client.id in each.said_limits]
+    return [context for context in said_some if _settle(manager, context)]
+
+
+def _settle(manager: Manager, context: Context) -> bool:
+    if not _are_honoured(manager):
+        return False  # calls with limits are refused
+    clients = manager.state.clients
+    here = [each for id, each in context.said_limits.items() if id in clients and not clients[id].gone]
+    limits = combine_limits(here) if here else msgspec.structs.replace(context.limits, least=0)
+    if limits == context.limits:
+        return False
+    context.limits = limits
+    return True
+
+
+def _are_honoured(manager: Manager) -> bool:
+    return manager.policies.residency.honours >= _HONOURED
+
+
+def combine_limits(limits: Collection[LibraryLimits]) -> LibraryLimits:
+    """What holds of several."""
+    most = min((each.most for each in limits if each.most), default=0)
+    least = max((each.least for each in limits), default=0)
+    kept = [each.keep_alive_s for each in limits if each.keep_alive_s is not None]
+    return LibraryLimits(min(least, most) if most else least, most, max(kept, default=None))

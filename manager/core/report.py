@@ -1,21 +1,35 @@
-"""The whole session at one moment, for `stoker status`, progress bars and programs."""
+"""The whole session at one moment, for `stoker status`, progress bars and programs.
+
+Which calls there are, for `stoker calls`: some of each state, and how many of each there are in all.
+
+There may be a million of them, and the manager serves calls meanwhile: waiting ones are read off the heads of the
+queues, running ones from the libraries that hold them, failed ones from those that are kept for their stories.
+"""
 
 from __future__ import annotations
 
-from stoker.manager.core import block_words, fitness, losses, maps, object_report, outlook, own_blocks
-from stoker.manager.core.nouns import Context, Device, Library, Pilot
-from stoker.manager.core.phases import LibraryState, PilotState
+import heapq
+from collections.abc import Iterator
+from itertools import islice
+
+from stoker.manager.core import blame, blocks, ending, object_plan, outlook, story
+from stoker.manager.core.nouns import Call, Context, Device, Gang, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
 from stoker.protocol import recent, to_client
+from stoker.protocol.ids import show_call, show_library
+from stoker.protocol.listed import ListedCall, ListedState
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, StoryLine
-from stoker.units import show_line
+from stoker.protocol.to_client import Calls
+from stoker.units import first_words, show_line
+
+# ---- report
 
 
-def status(state: State) -> to_client.Status:
+def session_status(state: State) -> to_client.Status:
     """Everything that `stoker status` shows."""
     queued = sum(context.queue.count for context in state.contexts.values())
-    left = outlook.of_session(state)
+    left = outlook.session_outlook(state)
     refused = dict(state.refused)
     by_pilots = sum(pilot.refused_frames for pilot in state.pilots.values())
     if by_pilots:
@@ -32,29 +46,29 @@ def status(state: State) -> to_client.Status:
         pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
         libraries=tuple(_library(state, x) for x in state.libraries.values()),
         contexts=tuple(_context(state, x) for x in state.contexts.values()),
-        blocks=own_blocks.standing(state),
+        blocks=story.own_block_states(state),
         lost_pilots=state.lost_pilots,
         rerun_calls=state.rerun_calls,
         refused=refused,
         cancelled=state.cancelled,
         gone_pilots=state.pilots_gone,
-        emptied_blocks=own_blocks.emptied(state),
-        jobs=tuple(block_words.tell(state.now, block) for block in state.blocks.values()),
+        emptied_blocks=story.emptied_own_blocks(state),
+        jobs=tuple(story.block_status(state.now, block) for block in state.blocks.values()),
         trouble=_trouble(state),
-        objects=object_report.statuses(state),
+        objects=object_plan.object_statuses(state),
         ended_blocks=dict(state.ended_blocks),
-        losses=losses.by_reason(state),
+        losses=blocks.losses_by_reason(state),
         pilot_in_s=left.pilot_in_s,
-        maps=maps.statuses(state),
+        maps=outlook.statuses(state),
         notices=tuple(StoryLine(at, text) for text, at in state.notices.items()),
     )
 
 
 def _trouble(state: State) -> dict[str, str]:
-    said = {name: source.trouble or block_words.failing(source) for name, source in state.sources.items()}
+    said = {name: source.trouble or story.source_failure(source) for name, source in state.sources.items()}
     said["factory"] = state.factory_trouble
-    said["peers"] = object_report.trouble(state)
-    said |= fitness.troubles(state)
+    said["peers"] = object_plan.object_trouble(state)
+    said |= blame.pilot_troubles(state)
     for pilot in state.pilots.values():
         if pilot.troubles:
             said[pilot.id] = "; ".join(filter(None, (*pilot.troubles, said.get(pilot.id, ""))))
@@ -101,7 +115,7 @@ def _library(state: State, library: Library) -> LibraryStatus:
         library=library.id,
         recipe=library.context.recipe.name,
         state=library.state.value,
-        phase=object_report.phase(state, library) if library.state is LibraryState.LOADING else "",
+        phase=object_plan.fetch_phase(state, library) if library.state is LibraryState.LOADING else "",
         pilot=library.pilot.id,
         devices=tuple(d.id for d in library.devices),
         running=min(len(library.held), library.slots),
@@ -123,7 +137,7 @@ def _context(state: State, context: Context) -> ContextStatus:
         hot=states.count(LibraryState.READY),
         loading=states.count(LibraryState.LOADING),
         queued=context.queue.count,
-        running=outlook.held(context),
+        running=outlook.held_calls(context),
         loads=context.loads,
         ended=context.ended,
         load_s=context.load_s,
@@ -135,6 +149,96 @@ def _context(state: State, context: Context) -> ContextStatus:
         last_failure=show_line(context.last_failure.message) if context.last_failure is not None else "",
         arguments=context.recipe.arguments,
         rate=recent.per_second(context.rate, now=state.now),
-        left_s=outlook.of_context(state, context),
+        left_s=outlook.context_outlook_s(state, context),
         served=context.served,
     )
+
+
+# ---- call list
+
+
+MOST = 1000
+"""So many calls of each state are listed at most."""
+_MOST_EXAMINED = 10_000
+"""Entries of a queue that are looked at for them."""
+
+FAILED = ("raised an exception in your code", "ended without a result")
+"""How the last word of a failed call's story begins."""
+_CANCELLED = "ended without a result (cancelled)"
+
+
+def list_calls(state: State, *, limit: int, only: ListedState | None) -> Calls:
+    """Up to `limit` calls of each state, or of one alone: those that have run longest, the next in turn, the last that
+    failed."""
+    limit = max(0, min(limit, MOST))
+    listers = {ListedState.RUNNING: _running, ListedState.WAITING: _waiting, ListedState.FAILED: _failed}
+    calls = [
+        call for kind, lister in listers.items() if only in (None, kind) for call in islice(lister(state, limit), limit)
+    ]
+    waiting = sum(context.queue.count for context in state.contexts.values())
+    return Calls(
+        state.session,
+        len(state.calls) - waiting,
+        waiting,
+        state.failures,
+        tuple(calls),
+        ending.list_failure_groups(state),
+    )
+
+
+def _running(state: State, limit: int) -> Iterator[ListedCall]:
+    longest = heapq.nsmallest(limit, _held(state, limit), key=lambda held: (held[2].sent_at, held[2].id))
+    for library, ahead, call in longest:
+        where = tuple(map(_place, call.holder.members if isinstance(call.holder, Gang) else (library,)))
+        yield _listed(state, call, ListedState.RUNNING, state.now - call.sent_at, where=where, ahead=ahead)
+
+
+def _held(state: State, limit: int) -> Iterator[tuple[Library, int, Call]]:
+    """The first calls of every library, and how many are before each that it does not run yet. Of a gang's members the
+    first counts."""
+    for library in state.libraries.values():
+        for position, call in enumerate(islice(library.held.values(), limit)):
+            if not isinstance(call.holder, Gang) or call.holder.members[0] is library:
+                yield library, max(0, position - library.slots + 1), call
+
+
+def _waiting(state: State, limit: int) -> Iterator[ListedCall]:
+    """The next of each context, by priority and then as they came, as if one device served all contexts in turn."""
+    heads = [
+        context.queue.first(limit, looks=_MOST_EXAMINED) for context in state.contexts.values() if context.queue.count
+    ]
+    for call in heapq.merge(*heads, key=lambda call: call.group.context.queue.rank(call)):
+        yield _listed(state, call, ListedState.WAITING, state.now - call.submitted_at)
+
+
+def _failed(state: State, limit: int) -> Iterator[ListedCall]:
+    del limit  # few are kept
+    for call in reversed(state.failed.values()):
+        at, how = next(((at, text) for at, text in reversed(call.notes) if text.startswith(FAILED)), (0.0, ""))
+        if how and not how.startswith(_CANCELLED):
+            yield _listed(state, call, ListedState.FAILED, state.now - at, error=first_words(how))
+
+
+def _listed(
+    of: State,
+    call: Call,
+    state: ListedState,
+    since_s: float,
+    *,
+    where: tuple[str, ...] = (),
+    ahead: int = 0,
+    error: str = "",
+) -> ListedCall:
+    context: Context = call.group.context
+    report, forecast = of.reports.get(call.id) or of.printed.get(call.id), of.forecasts.get(call.id)
+    due_at = call.group.options.objective.deadline_at
+    return ListedCall(
+        show_call(call.id), call.group.function.name, context.recipe.name, state, since_s, where, ahead, error,
+        *((report.done, report.total, report.metric) if report is not None else (0.0, 0.0, 0.0)),
+        due_in_s=due_at - of.now if due_at else None,
+        ends_in_s=forecast.ends_at - of.now if forecast is not None else None,
+    )  # fmt: skip
+
+
+def _place(library: Library) -> str:
+    return f"{library.pilot.id}/{show_library(library.id)}"

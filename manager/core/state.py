@@ -1,22 +1,258 @@
-"""Everything that the manager knows, in one object."""
+"""Where pilots come from: the sources that site files name, and the blocks that were asked of them.
+
+What calls have lost while they ran: the evidence that `suspects` judges by.
+
+Everything that the manager knows, in one object.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
 
-from stoker.manager.core.client import Client
-from stoker.manager.core.cost import Cost
-from stoker.manager.core.nouns import Call, Context, CountedFailures, Device, Group, Library, Pilot
-from stoker.manager.core.phases import PilotState
-from stoker.manager.core.sources import Block, SourceState
+import msgspec
+
+from stoker.manager.core.nouns import Call, Client, Context, CountedFailures, Device, Group, Library, Pilot, PilotState
+from stoker.manager.core.per_context import Cost
 from stoker.manager.core.transfers import Transfers
-from stoker.manager.core.trials import Trial
-from stoker.protocol.blocks import LossReason
-from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
-from stoker.protocol.ids import BlockId, ClientId, FunctionKey, LibraryId, PilotId
+from stoker.protocol.blocks import BlockPhase, LossReason, Source
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, Failure, Printed
+from stoker.protocol.ids import BlockId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.protocol.recent import Counts
+from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import FunctionBlob
+
+# ---- sources
+
+
+# The last so many notes of a block are kept, and its first.
+KEPT_BLOCK_NOTES = 50
+
+
+class SourceState:
+    """A source of pilots, and how it has done lately."""
+
+    __slots__ = (
+        "abandoned", "blocks", "coming", "devices", "failed_at", "failures", "filling", "held_for", "hold",
+        "last_failure", "short_lived", "source", "staying", "stopped", "trouble", "useless",
+    )  # fmt: skip
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.blocks: dict[BlockId, Block] = {}
+        """Those that are not over."""
+        self.abandoned: dict[BlockId, None] = {}
+        """Of these, those whose jobs are cancelled because their pilots were lost: a batch system that misses the node
+        may say for long that they run, and they stand in nobody's way."""
+        self.staying: dict[BlockId, None] = {}
+        """Blocks that were not let go."""
+        self.coming: dict[BlockId, None] = {}
+        """Of these in turn, those from which pilots may still come."""
+        self.filling: dict[BlockId, None] = {}
+        """Of those that stay, those that have brought some of their pilots: of several nodes, or tasks of an array."""
+        self.devices: tuple[DeviceFacts, ...] = ()
+        """What the last pilot had that came from here."""
+        self.failures = 0
+        """Blocks that were refused or brought no pilot, since one did."""
+        self.short_lived = 0
+        """Blocks whose pilots died young and had loaded nothing, since one loaded something or grew old."""
+        self.failed_at = 0.0
+        self.last_failure = ""
+        self.useless = False
+        """Whether the last failure was a block whose pilots came, without a device that can be used."""
+        self.held_for = ""
+        """What its last block was held for by the batch system; empty once a block ended otherwise."""
+        self.hold = ""
+        """That hold in the batch system's words, and what to do about it."""
+        self.stopped = ""
+        """Why no block is asked of it any more, and what to do; empty while it goes on."""
+        self.trouble = ""
+        """What is wrong with its batch system just now, in that one's words."""
+
+    @property
+    def room(self) -> int:
+        """How many more blocks it may have. Abandoned ones leave their room to others, up to as many again."""
+        most = self.source.most
+        return min(most - (len(self.blocks) - len(self.abandoned)), 2 * most - len(self.blocks))
+
+
+class Block:
+    """A batch job that brings pilots, or is to."""
+
+    __slots__ = (
+        "abandoned", "brought", "brought_at", "emptied_at", "expected_at", "held_for", "holds", "id", "job", "leaving",
+        "loss", "notes", "phase", "pilots", "proved", "reason", "since", "source", "unsettled",
+    )  # fmt: skip
+
+    def __init__(self, id: BlockId, source: SourceState, now: float) -> None:
+        self.id = id
+        self.source = source
+        self.phase = BlockPhase.ASKED
+        self.since = now
+        self.job = ""
+        self.reason = ""
+        self.expected_at = 0.0
+        self.emptied_at: float | None = None
+        """When the last of its pilots went although its job runs; None while one is here or may still come."""
+        self.held_for = ""
+        """What its job was last held for by the batch system; empty if it was not."""
+        self.holds = 0
+        """How often the batch system has held its job."""
+        self.abandoned = False
+        """Whether it was let go because of that."""
+        self.loss: LossReason | None = None
+        """Why its job does not run any more, in the batch system's view; None: it runs, or nobody says."""
+        self.unsettled: dict[PilotId, Pilot] = {}
+        """Lost pilots of its for which the batch system has not named the reason yet (see `losses`)."""
+        self.leaving = ""
+        """Why it was let go; empty while it was not."""
+        self.pilots: dict[PilotId, None] = {}
+        """Those that are here (or cut off)."""
+        self.brought = 0
+        """Pilots that ever came from it."""
+        self.brought_at = 0.0
+        """When the first of them came."""
+        self.proved = False
+        """Whether something was loaded on one of them."""
+        self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
+
+    def note(self, now: float, text: str) -> None:
+        """Remember something for the block's story."""
+        self.notes.append((now, text))
+        del self.notes[1:-KEPT_BLOCK_NOTES]
+
+    def found(self, now: float) -> None:
+        """It was not asked for, as far as the manager knows: its story begins when it was found."""
+        self.notes[:1] = [(now, f"found in the batch system of source {self.source.source.name}")]
+
+    @property
+    def staying(self) -> bool:
+        """Whether it was not let go."""
+        return not self.leaving
+
+    @property
+    def coming(self) -> bool:
+        """Whether pilots may still come from it."""
+        return not self.leaving and not self.pilots and self.emptied_at is None
+
+    @property
+    def filling(self) -> bool:
+        """Whether it runs and has brought some of its pilots, not all."""
+        return not self.coming and not self.leaving and 0 < self.brought < self.source.source.nodes
+
+
+# ---- trials
+
+
+class Loss:
+    """A pilot or library that was lost while a call may have run there (see `suspects`)."""
+
+    __slots__ = ("alone", "at", "failure", "library", "memory_bytes", "pilot", "printed", "ran_s")
+
+    def __init__(
+        self,
+        at: float,
+        pilot: Pilot,
+        library: LibraryId,
+        ran_s: float,
+        alone: bool,
+        failure: Failure | None,
+        memory_bytes: int,
+        printed: Printed | None,
+    ) -> None:
+        self.at = at
+        self.pilot = pilot
+        self.library = library
+        self.ran_s = ran_s
+        self.alone = alone
+        """Whether nothing else can have been the cause: nothing else ran on the pilot."""
+        self.failure = failure
+        """How the library died, where its pilot lives."""
+        self.memory_bytes = memory_bytes
+        """The most that the library was measured to use while the call ran; 0 = not known."""
+        self.printed = printed
+        """The call's output, as far as it is known where that begins."""
+
+    @property
+    def counts(self) -> bool:
+        """True unless the pilot is back, or went for another reason."""
+        return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
+
+    @property
+    def is_settled(self) -> bool:
+        """True if no better reason can come any more."""
+        return self.failure is not None or self.pilot.loss_settled
+
+
+class Cut:
+    """A call that ran when the walltime of its pilot was over."""
+
+    __slots__ = ("library", "log", "pilot", "ran_s", "walltime_s", "whole")
+
+    def __init__(
+        self,
+        ran_s: float,
+        walltime_s: float,
+        whole: bool,
+        pilot: PilotId,
+        library: LibraryId,
+        log: str,
+    ) -> None:
+        self.ran_s = ran_s
+        self.walltime_s = walltime_s
+        self.whole = whole
+        """Whether no pilot could have given it much more time."""
+        self.pilot = pilot
+        self.library = library
+        self.log = log
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """That a pilot's infrastructure failed a call (see `faults`). `devices`: which devices did; empty: the node did.
+    `avoided_until`: the call is not sent there before; `pauses_until`: nor anywhere."""
+
+    at: float
+    pilot: PilotId
+    devices: frozenset[DeviceId]
+    avoided_until: float
+    pauses_until: float
+    failure: Failure
+
+
+class Trial:
+    """What a call has lost that is not done yet (see `suspects`, `faults`)."""
+
+    __slots__ = ("cuts", "faults", "losses", "pilot", "saved")
+
+    def __init__(self) -> None:
+        self.losses: list[Loss] = []
+        self.cuts: list[Cut] = []
+        self.faults: list[Fault] = []
+        self.saved = b""
+        """What it had saved of its progress when the last of these happened."""
+        self.pilot: Pilot | None = None
+        """The pilot that is reserved for it."""
+
+    def gets_on(self, saved: bytes) -> None:
+        """The call has saved something since this was written: it is written anew."""
+        self.saved = saved
+        self.losses.clear()
+        self.cuts.clear()
+        self.faults.clear()
+
+    @property
+    def counted(self) -> list[Loss]:
+        """Losses that count against the call."""
+        return [loss for loss in self.losses if loss.counts]
+
+    @property
+    def longest_s(self) -> float:
+        """The longest that it ran before it was cut off."""
+        return max((cut.ran_s for cut in self.cuts), default=0.0)
+
+
+# ---- state
+
 
 JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have said anew what they hold"
 """A notice of the session."""

@@ -1,4 +1,11 @@
-"""Why a call, pilot, library or context is where it is: what `stoker explain` prints.
+"""Blocks that a program starts by itself, through Parsl: on this machine, or with a provider of Parsl's.
+
+The program says now and then how they are; between two such words the manager knows better from the pilots that came.
+People write such a block as they write the manager's own: Parsl's block 0 is `b0`.
+
+Blocks and sources in words.
+
+Why a call, pilot, library or context is where it is: what `stoker explain` prints.
 
 Ordinary steps are told from the fields of the nouns; what was out of the ordinary is in their notes. Times are the
 manager's, in seconds; the shell turns them into the wall clock's.
@@ -9,18 +16,108 @@ from __future__ import annotations
 import msgspec
 
 from stoker.contexts.inference.adapter import EngineLoad
-from stoker.manager.core import fitness, judging, object_report, outlook, own_blocks, variants
-from stoker.manager.core.block_words import failing, in_words
+from stoker.manager.core import blame, object_plan, outlook, queues
 from stoker.manager.core.ending import place_of
-from stoker.manager.core.nouns import Call, Context, Gang, Library, Note, Pilot
-from stoker.manager.core.phases import CallState, LibraryState, PilotState
-from stoker.manager.core.sources import Block
-from stoker.manager.core.state import State
+from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Note, Pilot, PilotState
+from stoker.manager.core.state import Block, SourceState, State
 from stoker.protocol import to_client
-from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.blocks import BlockPhase, BlockStatus
 from stoker.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_block, show_call, show_library
+from stoker.protocol.show_blocks import READ_JOB, SILENT_S, is_suspended
 from stoker.protocol.status import StoryLine
 from stoker.units import show_about, show_bytes, show_line, show_seconds
+
+# ---- own blocks
+
+
+_NOT_STARTED = ("pending", "unknown", "held")
+_OVER = ("completed", "failed", "cancelled", "timeout", "missing", "scaled_in")
+_RUNNING = "running"
+
+
+def own_block_states(state: State) -> dict[str, str]:
+    """How each block is: what its program said last, unless its pilots or the end of the session say more."""
+    came = {pilot.block for pilots in (state.pilots, state.gone_pilots) for pilot in pilots.values()}
+    return {block: _now(state, text, came=block in came) for block, text in state.said_blocks.items()}
+
+
+def emptied_own_blocks(state: State) -> tuple[str, ...]:
+    """Blocks that have brought pilots and have none now, as their program calls them."""
+    here = {pilot.block for pilot in state.pilots.values()}
+    left = {pilot.block for pilot in state.gone_pilots.values()} - here
+    return tuple(block for block in state.said_blocks if block in left)
+
+
+def own_block_story(state: State, subject: str) -> tuple[str, list[Note]] | None:
+    """The headline of a block that is written as `b0`, and what happened to it; None if there is none."""
+    found = next(((block, how) for block, how in own_block_states(state).items() if show_block(block) == subject), None)
+    if found is None:
+        return None
+    block, how = found
+    pilots = [each for known in (state.gone_pilots, state.pilots) for each in known.values() if each.block == block]
+    names = f", pilots {', '.join(pilot.id for pilot in pilots)}" if pilots else ", no pilot has come from it"
+    notes = [(at, f"{pilot.id}: {text}") for pilot in pilots for at, text in pilot.notes]
+    return f"block that the program started itself: {how}{names}", notes
+
+
+def _now(state: State, said: str, *, came: bool) -> str:
+    word = said.partition(":")[0]
+    if word in _OVER:
+        return said
+    if state.ending:
+        return "ended with the session" if came or word not in _NOT_STARTED else "ended before a pilot came"
+    return _RUNNING if came and word in _NOT_STARTED else said
+
+
+# ---- block words
+
+
+def block_status(now: float, block: Block) -> BlockStatus:
+    """A block for `stoker status`."""
+    return BlockStatus(
+        block=block.id,
+        source=block.source.source.name,
+        phase=block.phase.value,
+        job=block.job,
+        reason=block.leaving if block.leaving and not block.reason else block.reason,
+        since_s=now - block.since,
+        expected_in_s=max(0.0, block.expected_at - now) if block.expected_at else 0.0,
+        pilots=tuple(block.pilots),
+        emptied_s=max(0.001, now - block.emptied_at) if block.emptied_at is not None else 0.0,
+        leaving=bool(block.leaving),
+    )
+
+
+def block_in_words(now: float, block: Block) -> str:
+    """`pending: Priority, expected to start in 11 min`."""
+    words = block.phase.value + (f": {block.reason}" if block.reason else "")
+    if block.expected_at > now and block.phase is BlockPhase.PENDING:
+        words += f", expected to start in {show_seconds(block.expected_at - now)}"
+    silent = block.phase is BlockPhase.RUNNING and block.coming and now - block.since > SILENT_S
+    if silent and not is_suspended(block.reason):
+        words += f" for {show_seconds(now - block.since)} without a pilot: {READ_JOB}"
+    return words
+
+
+def source_failure(source: SourceState) -> str:
+    """What the last blocks of a source say that were of no use; empty if there is nothing to say."""
+    if source.stopped:
+        return f"no more jobs are asked for: {source.stopped}"
+    if source.hold:
+        return f"a job was held: {source.hold}"
+    times = source.failures or source.short_lived
+    if source.failures:
+        often = f", {times} times in a row" if times > 1 else ""
+        said = f"its last block was of no use{often}" if source.useless else f"no pilot came of its last block{often}"
+    elif times > 1:
+        said = f"{times} blocks in a row brought pilots that loaded nothing"
+    else:
+        return ""
+    return f"{said}: {source.last_failure}"
+
+
+# ---- story
+
 
 IN_JOURNAL = "ended; its story is in the journal"
 """What is said of a call that ended well: the manager forgets it, its journal does not."""
@@ -34,7 +131,7 @@ _Told = tuple[str, list[Note]]
 """A headline, and what happened."""
 
 
-def tell(state: State, subject: str) -> to_client.Story:
+def tell_story(state: State, subject: str) -> to_client.Story:
     """The story of a subject by its name, or by the beginning of one name alone; `found` is False for any other."""
     told = _by_name(state, subject)
     if told is not None:
@@ -68,7 +165,7 @@ def _by_name(state: State, subject: str) -> _Told | None:
     block = state.blocks.get(BlockId(subject)) or state.past_blocks.get(BlockId(subject))
     if block is not None:
         return _of_block(state, block)
-    told = own_blocks.tell(state, subject)
+    told = own_block_story(state, subject)
     if told is not None:
         return told
     if subject.startswith("lib-"):
@@ -119,7 +216,7 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
         notes.append((state.now, expected))
     if call.state is CallState.WAITING:
         since = show_seconds(state.now - call.submitted_at)
-        before, apart = _before(call), judging.why_apart(state, call)
+        before, apart = _before(call), blame.why_apart(state, call)
         notes.append((state.now, f"waits for {since}: {_why_not_running(state, call)}"))
         starts_in_s = 0.0 if apart else outlook.start_in_s(state, context, before)
         if starts_in_s and not expected:
@@ -160,7 +257,7 @@ def _why_not_running(state: State, call: Call) -> str:
     if call.state is CallState.WAITING:
         before = _before(call)
         behind = f"behind {_calls(before)} of the same context; " if before else ""
-        return judging.why_apart(state, call) or behind + waits_for(state, call.group.context)
+        return blame.why_apart(state, call) or behind + waits_for(state, call.group.context)
     ahead = _ahead(call) if call.state is CallState.HELD else 0
     return f"{ahead} {'call is' if ahead == 1 else 'calls are'} before it in that library" if ahead else ""
 
@@ -224,7 +321,7 @@ def waits_for(state: State, context: Context) -> str:
         at, what = last.notes[-1]
         ago = f"{show_seconds(state.now - at)} ago: {what.removeprefix('gone: ')}"
         return f"no pilot is here any more (the last one, {last.id}, {ago}; {blocks})"
-    able = list(variants.libraries_for(context))
+    able = list(queues.libraries_for(context))
     ready = [x for x in able if x.state is LibraryState.READY]
     loading = [x for x in able if x.state is LibraryState.LOADING]
     stopping = [x for x in able if x.state is LibraryState.STOPPING]
@@ -251,10 +348,10 @@ def waits_for(state: State, context: Context) -> str:
         usual = f", usually {show_seconds(context.load_s)}" if context.load_s else ""
         devices = ", ".join(f"{x.devices[0].id} of {x.pilot.id}" for x in loading[:3])
         since = show_seconds(state.now - first.started_at)
-        return f"{name} is on its way ({object_report.phase(state, first)}) on {devices} for {since}{usual}"
+        return f"{name} is on its way ({object_plan.fetch_phase(state, first)}) on {devices} for {since}{usual}"
     if stopping:
         return f"a library of {name} is stopping{_limited(context)}"
-    lacking = [why for pilot in here if (why := fitness.unfit(pilot, context.recipe.key, state.now))]
+    lacking = [why for pilot in here if (why := blame.why_unfit(pilot, context.recipe.key, state.now))]
     if lacking:
         return f"{len(lacking)} of {len(here)} pilots that are here cannot hold {name}: {lacking[0]}"
     if context.last_failure is not None:
@@ -278,10 +375,10 @@ def _limited(context: Context) -> str:
 
 def _blocks(state: State) -> str:
     """What has become of blocks that should bring pilots."""
-    said = [f"block {show_block(block)}: {what}" for block, what in own_blocks.standing(state).items()]
-    said += [f"block {block.id}: {in_words(state.now, block)}" for block in state.blocks.values()]
+    said = [f"block {show_block(block)}: {what}" for block, what in own_block_states(state).items()]
+    said += [f"block {block.id}: {block_in_words(state.now, block)}" for block in state.blocks.values()]
     for name, source in state.sources.items():
-        said += [f"{name}: {text}" for text in (source.trouble, failing(source)) if text]
+        said += [f"{name}: {text}" for text in (source.trouble, source_failure(source)) if text]
     if state.factory_trouble:
         said.insert(0, state.factory_trouble)
     more = f", and {len(said) - _SHOWN_BLOCKS} more" if len(said) > _SHOWN_BLOCKS else ""
@@ -302,7 +399,7 @@ def _of_block(state: State, block: Block) -> tuple[str, list[Note]]:
         notes.append((now, state.factory_trouble))
     pilots = f", pilots {', '.join(block.pilots)}" if block.pilots else ""
     job = f", job {block.job}" if block.job else ""
-    return f"block of source {block.source.source.name}{job}: {in_words(now, block)}{pilots}", notes
+    return f"block of source {block.source.source.name}{job}: {block_in_words(now, block)}{pilots}", notes
 
 
 def _of_pilot(state: State, pilot: Pilot) -> tuple[str, list[Note]]:

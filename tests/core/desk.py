@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from stoker.manager.core import actions
-from stoker.manager.core.commands import Command
 from stoker.manager.core.core import Core
-from stoker.manager.core.events import Event
+from stoker.manager.core.events import Command, Event
 from stoker.manager.core.seams import Action, Policies
 from stoker.manager.core.validate import validate
 from stoker.manager.live import pickled

@@ -190,7 +190,7 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
     told = story_of_ended_session(folder, "3")
     assert "compacted" in told.headline
     assert status_of_ended_session(folder).done == 240
-    assert story.tell(core.state, "242").found
+    assert story.tell_story(core.state, "242").found
 
     manager.start()
     work.come_back()

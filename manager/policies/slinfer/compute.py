@@ -14,8 +14,7 @@ import math
 
 from stoker.contexts.step_lines import StepSeconds
 from stoker.contexts.step_times import StepTimes
-from stoker.manager.core.nouns import Call, Context, Device, Library
-from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import View
 from stoker.pilot.core.shadow_validation import OVERESTIMATE
 

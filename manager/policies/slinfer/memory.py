@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.manager.core.nouns import Call, Context, Device, Library
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import Resize
 from stoker.manager.policies.sizes import known_bytes
 from stoker.manager.policies.slinfer.compute import output_tokens, prompt_tokens

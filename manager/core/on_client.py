@@ -10,29 +10,20 @@ import msgspec
 from stoker.contexts.recipe import NO_LIMITS
 from stoker.manager.core import (
     block_orders,
-    block_updates,
-    call_list,
     departures,
+    dispatch,
     ending,
-    feeding,
-    holes,
-    limits,
-    maps,
     objects,
-    pilot_states,
-    placing,
+    outlook,
+    pilots,
     registry,
-    repair,
     report,
-    session_end,
+    seams,
     story,
-    wishes,
 )
-from stoker.manager.core.client import Client
-from stoker.manager.core.commands import ToClient
-from stoker.manager.core.events import FromClient
+from stoker.manager.core.events import FromClient, ToClient
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.phases import PilotState
+from stoker.manager.core.nouns import Client, PilotState
 from stoker.manager.core.state import JOURNAL_LOST
 from stoker.protocol import bounds, to_client, to_manager
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
@@ -64,7 +55,7 @@ MOST_CLIENTS = 1 << 20
 """A client's number is the high part of its calls' ids, which must fit 63 bits."""
 
 
-def frame(manager: Manager, event: FromClient) -> None:
+def on_client_frame(manager: Manager, event: FromClient) -> None:
     """Take a client's frame, unless it was taken before."""
     state = manager.state
     client = state.clients.get(event.client)
@@ -106,27 +97,27 @@ def _message(manager: Manager, client: Client, message: to_manager.FromClient) -
         case DefineRecipe():
             context = registry.define_context(manager, message.recipe)
             client.defined.add(message.recipe.key)
-            if limits.said(manager, client, context, message.recipe.limits):
-                feeding.limits_changed(manager, context)
+            if registry.set_client_limits(manager, client, context, message.recipe.limits):
+                dispatch.apply_limits(manager, context)
         case Cancel(calls=ids):
             for id in ids:
                 call = state.calls.get(id)
                 if call is not None and call.group.client is client:
-                    ending.cancel(manager, call, reason="cancelled by its client", running=message.running)
+                    ending.cancel_call(manager, call, reason="cancelled by its client", running=message.running)
         case MapReport():
-            maps.reported(state, client, message)
+            outlook.record_map_report(state, client, message)
         case AskStatus():
-            manager.tell(client, report.status(state))
+            manager.tell(client, report.session_status(state))
         case AskStory(subject=subject):
-            manager.tell(client, story.tell(state, subject))
+            manager.tell(client, story.tell_story(state, subject))
         case AskCalls(limit=limit, state=only):
-            manager.tell(client, call_list.list_calls(state, limit=limit, only=only))
+            manager.tell(client, report.list_calls(state, limit=limit, only=only))
         case WantPilots(blocks=said, ended=ended, most_pilots=most):
             state.said_blocks = dict(said)
             registry.bring_pilots(state, client, most)
             for pilot in [each for each in state.pilots.values() if each.block in ended]:
                 if pilot.state is PilotState.CUT:
-                    pilot_states.lost(manager, pilot.id, f"its block {pilot.block} has ended")
+                    pilots.pilot_lost(manager, pilot.id, f"its block {pilot.block} has ended")
             manager.supply_changed |= bool(state.hungry)
         case BlockUpdate() | SourceTrouble():
             _from_factory(manager, client, message)
@@ -135,13 +126,13 @@ def _message(manager: Manager, client: Client, message: to_manager.FromClient) -
         case ReleaseBlock(block=block):
             for pilot in state.pilots.values():
                 if pilot.block == block:
-                    pilot_states.release(manager, pilot, f"block {block} is released")
+                    pilots.release_pilot(manager, pilot, f"block {block} is released")
         case EndSession(reason=reason):
-            session_end.end_session(manager, reason or "its client ended it")
+            departures.end_session(manager, reason or "its client ended it")
         case PiecesTaken():
             state.refuse("pieces in a frame that is journalled")
         case Resubmitted():
-            repair.resubmitted(manager, client)
+            pilots.client_resubmitted(manager, client)
         case ClientHello():
             state.refuse("hello in the middle of a frame")
         case _:
@@ -152,9 +143,9 @@ def _from_factory(manager: Manager, client: Client, message: BlockUpdate | Sourc
     if not client.factory:
         manager.state.refuse("update of blocks from a client that is not the factory")
     elif isinstance(message, BlockUpdate):
-        block_updates.record_block_update(manager, message)
+        block_orders.record_block_update(manager, message)
     else:
-        block_updates.trouble(manager, message)
+        block_orders.record_source_trouble(manager, message)
 
 
 # ---- coming and going
@@ -178,7 +169,7 @@ def _hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | Non
     lost = client.inbox.skip_to(message.acknowledged)
     lost |= _had(manager, client, message.received, is_new=is_new)
     if lost and not client.observer:
-        repair.ask_again(manager, client)
+        pilots.ask_client_again(manager, client)
     elif lost and not is_new:
         state.notice(JOURNAL_LOST)
     if client.unnamed is not None:
@@ -186,13 +177,13 @@ def _hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | Non
     was_gone = client.gone
     client.connected, client.gone = True, False
     if was_gone:
-        for context in limits.came_or_left(manager, client):
-            feeding.limits_changed(manager, context)
+        for context in registry.recompute_client_limits(manager, client):
+            dispatch.apply_limits(manager, context)
     manager.tell(client, to_client.ClientWelcome(state.session, client.number, again=client.unnamed is not None))
     if client.unacked and client.unnamed is None:
         manager.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))
     if client.factory:
-        block_orders.factory_came(manager, client)
+        block_orders.factory_connected(manager, client)
     if state.ending:
         manager.tell(client, to_client.SessionOver(state.ending))
     return client
@@ -289,7 +280,7 @@ def _submit(manager: Manager, client: Client, message: Submit) -> None:
     said = context.said_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
     unhonoured = ""
     if not wrong and (key not in state.groups or said != NO_LIMITS):
-        unhonoured = wishes.refusal(options, manager.policies.honours, limits=said)
+        unhonoured = seams.refusal(options, manager.policies.honours, limits=said)
     if unhonoured:
         state.refuse("wish that the policy does not honour")
         failure = Failure(FailureKind.DROPPED, unhonoured)
@@ -303,6 +294,6 @@ def _submit(manager: Manager, client: Client, message: Submit) -> None:
         manager.results_of(client).extend(ends)
         return
     group = registry.group_of(manager, client, function, context, options)
-    fresh = holes.end_kept(manager, client, message.calls) if state.kept_ends else message.calls
+    fresh = departures.end_kept(manager, client, message.calls) if state.kept_ends else message.calls
     if fresh:
-        placing.arrive(manager, group, fresh)
+        dispatch.submit_calls(manager, group, fresh)

@@ -1,0 +1,334 @@
+"""What the losses of a call say of it: whether it is tried again, and how. Nothing is changed here.
+
+Why calls and loads have failed: what is asked about them, and what becomes of the answers.
+
+The advisor reads logs and says whose fault a failure was. It answers late or never, and the failure has had its effect
+by then: the user has the exception, or the call runs elsewhere (`faults`). A verdict is for what comes next: it is kept
+with the pilot, told in the stories of call and pilot, and policies are told of it, who may quarantine what has failed
+(`seams.Quarantine`).
+
+A sweep whose calls all fail asks about each of its functions on a pilot twice at once, so that a node that fails
+everything is soon found out, and then once in `AGAIN_S`.
+
+How far calls are that print it and do not say it: every so often the advisor is asked what their libraries' logs
+tell (`subjects.OfPace`).
+
+Only where one call at a time writes into a log, and only of calls that have run for a while. A timer looks for them
+while any call is sent or runs; it is not there in simulated worlds, whose pilots have no logs.
+
+Pilots that cannot hold a context, through no fault of the context: their disk is full, or does not take writes.
+
+Counting such a load against the recipe would give up a sound one because of one bad node. So the pilot is left alone,
+for that context where an object of it did not fit, for all where nothing could be written at all, until it is time to
+try again or a load works there. Others take over meanwhile.
+
+Many disks are full for seconds only: another job writes, and cleans up. So the first try comes soon, and further ones
+come ever later (`AGAIN_S`). Calls whose only pilots are unfit wait for the first two tries.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.manager.core.events import AskAdvice, OfFailure, OfPace, VerdictAdvice
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Call, Gang, Judged, Library, LibraryState, Pilot
+from stoker.manager.core.state import Loss, State, Trial
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
+from stoker.protocol.ids import CallId, show_call, show_library
+from stoker.protocol.to_manager import LibraryPhase
+from stoker.units import show_bytes, show_seconds
+
+# ---- judging
+
+
+# After this many losses a call runs alone; the next loss is its end.
+ALONE_AFTER = 3
+
+# A call that is never alone when it loses its pilots is given up after so many.
+MOST_LOSSES = 10
+
+# A call that the walltime cut off so often is given up.
+CUTS = 2
+
+
+def why_apart(state: State, call: Call) -> str:
+    """What a call that is apart waits for, in words."""
+    trial = state.trials.get(call.id)
+    if trial is None or call.id not in call.group.context.queue.apart:
+        return ""
+    if not is_suspect(trial) and trial.faults:
+        last = trial.faults[-1]
+        pause_s = last.pauses_until - state.now
+        when = f"in {show_seconds(pause_s)}" if pause_s > 0 else "on another pilot, or there later"
+        return f"{last.pilot} failed it ({last.failure.message}); is to run again {when}"
+    if not is_suspect(trial):
+        return f"waits for a pilot with more than {show_seconds(trial.longest_s)} left of its walltime"
+    count = len(trial.counted)
+    if awaits_word(trial):
+        return f"lost {count} pilots; waits for what the batch system says of the last one"
+    where = f": {trial.pilot.id} is kept for it and ends other calls first" if trial.pilot is not None else ""
+    return f"lost {count} pilots or libraries while it ran, and is to run alone on a pilot{where}"
+
+
+def judge_trial(state: State, call: Call, trial: Trial) -> Failure | None:
+    """Why a call ends here; None if it is tried again."""
+    if sum(cut.whole for cut in trial.cuts) >= CUTS:
+        cut = trial.cuts[-1]
+        text = (
+            f"ran {show_seconds(cut.ran_s)} and was cut off by the {show_seconds(cut.walltime_s)} walltime, "
+            f"{times(len(trial.cuts))}; raise [provider] walltime, or save state with stoker.progress(state=...)"
+        )
+        return Failure(FailureKind.TIMEOUT, text, cut.pilot, cut.library, log=cut.log)
+    counted = trial.counted
+    if not counted or not all(loss.is_settled for loss in counted):
+        return None
+    proved = len(counted) > ALONE_AFTER and counted[-1].alone
+    if not proved and len(counted) < MOST_LOSSES:
+        return None
+    beside = ", the last time with nothing beside it" if counted[-1].alone else ""
+    lines = [f"its pilot or library died {times(len(counted))} while it ran{beside}:"]
+    lines += [_evidence(state, call, loss) for loss in counted[-MOST_LOSSES:]]
+    last = counted[-1]
+    if last.failure is not None:
+        return msgspec.structs.replace(last.failure, kind=FailureKind.POISON, message="\n  ".join(lines))
+    log = f"{last.pilot.folder}/lib-{last.library}.log" if last.pilot.folder else ""
+    return Failure(FailureKind.POISON, "\n  ".join(lines), last.pilot.id, last.library, log=log, printed=last.printed)
+
+
+def _evidence(state: State, call: Call, loss: Loss) -> str:
+    what = loss.failure.message if loss.failure is not None else last_words(state, loss.pilot)
+    took = f"; {show_library(loss.library)} used up to {show_bytes(loss.memory_bytes)} meanwhile"
+    after = show_seconds(loss.at - call.submitted_at)
+    return (
+        f"{loss.pilot.id}, {after} after the call was submitted, {show_seconds(loss.ran_s)} after it was sent there: "
+        f"{what}{took if loss.memory_bytes else ''}"
+    )
+
+
+def last_words(state: State, pilot: Pilot) -> str:
+    """What is known of the end of a pilot."""
+    block = state.block_of(pilot)
+    words = [pilot.loss.value if pilot.loss is not None else "", pilot.notes[-1][1] if pilot.notes else ""]
+    if block is not None and block.reason:
+        words.append(f"the batch system says {block.reason}")
+    return ", ".join(word for word in words if word)
+
+
+def times(count: int) -> str:
+    """How often, in words."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def is_suspect(trial: Trial) -> bool:
+    """True if a call is to run alone."""
+    return len(trial.counted) >= ALONE_AFTER
+
+
+def is_apart(manager: Manager, call: Call, trial: Trial) -> bool:
+    """True if a call waits apart: it is to run alone, or on another pilot or one with more time left, or its end is to
+    be told."""
+    if call.group.options.gang[1] > 1 or manager.policies.dispatch.period_s:
+        return judge_trial(manager.state, call, trial) is not None
+    return is_suspect(trial) or bool(trial.cuts) or bool(trial.faults)
+
+
+def awaits_word(trial: Trial) -> bool:
+    """True if the call would be given up, were it not for what the batch system may still say."""
+    counted = trial.counted
+    return len(counted) > ALONE_AFTER and counted[-1].alone and not all(loss.is_settled for loss in counted)
+
+
+# ---- verdicts
+
+
+AGAIN_S = 60.0
+SOON_S = 2.0
+"""The second question comes so long after the first at the soonest."""
+FORGET_S = 600.0
+"""A function that has not failed for so long begins anew."""
+MOST_NAMES = 64
+"""Failures of at most so many functions are asked about on a pilot."""
+SHOWN_LINES = 2
+LEAST_SURE = 0.5
+"""A verdict that is less sure is not shown as one. Policies and `stoker explain --json` get it too."""
+KEPT = 20
+"""The last so many verdicts on a pilot are kept."""
+SAID_CHARACTERS = 4_000
+NO_CALL = CallId(-1)
+
+UNASKED = frozenset(
+    {
+        FailureKind.CANCELLED, FailureKind.DROPPED, FailureKind.TIMEOUT, FailureKind.NO_DEVICE,
+        FailureKind.SERIALIZATION, FailureKind.GANG, FailureKind.CONTEXT,
+    }
+)  # fmt: skip
+"""Ends that somebody wanted, that a limit brought, or that say all there is to say."""
+
+
+def ask_why_call_failed(manager: Manager, holder: Library | Gang | None, call: Call, outcome: CallEnd) -> None:
+    """A call has failed where it ran: ask why."""
+    failure = outcome.failure
+    if not isinstance(holder, Library) or (failure is not None and failure.kind in UNASKED):
+        return
+    said = outcome.raised if failure is None else "\n".join((failure.message, failure.tail))
+    printed = outcome.printed or (failure.printed if failure is not None else None)
+    log, *part = (printed.path, printed.start, printed.end) if printed is not None else ("", 0, 0)
+    _ask(manager, holder, call.id, name=call.group.function.name, log=log, part=(part[0], part[1]), said=said)
+
+
+def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) -> None:
+    """A load has failed: ask why."""
+    said = "\n".join((failure.message, failure.tail))
+    name = library.context.recipe.name
+    _ask(manager, library, NO_CALL, name=name, log=failure.log or log_of(library), part=(0, 0), said=said)
+
+
+def take_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
+    """A verdict has come. True if there is still a pilot that it is of."""
+    state = manager.state
+    sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
+    call = state.failed.get(about.call) or state.calls.get(about.call)
+    is_shown = verdict.sure >= LEAST_SURE
+    if call is not None and is_shown:
+        call.note(state.now, "\n  ".join([f"why it failed: {sure}", *verdict.proof[:SHOWN_LINES]]))
+    pilot = state.pilots.get(about.pilot)
+    if pilot is None:
+        return False
+    what = show_call(about.call) if about.call != NO_CALL else "a load"
+    if is_shown:
+        pilot.note(state.now, f"why {what} failed: {sure}")
+    pilot.verdicts.append(Judged(state.now, about.call, about.devices, verdict))
+    del pilot.verdicts[:-KEPT]
+    return True
+
+
+def _ask(
+    manager: Manager, library: Library, call: CallId, *, name: str, log: str, part: tuple[int, int], said: str
+) -> None:
+    now, pilot = manager.state.now, library.pilot
+    asked = pilot.asked_why
+    before = asked.get(name)
+    if before is not None and now - before[0] < (SOON_S if before[1] == 1 else AGAIN_S):
+        return
+    if before is None and len(asked) >= MOST_NAMES:
+        for old in [old for old, (at, _) in asked.items() if now - at >= FORGET_S]:
+            del asked[old]
+        if len(asked) >= MOST_NAMES:
+            return
+    is_new = before is None or now - before[0] >= FORGET_S
+    asked[name] = (now, 1 if is_new or before is None else before[1] + 1)
+    about = OfFailure(pilot.id, library.id, call, tuple(device.id for device in library.devices))
+    said = said[-SAID_CHARACTERS:]
+    manager.out.append(AskAdvice(about, name, log, part[0], part[1], said))
+
+
+def printed_in(library: Library) -> Printed | None:
+    """The output of the call that runs in a library, or of the one that ran last; None if it may run several at once,
+    or if it has no log that is seen."""
+    log = log_of(library)
+    return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
+
+
+def log_of(library: Library) -> str:
+    """Where a library writes, if that is known."""
+    pilot: Pilot = library.pilot
+    return f"{pilot.folder}/lib-{library.id}.log" if pilot.folder else ""
+
+
+# ---- printing
+
+
+PRINTING_TIMER = "pace"
+EVERY_S = 15.0
+MOST = 64
+"""At most so many calls are asked about at once; the others come the next time."""
+
+
+def watch_printing(manager: Manager, library: Library) -> None:
+    """A library was sent calls."""
+    if PRINTING_TIMER not in manager.state.timers and library.pilot.folder:
+        manager.set_timer(PRINTING_TIMER, manager.state.now + EVERY_S)
+
+
+def ask_about_printing(manager: Manager) -> None:
+    """Ask about calls that have run for a while, and look again while any runs."""
+    state = manager.state
+    busy = [library for library in state.libraries.values() if library.held and library.pilot.folder]
+    asked = [question for library in busy if (question := _question(manager, library)) is not None]
+    first = int(state.now / EVERY_S) * MOST % max(1, len(asked))
+    manager.out += (asked[first:] + asked[:first])[:MOST]
+    if busy:
+        manager.set_timer(PRINTING_TIMER, state.now + EVERY_S)
+
+
+def _question(manager: Manager, library: Library) -> AskAdvice | None:
+    state = manager.state
+    if library.slots > 1 or library.zombies or library.state is not LibraryState.READY:
+        return None
+    call = next(iter(library.held.values()))
+    runs_since = max(call.sent_at, library.ready_at, library.ended_at)
+    if call.id in state.reports or isinstance(call.holder, Gang) or state.now - runs_since < EVERY_S:
+        return None
+    about, log = OfPace(library.id, call.id), log_of(library)
+    return AskAdvice(about, call.group.function.name, log, start=library.printed_to)
+
+
+# ---- fitness
+
+
+UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)
+"""A pilot that was found unfit is tried again after so long; the last of these counts for all further tries."""
+LASTING_TIMES = 3
+"""A pilot that was found unfit so often in a row is not expected to become fit soon."""
+
+EVERY = ""
+"""In place of a recipe's key: every context."""
+
+
+def blame_pilot(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
+    """A library has failed for what its pilot lacks. `waits_s`: other libraries there have it and will let go of it, so
+    that it is tried again after so long, however often; 0 = that is not so."""
+    pilot, context = library.pilot, library.context
+    everything = loading and library.phase is not LibraryPhase.FETCHING
+    what = "anything" if everything else context.recipe.name
+    key = EVERY if everything else context.recipe.key
+    times = pilot.unfit_times.get(key, 0)
+    pilot.unfit_times[key] = 0 if waits_s else times + 1
+    again_s = waits_s or UNFIT_RETRY_S[min(times, len(UNFIT_RETRY_S) - 1)]
+    known = waits_s and pilot.unfit.get(key, (0.0, ""))[1] == failure.message
+    pilot.unfit[key] = state.now + again_s, failure.message
+    if known:
+        return
+    pilot.note(state.now, f"cannot hold {what}: {failure.message}")
+
+
+def forgive_pilot(pilot: Pilot, key: str) -> None:
+    """A context has loaded there, or is to be tried there again."""
+    for about in (EVERY, key):
+        pilot.unfit.pop(about, None)
+        pilot.unfit_times.pop(about, None)
+
+
+def why_unfit(pilot: Pilot, key: str, now: float) -> str:
+    """Why a pilot cannot hold a context just now; empty if nothing speaks against it."""
+    for about in (EVERY, key):
+        until, why = pilot.unfit.get(about, (0.0, ""))
+        if now < until:
+            return why
+    return ""
+
+
+def is_lastingly_unfit(pilot: Pilot, key: str) -> bool:
+    """True if a pilot was found unfit for a context several times in a row: calls need not wait for the next try."""
+    return sum(pilot.unfit_times.get(about, 0) for about in (EVERY, key)) >= LASTING_TIMES
+
+
+def pilot_troubles(state: State) -> dict[str, str]:
+    """What pilots lack just now, by pilot."""
+    found = {}
+    for pilot in state.pilots.values():
+        said = [why for until, why in pilot.unfit.values() if state.now < until]
+        if said:
+            found[str(pilot.id)] = "; ".join(dict.fromkeys(said))
+    return found

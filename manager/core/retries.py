@@ -1,0 +1,423 @@
+"""Calls that devices, disks or networks failed: they run again elsewhere, and are given up after so many tries.
+
+A library says of a call which exception it raised, and that the infrastructure caused it
+(`FailureKind.INFRASTRUCTURE`, from the table in `pilot.core.infrastructure`). That costs the call nothing: what counts
+as deaths of its libraries or pilots (`poison`, `suspects`) stays as it was. It waits apart, and is not sent to the same
+pilot for a while (to the same devices, where devices failed). A file server that is broken for all would have it run
+for ever, so it ends after `MOST_PILOTS` pilots, or `MOST_THERE` tries on one of them; from the second try on it pauses
+in between. What it has saved in between wipes out what was counted, as for losses.
+
+What becomes of the library and its device is the pilot's business: it ends a library whose device failed, and probes
+the device. A gang begins again as a whole, as often as its ranks may lose each other (`gangs`). A policy that plans in
+rounds sends its calls itself, also to the same pilot: there only the bound holds.
+
+Calls that have lost what they ran on: a call can hurt only itself.
+
+A call that takes its whole node with it (memory, a driver, a signal to its pilot) leaves no culprit behind: the pilot
+is gone, with all that ran there. Each call that may have run on a pilot that was lost without a reason, or for want of
+memory, has a *loss* noted. A loss for which the batch system names another reason (`losses`) does not count. After
+`ALONE_AFTER` losses a call runs alone: a pilot is reserved for it, which is given nothing else, begins when all others
+there have ended, and is free again after it. If the pilot, or the library, is lost then as well, the call did it: it
+fails as poison, with its evidence. Calls that only were beside it end there.
+
+A death of the library alone is better evidence (`poison.killed_its_library`), unless the process was killed from
+outside while others ran on the node: then the system may have chosen it although another one took the memory.
+
+A call that is cut off by the end of the walltime is tried on a pilot that has more time left than it ran
+(`walltime.trial_fits`). It fails when it was cut off twice although it had most of a walltime each time. One that the
+infrastructure failed (`faults`) is tried on another pilot.
+
+What a call has saved in between (`stoker.progress(state=...)`) wipes out what was counted: it gets on.
+
+Under a policy that plans in rounds no pilot is reserved: such a policy sends its calls itself. There a call counts as
+alone where nothing else happened to run on its pilot, and `MOST_LOSSES` are the bound.
+
+A context whose load takes the pilot along `loads.LOADS` times in a row, with nothing beside it, cannot be loaded.
+
+Calls that end their libraries: tried by themselves, and given up when they do it again.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import msgspec
+
+from stoker.manager.core import blame, deadlines, ending, holding, libraries, queues
+from stoker.manager.core.blame import ALONE_AFTER, MOST_LOSSES
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.state import Fault, Loss, State, Trial
+from stoker.protocol.blocks import LossReason
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.ids import show_call, show_library
+from stoker.units import show_seconds
+
+# ---- faults
+
+
+MOST_PILOTS = 3
+"""A call that the infrastructure failed on this many pilots is given up."""
+MOST_THERE = 3
+"""A call that the infrastructure failed this often on one pilot is given up."""
+AVOIDS_S = (15.0, 30.0)
+"""A call is kept from a pilot that failed it for so long; the last of these counts for all further times."""
+PAUSE_S = (0.0, 10.0)
+"""So long it is sent nowhere after its first fault, and after each further one."""
+FAULTS_TIMER = "fault"
+
+
+def is_fault(outcome: CallEnd) -> bool:
+    """True if the infrastructure ended a call, which has no end by that."""
+    return outcome.failure is not None and outcome.failure.kind is FailureKind.INFRASTRUCTURE
+
+
+def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome: CallEnd) -> None:
+    """The infrastructure has failed a call that this library alone held and that was taken out of it: it waits again,
+    or ends with its evidence."""
+    assert outcome.failure is not None
+    state, pilot, failure = manager.state, library.pilot, outcome.failure
+    trial = holding.trial_of(manager, call)
+    if call.spec.progress != trial.saved:
+        trial.gets_on(call.spec.progress)
+    there = faults_of_pilot(trial, library)
+    devices = frozenset(device.id for device in library.devices) if failure.device else frozenset()
+    avoided_until = state.now + AVOIDS_S[min(there, len(AVOIDS_S) - 1)]
+    pause_s = PAUSE_S[min(len(trial.faults), len(PAUSE_S) - 1)]
+    trial.faults.append(Fault(state.now, pilot.id, devices, avoided_until, state.now + pause_s, failure))
+    pilot.note(state.now, f"failed {show_call(call.id)}: {failure.message}")
+    blame.ask_why_call_failed(manager, library, call, outcome)
+    call.note(state.now, f"{ending.place_of(library)} failed it: {failure.message}")
+    pilots = {fault.pilot for fault in trial.faults}
+    if len(pilots) >= MOST_PILOTS or there + 1 >= MOST_THERE:
+        evidence = _evidence(call, trial)
+        ending.end_call(manager, call, msgspec.structs.replace(outcome, failure=evidence))
+        return
+    where = ", ".join(sorted(devices)) + f" of {pilot.id}" if devices else str(pilot.id)
+    holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
+    libraries.count_runs_again(manager, 1)
+    for at in (avoided_until, state.now + pause_s):
+        _wake(manager, at)
+
+
+def is_avoided(trial: Trial, library: Library, now: float) -> bool:
+    """True if a call is not to be given to a library just now: its pilot, or a device of it, has failed the call."""
+    return any(
+        now < fault.pauses_until
+        or (
+            fault.pilot == library.pilot.id
+            and now < fault.avoided_until
+            and (not fault.devices or any(device.id in fault.devices for device in library.devices))
+        )
+        for fault in trial.faults
+    )
+
+
+def faults_of_pilot(trial: Trial, library: Library) -> int:
+    """How often a library's pilot has failed a call."""
+    return sum(fault.pilot == library.pilot.id for fault in trial.faults)
+
+
+def has_elsewhere(manager: Manager, trial: Trial) -> bool:
+    """True if there is a device on which a call may run now."""
+    now, faults = manager.state.now, trial.faults
+    if any(now < fault.pauses_until for fault in faults):
+        return False
+    not_now = {fault.pilot: fault.devices for fault in faults if now < fault.avoided_until}
+    return any(
+        pilot.state is PilotState.HERE
+        and (id not in not_now or (bool(not_now[id]) and any(device not in not_now[id] for device in pilot.devices)))
+        for id, pilot in manager.state.pilots.items()
+    )
+
+
+def retry_after_faults(manager: Manager) -> None:
+    """Calls may be sent again to what had failed them."""
+    manager.apart_due = True
+
+
+def _wake(manager: Manager, at: float) -> None:
+    """Look again at the calls that wait, in whole seconds: thousands may wait for the same file server."""
+    second = int(at) + 1
+    key = f"{FAULTS_TIMER}/{second}"
+    if at > manager.state.now and key not in manager.state.timers:
+        manager.set_timer(key, float(second))
+
+
+def _evidence(call: Call, trial: Trial) -> Failure:
+    faults = trial.faults
+    last = faults[-1].failure
+    pilots = len({fault.pilot for fault in faults})
+    times = "once" if len(faults) == 1 else f"{len(faults)} times"
+    lines = [f"devices, disks or networks failed it {times}, on {pilots} pilot{'s' * (pilots != 1)}:"]
+    lines += [
+        f"{fault.pilot}, {show_seconds(fault.at - call.submitted_at)} after the call was submitted: "
+        f"{fault.failure.message}"
+        for fault in faults
+    ]
+    return Failure(
+        FailureKind.INFRASTRUCTURE, "\n  ".join(lines), last.pilot, last.library, log=last.log, device=last.device
+    )
+
+
+# ---- suspects
+
+
+# ---- what happens
+
+
+def note_pilot_loss(manager: Manager, pilot: Pilot) -> None:
+    """A pilot is gone with what it held: note whom that may tell of. To be called before its calls go elsewhere."""
+    if pilot.reserved is not None:
+        holding.free_reserved_pilot(manager, manager.state.trials[pilot.reserved.id])
+    cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_its_end(pilot, manager.state.now)
+    if not cut and (pilot.loss is None or pilot.loss.explained):
+        return
+    ran = {call: library for library in pilot.libraries.values() for call in _may_run(manager, library)}
+    if cut:
+        for call, library in ran.items():
+            _note_cut(manager, library, call)
+        return
+    loading = [x for x in pilot.libraries.values() if x.state is LibraryState.LOADING]
+    others = any(library.zombies for library in pilot.libraries.values())
+    alone = len(ran) == 1 and not loading and not others
+    for call, library in ran.items():
+        _note(manager, library, call, alone=alone)
+    if len(loading) == 1 and not ran and not others:
+        libraries.record_lost_load(loading[0].context, pilot)
+        _judge_loads(manager, loading[0].context)
+
+
+def note_killed_library(manager: Manager, library: Library, call: Call, failure: Failure, *, certain: bool) -> None:
+    """A library died while it ran this call and no other."""
+    _note(manager, library, call, alone=certain, failure=failure)
+
+
+def note_cut_calls(manager: Manager, library: Library, running: list[Call]) -> None:
+    """A library was ended with its pilot while these calls ran; if that was for the walltime, note it."""
+    if deadlines.is_near_its_end(library.pilot, manager.state.now):
+        for call in running:
+            _note_cut(manager, library, call)
+
+
+def loss_explained(manager: Manager, pilot: Pilot) -> None:
+    """The reason of a pilot's loss is known now, or will never be."""
+    if manager.state.trials:
+        manager.apart_due = True
+    for context in manager.state.hungry.values():
+        if pilot in context.lost_loads:
+            _judge_loads(manager, context)
+            return
+
+
+def undo_pilot_loss(state: State, pilot: Pilot) -> None:
+    """A pilot that counted as lost has come back."""
+    for trial in state.trials.values():
+        trial.losses[:] = [loss for loss in trial.losses if loss.pilot is not pilot or loss.failure is not None]
+    libraries.undo_lost_load(state, pilot)
+
+
+def may_begin_alone(state: State) -> bool:
+    """True if nothing runs any more on a pilot that is kept for a call: however that came, the call may begin."""
+    return any(not _load(pilot) for pilot in state.reserved.values())
+
+
+def offer_apart(manager: Manager, library: Library) -> None:
+    """A library has a free slot: a call that was cut off before goes first, if there is time enough for it, and one
+    that other pilots have failed."""
+    waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
+    for call in chain.from_iterable(waiting):
+        trial = manager.state.trials[call.id]
+        if (
+            blame.is_suspect(trial)
+            or not (trial.cuts or trial.faults)
+            or not library.admits(call)
+            or not holding.serves(library, call.group)
+            or blame.judge_trial(manager.state, call, trial)
+        ):
+            continue
+        if _fits(manager, library, call, trial):
+            _give(manager, library, call)
+            return
+
+
+# ---- what becomes of it
+
+
+def settle_apart(manager: Manager) -> None:
+    """At the end of an event: judge the calls that are apart, and send those for which there is a place."""
+    for context in tuple(manager.state.hungry.values()):
+        context.apart_lacks = False
+        for call in tuple(context.queue.apart.values()):
+            trial = manager.state.trials[call.id]
+            verdict = blame.judge_trial(manager.state, call, trial)
+            if verdict is not None:
+                ending.fail_call(manager, call, verdict)
+            elif not blame.is_apart(manager, call, trial):  # the losses had other reasons
+                queues.dequeue_call(call)
+                holding.free_reserved_pilot(manager, trial)
+                queues.enqueue_in_place(call)
+                manager.returned[context] = None
+            elif blame.is_suspect(trial):
+                if not blame.awaits_word(trial):
+                    _send_alone(manager, call, trial)
+            else:
+                _send_where_it_fits(manager, call, trial)
+
+
+# ---- records
+
+
+def _may_run(manager: Manager, library: Library) -> list[Call]:
+    """Calls that may have begun in a library. It holds more than it has slots only while calls are so short that any of
+    them could have."""
+    if library.state not in (LibraryState.READY, LibraryState.STOPPING):
+        return []
+    unsent = manager.sends.get(library, ())
+    return [call for call in library.held.values() if call not in unsent]
+
+
+def _trial(manager: Manager, call: Call) -> Trial:
+    """The record of a call's trials; empty again if it has saved something since they were written."""
+    trial = holding.trial_of(manager, call)
+    if call.spec.progress != trial.saved:
+        trial.gets_on(call.spec.progress)
+    return trial
+
+
+def _note(manager: Manager, library: Library, call: Call, *, alone: bool, failure: Failure | None = None) -> None:
+    now, pilot = manager.state.now, library.pilot
+    memory = libraries.used_since(library, max(call.sent_at, library.ended_at))
+    printed = failure.printed if failure is not None else blame.printed_in(library)
+    trial = _trial(manager, call)
+    trial.losses.append(Loss(now, pilot, library.id, now - call.sent_at, alone, failure, memory, printed))
+    del trial.losses[: -2 * MOST_LOSSES]
+    count = len(trial.counted)
+    more = "" if count < ALONE_AFTER or call.group.options.gang[1] > 1 else "; it runs alone from now on"
+    call.note(
+        now, f"may have run when {pilot.id if failure is None else show_library(library.id)} died ({count}){more}"
+    )
+
+
+def _note_cut(manager: Manager, library: Library, call: Call) -> None:
+    cut = deadlines.cut_of(manager.state, library, call)
+    _trial(manager, call).cuts.append(cut)
+    call.note(manager.state.now, f"ran {show_seconds(cut.ran_s)} and was cut off by the walltime of {cut.pilot}")
+
+
+def _judge_loads(manager: Manager, context: Context) -> None:
+    """Give up a context that takes its pilots along when it is loaded."""
+    counted = libraries.lost_pilots(context)
+    if not counted:
+        return
+    lines = [
+        f"context {context.recipe.name} could not be loaded: its pilot died {blame.times(len(counted))} meanwhile:"
+    ]
+    lines += [f"{pilot.id}: {blame.last_words(manager.state, pilot)}" for pilot in counted]
+    libraries.fail_waiting_calls(manager, context, Failure(FailureKind.CONTEXT, "\n  ".join(lines), counted[-1].id))
+
+
+def _candidates(call: Call) -> list[Library]:
+    return [
+        library
+        for context in queues.serving_contexts(call.group)
+        for library in context.libraries.values()
+        if library.state is LibraryState.READY
+        and library.pilot.state is PilotState.HERE
+        and not any(device.fault for device in library.devices)
+    ]
+
+
+def _send_alone(manager: Manager, call: Call, trial: Trial) -> None:
+    """Reserve a pilot for a call, and send it there once nothing else runs."""
+    pilot, able = trial.pilot, _candidates(call)
+    if pilot is None or not any(library.pilot is pilot for library in able):
+        holding.free_reserved_pilot(manager, trial)
+        here = [each for each in manager.state.pilots.values() if each.state is PilotState.HERE]
+        if sum(each.reserved is not None for each in here) >= max(1, len(here) // 2):
+            return
+        free = [x for x in able if x.pilot.reserved is None and _fits(manager, x, call, trial)]
+        if not free:
+            return
+        pilot = min(free, key=lambda x: (_load(x.pilot), x.id)).pilot
+        holding.reserve_pilot(manager, trial, pilot, call)
+    if not _load(pilot):
+        _give(manager, next(library for library in able if library.pilot is pilot), call)
+
+
+def _load(pilot: Pilot) -> int:
+    return sum(library.load for library in pilot.libraries.values())
+
+
+def _fits(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
+    """True if a call may run on a pilot now: there is time enough, and the pilot has not failed it just now."""
+    return not is_avoided(trial, library, manager.state.now) and deadlines.trial_fits(
+        manager.state, library, call, trial
+    )
+
+
+def _send_where_it_fits(manager: Manager, call: Call, trial: Trial) -> None:
+    """Send a call to a library with a free slot: one that was cut off to a pilot that has more time left than it had,
+    one that was failed to another pilot, or after a while."""
+    able = [x for x in _candidates(call) if _fits(manager, x, call, trial)]
+    free = [library for library in able if library.load < library.slots and library.admits(call)]
+    if free:
+        _give(manager, min(free, key=lambda x: faults_of_pilot(trial, x)), call)
+    elif not able:
+        call.group.context.apart_lacks = has_elsewhere(manager, trial)
+
+
+def _give(manager: Manager, library: Library, call: Call) -> None:
+    queues.leave_queue(manager, call)
+    holding.give(manager, library, call)
+
+
+# ---- poison
+
+
+SIGKILL = 9
+
+# A call whose library was ended so often for the sake of others has the next one for itself.
+CUTS_BESIDE = 2
+
+# A call that has killed this many libraries is a poison call: the first death may have been the node's fault.
+POISON_KILLS = 2
+
+
+def blame_killer(manager: Manager, library: Library, call: Call, failure: Failure, *, alone: bool) -> bool:
+    """A library died while it ran this call. True if that makes it a poison call, which ends here. Of several calls
+    that ran there nobody knows which did it: each is tried again by itself (see `feeding`). The same holds for a death
+    from outside (no memory left, a dead zygote) while other libraries of the pilot were at work (see `suspects`)."""
+    text = f"its library died ({failure.message})"
+    outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
+    beside = library.pilot.libraries.values()
+    at_work = any(x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside)  # no rank of its own
+    if alone:
+        note_killed_library(manager, library, call, failure, certain=not at_work)
+        if outside and at_work:
+            call.note(manager.state.now, f"{text} while other libraries of {library.pilot.id} were at work")
+            return False
+    past = call.remember()
+    past.kills += 1
+    call.by_itself = True
+    if not alone:
+        past.kills = min(past.kills, POISON_KILLS - 1)
+        call.note(manager.state.now, f"{text} while it ran other calls too; it is tried again by itself")
+        return False
+    call.note(manager.state.now, f"{text}, {past.kills} of {POISON_KILLS} before it is given up")
+    if past.kills < POISON_KILLS:
+        return False
+    kind = FailureKind.MEMORY if failure.kind is FailureKind.MEMORY else FailureKind.POISON
+    text = f"it ended its library {past.kills} times; the last time: {failure.message}"
+    ending.fail_call(manager, call, msgspec.structs.replace(failure, kind=kind, message=text))
+    return True
+
+
+def cut_beside(manager: Manager, library: Library, call: Call, failure: Failure) -> None:
+    """A library was ended for another call's sake while it ran this one. That may happen again and again beside calls
+    that run into their time limits, so the call soon has a library for itself."""
+    past = call.remember()
+    past.cuts_beside += 1
+    call.by_itself |= past.cuts_beside >= CUTS_BESIDE
+    more = "; it has a library for itself from now on" if call.by_itself else ""
+    call.note(manager.state.now, f"lib-{library.id} was ended while it ran there ({failure.message}){more}")
