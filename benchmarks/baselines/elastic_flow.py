@@ -14,7 +14,7 @@ It is a platform for training, and PromptTuner's second baseline (§3.1, §6.1).
 4. All devices belong to it all the time: whoever reckons its costs counts all of them, used or not.
 
 A job is planned with all of its items; with `learn`, with the most of them that the last jobs of its kind did
-(`stoker.manager.core.per_context`). While nobody knows how long a job takes it has no share, and the fewest devices that it
+(`core.per_context`). While nobody knows how long a job takes it has no share, and the fewest devices that it
 can run on.
 
 A job whose function never reports progress cannot be evicted: it gets to its end, and the plan goes on without what it

@@ -9,7 +9,7 @@ replica here: one library with its devices to itself.
 
 1. *How many*: when a job comes, the fewest instances with which it is predicted to be in time. A prediction is taken a
    tenth longer than it is (`margin`; INFless does so); it is of all the job's items, or with `learn` of the most that
-   the last jobs of its kind did (`stoker.manager.core.per_context`). Idle instances of its model are used first. If those
+   the last jobs of its kind did (`core.per_context`). Idle instances of its model are used first. If those
    are not enough, the others are launched at once, and the job waits for the slowest (PromptTuner §3.2): the time of
    a launch is in the prediction, and the idle ones are kept waiting beside it. Instances that were launched for
    traffic, and are not up yet, come before new ones.

@@ -158,7 +158,7 @@ def main() -> None:
     world, make = system_of(Case(SLINFER, MODELS, (SIZE,)), [SIZE] * MODELS)
     policies, watch = make(), Watch()
     if not asked.plain:
-        orders.weighed = watch.weighings(orders.weighed)
+        orders.offer_weighed = watch.weighings(orders.offer_weighed)
         orders.why_not = watch.validations(orders.why_not)
         policies.dispatch.place = watch.placements(policies.dispatch.place)  # type: ignore[method-assign]
         policies.dispatch.round = watch.rounds(policies.dispatch.round)  # type: ignore[method-assign]

@@ -4,7 +4,7 @@ needed.
 A context with waiting calls is loaded on one more device as long as its calls would wait longer behind the libraries
 that are hot or on their way than the load takes, and no more libraries than calls. While no run was measured the wait
 counts as endless: idle devices cost nothing. So does the wait behind calls that have run for longer than a load takes
-and far longer than usual (`stoker.manager.core.queues`). Several contexts share a device while their memory fits: what a
+and far longer than usual (`core.queues`). Several contexts share a device while their memory fits: what a
 context takes is what it declares, else what was measured, else (the first time) what is free on the device but for a
 corner for calls that want no context, given back once measured.
 
@@ -53,7 +53,7 @@ from stoker.manager.policies.sizes import (
 )
 from stoker.manager.policies.unpacking import Unpacking
 from stoker.manager.policies.where_to_load import failures, is_probed, may_load, probes
-from stoker.pilot.core.declared_memory import declared_bytes, takes_one_process
+from stoker.pilot.core.memory import declared_bytes, takes_one_process
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import RecipeKey
 

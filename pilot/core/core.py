@@ -12,20 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
-from stoker.pilot.core import (
-    admission,
-    device_memory,
-    leaving,
-    library_messages,
-    lifecycle,
-    limits,
-    orders,
-    presence,
-    probes,
-    running,
-    starting,
-    wants,
-)
+from stoker.pilot.core import library_messages, lifecycle, limits, objects, orders, presence, probes, running, starting
 from stoker.pilot.core.commands import Command, Observe
 from stoker.pilot.core.events import (
     ArgumentsBrought,
@@ -63,7 +50,7 @@ from stoker.pilot.core.events import (
     WalltimeKnown,
     WasStopped,
 )
-from stoker.pilot.core.failures import load_failure
+from stoker.pilot.core.lifecycle import load_failure
 from stoker.pilot.core.state import CoreState, PilotFacts
 
 
@@ -87,11 +74,11 @@ class PilotCore:
             case ManagerAway():
                 presence.manager_away(state, event)
             case OfferWeighed():
-                orders.weighed(state, event)
+                orders.offer_weighed(state, event)
             case UsageMeasured():
-                presence.measured(state, event)
+                presence.send_heartbeat(state, event)
             case Tick():
-                presence.tick(state, event)
+                presence.on_tick(state, event)
             case WalltimeKnown(left_s=left_s):
                 presence.walltime_known(state, left_s)
             case Signalled():
@@ -100,40 +87,40 @@ class PilotCore:
                 presence.farewell(state, ran)
             case Unfit(reason=reason, loss=loss):
                 state.is_unfit = True
-                leaving.leave(state, reason, within_s=0.0, loss=loss)
+                lifecycle.leave(state, reason, within_s=0.0, loss=loss)
             case EngineEnded(reason=reason):
-                leaving.drain(state, reason, within_s=state.facts.grace_s, code=1)
+                lifecycle.drain(state, reason, within_s=state.facts.grace_s, code=1)
             case ObjectArrived():
-                starting.arrived(state, event)
+                starting.object_arrived(state, event)
             case ObjectLost(name=name, lack=lack):
-                starting.lost(state, name, lack)
+                starting.object_lost(state, name, lack)
             case SourceFailed(name=name, reason=reason, peer=peer):
-                wants.source_failed(state, name, reason, peer)
+                objects.source_failed(state, name, reason, peer)
             case CacheListed(sizes=sizes):
-                wants.compare_with_cache(state, sizes)
+                objects.compare_with_cache(state, sizes)
             case HandedIn():
-                running.handed_in(state, event)
+                running.results_handed_in(state, event)
             case SnapshotTaken(here=here):
                 state.told.add(here.object.name)
                 state.told_snapshots.append(here)
                 state.tell(here)
             case DevicesMeasured():
-                device_memory.measured(state, event)
+                limits.settle_reservations(state, event)
             case Probed():
                 probes.probed(state, event)
             case DriverSaid():
                 probes.driver_said(state, event)
             case DeviceAway(device=device, reason=reason):
-                probes.away(state, device, reason)
+                probes.device_away(state, device, reason)
             case TimerFired(key=key):
                 self._timer(key)
             case Observed(libraries=seen):
                 for one in seen:
                     library = state.libraries.get(one.library)
                     if library is not None:
-                        limits.observed(state, library, one)
+                        limits.enforce_limits(state, library, one)
             case WasStopped(seconds=seconds):
-                limits.was_stopped(state, seconds)
+                limits.extend_limits(state, seconds)
             case (
                 LibraryPrepared()
                 | ProcessMade()
@@ -148,7 +135,7 @@ class PilotCore:
             case _:
                 assert_never(event)
         if state.ledger.has_freed and state.claims:
-            admission.memory_freed(state)
+            starting.meet_memory_claims(state)
         out, state.out = state.out, []
         return out
 
@@ -169,7 +156,7 @@ class PilotCore:
             return  # it has ended meanwhile
         match event:
             case LibraryPrepared():
-                starting.prepared(state, library, event)
+                starting.library_prepared(state, library, event)
             case ProcessMade(pid=pid):
                 library.pid = pid
             case ProcessEnded(cause=cause, is_pilots_fault=is_pilots_fault, verdict=verdict):
@@ -177,17 +164,17 @@ class PilotCore:
                     lifecycle.blame(library, verdict)
                 if cause:
                     lifecycle.blame(library, load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
-                lifecycle.finish(state, library, event)
+                lifecycle.finish_library(state, library, event)
             case LibraryGarbled(reason=reason):
-                library_messages.garbled(state, library, reason)
+                library_messages.library_garbled(state, library, reason)
             case LibraryHungUp():
                 library.hung_up_at = library.hung_up_at or state.now
             case RoomWanted(reason=reason):
-                leaving.stop(state, library.number, drain=True, reason=reason)
+                lifecycle.stop_library(state, library.number, drain=True, reason=reason)
             case Pinned():
-                starting.pinned(state, library, event)
+                starting.objects_pinned(state, library, event)
             case ArgumentsBrought():
-                running.brought(state, library, event)
+                running.arguments_brought(state, library, event)
             case _:
                 assert_never(event)
 
@@ -199,9 +186,9 @@ class PilotCore:
         if library is None:
             return
         if what == "snapshots":
-            starting.late(self.state, library)
+            starting.stop_waiting_for_snapshots(self.state, library)
         elif what == "memory":
-            admission.waited(self.state, library)
+            starting.check_memory_claim(self.state, library)
         elif library.stopping:
             self.state.out.append(Observe(library.number))
 

@@ -6,12 +6,11 @@ import traceback
 from typing import assert_never
 
 from stoker.addresses import join_address
-from stoker.pilot.core import holding, lifecycle, pieces, resizing, running, station, step_knowledge, stopping
+from stoker.pilot.core import lifecycle, memory, running, starting
 from stoker.pilot.core.commands import OfferSnapshot, Severity
 from stoker.pilot.core.events import FromLibrary
-from stoker.pilot.core.failures import failure_of
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.pilot.core.lifecycle import failure_of
+from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_agent import (
@@ -51,41 +50,41 @@ def handle(state: CoreState, event: FromLibrary) -> None:
             _message(state, library, message)
     except Exception as error:
         state.log(f"lib-{library.number}: what it said cannot be handled\n{traceback.format_exc()}", Severity.ERROR)
-        garbled(state, library, f"{type(error).__name__}: {error}")
+        library_garbled(state, library, f"{type(error).__name__}: {error}")
 
 
-def garbled(state: CoreState, library: PilotLibrary, reason: str) -> None:
+def library_garbled(state: CoreState, library: PilotLibrary, reason: str) -> None:
     """What came over a library's socket cannot be read: that is the end of this library."""
     library.garbled = library.garbled or reason
     what = f"lib-{library.number} wrote bytes to its socket that are no message: {library.garbled}"
     if not library.told_to_end:
         state.log(what, Severity.WARNING)
-    lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
+    lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
 def _message(state: CoreState, library: PilotLibrary, message: ToAgent) -> None:
     number = library.number
     match message:
         case RunsEnded(ends=ends):
-            running.ended(state, library, ends)
+            running.calls_ended(state, library, ends)
         case GivenBack(order=order) if 0 < order <= library.void_order:
             pass  # the calls may have been sent to it again since
         case GivenBack(calls=calls, need_function=need):
             library.asked_back_at = 0.0
-            state.tell(CallsReturned(number, tuple(holding.returned(library, calls)), need_function=need))
+            state.tell(CallsReturned(number, tuple(lifecycle.drop_returned(library, calls)), need_function=need))
         case Reports(reports=reports):
             state.tell(CallsProgress(number, reports))
         case Yielded():
-            pieces.came(state, library, message)
+            running.pieces_yielded(state, library, message)
         case RunEvicted(progress=progress):
-            stopping.evicted(state, library, progress)
+            running.call_evicted(state, library, progress)
         case Listens(call=call, port=port):
             state.tell(GangMeets(number, call, join_address(state.facts.address, port)))
         case Hello(pid=pid):
             library.pid = pid
             library.hello_at = state.now
             if library.stage is Stage.STARTING:
-                lifecycle.move(library, Stage.LOADING)
+                lifecycle.move_to(library, Stage.LOADING)
                 state.tell(LibraryUpdate(number, LibraryPhase.LOADING))
         case Loaded():
             _loaded(state, library, message)
@@ -96,10 +95,10 @@ def _message(state: CoreState, library: PilotLibrary, message: ToAgent) -> None:
                 state.snapshots.add(form)
                 state.out.append(OfferSnapshot(RecipeKey(library.recipe.key), message))
         case BatchReport(load=load, times=times):
-            step_knowledge.learn(state, library, times)
+            starting.learn_step_times(state, library, times)
             state.tell(LibraryBatch(number, load, times))
         case Resized():
-            resizing.answered(state, library, message)
+            memory.library_resized(state, library, message)
         case _:
             assert_never(message)
 
@@ -107,7 +106,7 @@ def _message(state: CoreState, library: PilotLibrary, message: ToAgent) -> None:
 def _loaded(state: CoreState, library: PilotLibrary, message: Loaded) -> None:
     if library.stage is not Stage.LOADING:
         return
-    lifecycle.move(library, Stage.READY)
+    lifecycle.move_to(library, Stage.READY)
     library.resident_bytes, library.ready_at = message.resident_bytes, state.now
     library.slots = message.slots
     own = state.devices_of(library)[0].process_bytes
@@ -129,14 +128,14 @@ def _loaded(state: CoreState, library: PilotLibrary, message: Loaded) -> None:
     )
     state.tell(ready)
     _settle_reservation(state, library)
-    for order in holding.due(library):
-        running.pass_on(state, library, order)
+    for order in lifecycle.take_postponed(library):
+        running.pass_calls_on(state, library, order)
 
 
 def _settle_reservation(state: CoreState, library: PilotLibrary) -> None:
     """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room. What
     nobody has measured yet on a GPU stays a guess until its monitor has (see `device_memory`)."""
-    if station.is_declared(state, library):
+    if memory.is_declared(state, library):
         return
     number, devices = library.number, state.devices_of(library)
     on_host = devices[0].on_host

@@ -1,18 +1,32 @@
 """Limits of libraries: of memory, loading time, a call's time, and silence. Time in which the whole pilot was stopped
-counts for none of them."""
+counts for none of them.
+
+The memory of GPUs: what each library uses of it as measured, and what is reserved for it.
+
+A library has what it declares and what CUDA takes for its process; where it declares nothing, what was measured once it
+was loaded. What a library uses beyond its reservation, other libraries can no longer get: the reservation grows by that
+within what is free, here and, through `LibraryResized`, in the manager's. A library is ended for its memory only
+if it takes far more than it declares *and* others can no longer get what was reserved for them: workspaces of NCCL and
+cuBLAS, which no user declares, harm nobody on a device with room.
+"""
 
 from __future__ import annotations
 
-from stoker.pilot.core import holding, lifecycle, stopping
+from collections.abc import Mapping
+
+from stoker.pilot.core import lifecycle, running
 from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
-from stoker.pilot.core.events import Observation
-from stoker.pilot.core.failures import failure_of
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import Cause, CoreState, PilotLibrary
+from stoker.pilot.core.events import DevicesMeasured, Observation
+from stoker.pilot.core.lifecycle import failure_of
+from stoker.pilot.core.state import Cause, CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import FailureKind
+from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_library import GiveBack
-from stoker.protocol.to_manager import CallsReturned
+from stoker.protocol.to_manager import CallsReturned, LibraryResized
 from stoker.units import show_bytes, show_seconds
+
+# ---- limits
+
 
 EVERY_S = 0.25
 """How often each library is observed."""
@@ -27,7 +41,7 @@ STOPPED_S = 3.0
 """A pilot whose loop is this much later than it wanted to be was stopped, and its libraries too."""
 
 
-def observed(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
+def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
     """Hold a library's limits against what was seen of it."""
     if library.serves:
         _unbegun(state, library, seen)
@@ -46,10 +60,10 @@ def observed(state: CoreState, library: PilotLibrary, seen: Observation) -> None
         _give_back_for(state, library, seen)
     if library.hung_up_at and state.now - library.hung_up_at > HUNG_UP_S and library.number in state.libraries:
         what = f"lib-{library.number} closed its socket to the pilot: its code closes what is not its own"
-        lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
+        lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
-def was_stopped(state: CoreState, seconds: float) -> None:
+def extend_limits(state: CoreState, seconds: float) -> None:
     """The pilot and its libraries have not run for `seconds`, and run again."""
     state.log(f"the pilot was stopped for {show_seconds(seconds)}: that counts for no limit of a call or a load")
     state.stops.append((state.now - seconds, state.now))
@@ -60,7 +74,7 @@ def was_stopped(state: CoreState, seconds: float) -> None:
             library.asked_back_at += seconds
         if library.hung_up_at:
             library.hung_up_at += seconds
-        stopping.was_stopped(library, seconds)
+        running.extend_graces(library, seconds)
 
 
 def _without_stops(state: CoreState, ran_s: float) -> float:
@@ -90,7 +104,7 @@ def too_large(state: CoreState, library: PilotLibrary, what: str, *, taken: int,
         f"lib-{library.number} ({library.recipe.name}) on {state.facts.pilot} took"
         f" {show_bytes(taken)} of {what} and declares {show_bytes(declared)}; declare more, or load less"
     )
-    lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.MEMORY, text), printed=True)
+    lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.MEMORY, text), printed=True)
 
 
 def _loading(state: CoreState, library: PilotLibrary) -> None:
@@ -106,7 +120,7 @@ def _loading(state: CoreState, library: PilotLibrary) -> None:
         library.cause = Cause(cause, printed=True)
         state.out.append(KillZygote(library.number))
         return
-    lifecycle.kill(state, library, cause=cause, printed=True)
+    lifecycle.kill_library(state, library, cause=cause, printed=True)
 
 
 def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
@@ -116,9 +130,9 @@ def _calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
         limit_s = library.held[call]
         if 0 < limit_s < since_s and limit_s < (ran_s := _without_stops(state, since_s)):
             what = f"the call ran for {ran_s:.1f} s on {state.facts.pilot}; its limit is {limit_s:g} s"
-            stopping.ask(state, library, [call], failure=failure_of(state, library, FailureKind.TIMEOUT, what))
+            running.stop_calls(state, library, [call], failure=failure_of(state, library, FailureKind.TIMEOUT, what))
     if library.stopping or library.stuck:
-        stopping.observed(state, library, [call for call, _ in seen.running])
+        running.check_stopping(state, library, [call for call, _ in seen.running])
 
 
 def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
@@ -133,7 +147,7 @@ def _unbegun(state: CoreState, library: PilotLibrary, seen: Observation) -> None
             f"lib-{library.number} has begun none of its calls for {show_seconds(UNBEGUN_S)}: its process is"
             " stopped, or an earlier call has left a thread there that lets no other run"
         )
-        lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
+        lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
 
 
 def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
@@ -142,8 +156,8 @@ def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -
     Calls that have ended there, but whose ends it could not send yet, are given back too and run once more elsewhere;
     what it says of them later is not heard.
     """
-    running = {call for call, _ in seen.running}
-    rest = tuple(holding.returned(library, [call for call in library.held if call not in running]))
+    at_work = {call for call, _ in seen.running}
+    rest = tuple(lifecycle.drop_returned(library, [call for call in library.held if call not in at_work]))
     library.asked_back_at = 0.0
     if rest:
         number = library.number
@@ -153,3 +167,72 @@ def _give_back_for(state: CoreState, library: PilotLibrary, seen: Observation) -
         state.out.append(TellLibrary(number, GiveBack(calls=rest, order=library.orders_back)))
         library.void_order = library.orders_back
         state.tell(CallsReturned(number, rest))
+
+
+# ---- device memory
+
+
+_MARGIN = 1.1
+"""For a library that declares nothing, what was measured is reserved, and a tenth more."""
+_STEP = 0.02
+"""A reservation grows in steps of at least this part of it: the manager need not hear of each megabyte."""
+_WORKSPACES_BYTES = 2_000_000_000
+"""What NCCL, cuBLAS and cuDNN may take beyond what a user declares before that counts as too much."""
+
+
+def settle_reservations(state: CoreState, event: DevicesMeasured) -> None:
+    """Settle what is reserved for each library, by what the drivers have measured."""
+    for number, sizes in event.used.items():
+        library = state.libraries.get(number)
+        if library is None or not library.has_process:
+            continue
+        library.device_bytes = max(sizes.values())
+        if library.told_to_end:
+            continue
+        if state.devices[library.devices[0]].processes != 1:
+            _settle(state, library, at=max(event.at[device] for device in sizes))
+        over = _harms(state, library, sizes, event.taken)
+        if over is not None:
+            declared = library.recipe.needs.device_memory_bytes
+            too_large(state, library, f"memory of {over}", taken=sizes[over], declared=declared)
+
+
+def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
+    """Reserve what a library uses: less where the reservation was a guess, more where it has grown."""
+    number, ledger = library.number, state.ledger
+    uses, held = library.device_bytes, ledger.held(number)
+    wanted = held
+    recipe = library.recipe
+    is_guess = bool(recipe.loader) and not recipe.needs.device_memory_bytes and not library.is_settled
+    if is_guess and library.stage is Stage.READY and at > library.ready_at:
+        library.is_settled = True
+        wanted = min(held, int(uses * _MARGIN))
+    if uses > wanted:
+        room = min(ledger.free(device) for device in library.devices)
+        wanted = min(int(uses * (1 + _STEP)), held + room)
+        if wanted <= held and not library.is_over:
+            library.is_over = True
+            text = f"lib-{number} uses more of its device than is left to be reserved for it"
+            state.log(text, Severity.WARNING)
+    if wanted != held:
+        ledger.resize(number, memory_bytes=wanted)
+        state.tell(LibraryResized(number, wanted, measured=True))
+
+
+def _harms(
+    state: CoreState, library: PilotLibrary, sizes: Mapping[DeviceId, int], taken: Mapping[DeviceId, int]
+) -> DeviceId | None:
+    """The device on which a library takes far more than it declares from others; None if there is none."""
+    declared = library.recipe.needs.device_memory_bytes
+    if not declared:
+        return None
+    for name, size in sizes.items():
+        facts = state.devices[name]
+        allowed = declared + facts.process_bytes + max(_WORKSPACES_BYTES, declared // 4)
+        if size <= allowed or taken[name] < 0:
+            continue
+        others = [other for other in state.libraries.values() if other is not library and name in other.devices]
+        owed = sum(max(0, state.ledger.held(other.number) - other.device_bytes) for other in others)
+        if owed > facts.memory_bytes - taken[name]:
+            return name
+    return None

@@ -6,12 +6,11 @@ from typing import assert_never
 
 import msgspec
 
-from stoker.pilot.core import holding, leaving, pieces, resizing, running, starting, station, stopping, wants
+from stoker.pilot.core import lifecycle, memory, objects, running, starting
 from stoker.pilot.core.commands import Acknowledged, TellLibrary, WeighOffer
 from stoker.pilot.core.events import FetchFailure, OfferWeighed
-from stoker.pilot.core.shadow_validation import why_not
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
+from stoker.pilot.core.turns import why_late
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_library import Evict, GiveBack, Meet
 from stoker.protocol.to_manager import CallsReturned
@@ -48,13 +47,13 @@ def handle(state: CoreState, message: ToPilot) -> None:
         return
     match message:
         case RunCalls():
-            run(state, message)
+            run_calls(state, message)
         case Ack(sequence=sequence):
             state.out.append(Acknowledged(sequence))
         case StartLibrary():
-            starting.order(state, message)
+            starting.start_library(state, message)
         case StopLibrary(library=number, drain=drain, reason=reason):
-            leaving.stop(state, number, drain=drain, reason=reason)
+            lifecycle.stop_library(state, number, drain=drain, reason=reason)
         case TakeBack(library=number, count=count):
             _take_back(state, number, count)
         case CancelCalls():
@@ -66,30 +65,30 @@ def handle(state: CoreState, message: ToPilot) -> None:
             if number in state.libraries:
                 state.out.append(TellLibrary(number, Meet(call=call, address=address)))
         case AckPieces():
-            pieces.taken(state, message)
+            running.pieces_acknowledged(state, message)
         case ResizeLibrary(library=number, device_memory_bytes=size):
-            resizing.order(state, number, size)
+            memory.resize_library(state, number, size)
         case PilotWelcome():
             _welcome(state, message)
         case HelloAgain(acknowledged=acknowledged):
             state.out.append(Acknowledged(acknowledged))
             state.hello_is_due = True
         case FetchObject():
-            nowhere = wants.set_sources(state, message)
+            nowhere = objects.set_sources(state, message)
             if nowhere is not None:
                 what = f"the object {nowhere.ref.name} can be had nowhere: no pilot that has it is reached"
-                starting.lost(state, nowhere.ref.name, FetchFailure(nowhere.trouble or what))
+                starting.object_lost(state, nowhere.ref.name, FetchFailure(nowhere.trouble or what))
         case PilotRefused(reason=reason):
             state.says_farewell = False
-            leaving.leave(state, f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
+            lifecycle.leave(state, f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
         case Exit(reason=reason, drain=drain, hand_on_s=hand_on_s):
             state.hands_on_until = state.now + hand_on_s
-            leaving.drain(state, reason, within_s=float("inf") if drain else 0.0)
+            lifecycle.drain(state, reason, within_s=float("inf") if drain else 0.0)
         case _:
             assert_never(message)
 
 
-def run(state: CoreState, order: RunCalls, *, is_weighed: bool = False) -> None:
+def run_calls(state: CoreState, order: RunCalls, *, is_weighed: bool = False) -> None:
     """Give a library calls that it does not hold already, or refuse them. `is_weighed`: an offer that nothing speaks
     against."""
     library = state.libraries.get(order.library)
@@ -112,22 +111,22 @@ def run(state: CoreState, order: RunCalls, *, is_weighed: bool = False) -> None:
         state.out.append(WeighOffer(order))
         return
     options = order.options
-    holding.hold(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
+    lifecycle.hold_calls(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
     if library.stage is Stage.READY:
-        running.pass_on(state, library, order)
+        running.pass_calls_on(state, library, order)
     else:
-        holding.postpone(library, order)
+        lifecycle.postpone_order(library, order)
 
 
-def weighed(state: CoreState, event: OfferWeighed) -> None:
+def offer_weighed(state: CoreState, event: OfferWeighed) -> None:
     """Take an offered call, or refuse it because it, or another one on its devices, would be late (SLINFER §VI-C), or
     because it has no room in the cache."""
     order = event.order
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage is Stage.DRAINING or state.leaving:
-        run(state, order, is_weighed=True)  # it is refused there
+        run_calls(state, order, is_weighed=True)  # it is refused there
         return
-    grows = order.reserve_bytes > station.budget_bytes(state, library)
+    grows = order.reserve_bytes > memory.budget_bytes(state, library)
     held = max(order.reserve_bytes, *library.resizes, state.ledger.held(library.number))
     refused, required = "", 0
     if library.number in state.claims:
@@ -135,17 +134,17 @@ def weighed(state: CoreState, event: OfferWeighed) -> None:
     elif event.required_bytes > held:
         required = event.required_bytes
         refused = f"lib-{library.number} needs {show_bytes(required)} of device memory for it"
-    elif grows and not station.has_room(state, library, order.reserve_bytes):
+    elif grows and not memory.has_room(state, library, order.reserve_bytes):
         refused = f"lib-{library.number} would wait for memory on its devices"
     elif event.new is not None:
-        refused = why_not(event.engines, library.number, event.new, now=state.now, free_at=event.free_at)
+        refused = why_late(event.engines, library.number, event.new, now=state.now, free_at=event.free_at)
     if not refused:
         if grows:
-            resizing.order(state, library.number, order.reserve_bytes)
-        run(state, order, is_weighed=True)
+            memory.resize_library(state, library.number, order.reserve_bytes)
+        run_calls(state, order, is_weighed=True)
         return
     if order.reserve_bytes:
-        resizing.stays(state, library, ordered_bytes=order.reserve_bytes)
+        memory.report_unchanged(state, library, ordered_bytes=order.reserve_bytes)
     calls = tuple(spec.call for spec in order.calls)
     state.tell(CallsReturned(library.number, calls, refused=refused, required_bytes=required))
 
@@ -158,7 +157,7 @@ def _take_back(state: CoreState, number: LibraryId, count: int) -> None:
         state.out.append(TellLibrary(number, give_back(library, count=count)))
         library.asked_back_at = library.asked_back_at or state.now
         return
-    state.tell(CallsReturned(number, tuple(holding.take_back_waiting(library, count))))
+    state.tell(CallsReturned(number, tuple(lifecycle.take_back_waiting(library, count))))
 
 
 def _cancel(state: CoreState, order: CancelCalls) -> None:
@@ -168,7 +167,7 @@ def _cancel(state: CoreState, order: CancelCalls) -> None:
     held = library.held
     strange = tuple(call for call in order.calls if call not in held)
     here = {call for call in order.calls if call in held}
-    dropped = holding.drop_waiting(library, here)
+    dropped = lifecycle.drop_waiting(library, here)
     if strange or dropped:
         state.tell(CallsReturned(order.library, (*strange, *dropped)))
     rest = tuple(call for call in order.calls if call in held)
@@ -176,7 +175,7 @@ def _cancel(state: CoreState, order: CancelCalls) -> None:
         return
     state.out.append(TellLibrary(library.number, give_back(library, calls=rest)))
     if order.running:
-        stopping.ask(state, library, rest, least_s=order.grace_s, failure=None)
+        running.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
         return
     for call in rest:  # those that yield may stop, since nobody takes their pieces; the others may finish
         if call in library.streams:
@@ -194,7 +193,7 @@ def _welcome(state: CoreState, message: PilotWelcome) -> None:
     state.heartbeat_s, state.lease_s = max(0.1, message.heartbeat_s), message.lease_s
     state.welcomed_at = state.now
     state.heartbeat_at = 0.0  # the first one tells the manager what is here
-    wants.ask_again(state)
-    pieces.say_all_again(state)
+    objects.ask_for_objects_again(state)
+    running.resend_pieces(state)
     for here in state.told_snapshots if message.again else ():
         state.tell(here)

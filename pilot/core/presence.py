@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from stoker.contexts.recipe import Recipe
-from stoker.pilot.core import leaving, lifecycle, probes, station
+from stoker.pilot.core import lifecycle, memory, probes
 from stoker.pilot.core.commands import Beat, Greet, Leave
 from stoker.pilot.core.events import (
     HelloDue,
@@ -22,8 +22,7 @@ from stoker.pilot.core.events import (
     UnacknowledgedFacts,
     UsageMeasured,
 )
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import NEVER, CoreState
+from stoker.pilot.core.state import NEVER, CoreState, Stage
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_manager import (
@@ -104,7 +103,7 @@ def library_facts(state: CoreState, before: UnacknowledgedFacts) -> tuple[Librar
             devices=library.devices,
             ready=library.serves and number not in before.ready,
             calls=tuple(dict.fromkeys((*before.left.get(number, ()), *library.held))),
-            reserved_bytes=station.budget_bytes(state, library),
+            reserved_bytes=memory.budget_bytes(state, library),
             memory_bytes=library.resident_bytes,
             device_bytes=library.device_bytes,
             slots=library.slots,
@@ -132,15 +131,15 @@ def manager_away(state: CoreState, event: ManagerAway) -> None:
     """There is no connection: leave if that has lasted for a lease, or is for good."""
     lease_s = state.lease_s if state.welcomed_at else max(state.lease_s, FIRST_CONTACT_S)
     if event.refuses_key and not state.welcomed_at:
-        leaving.leave(state, "the manager does not accept this pilot's key", within_s=0.0, code=2)
+        lifecycle.leave(state, "the manager does not accept this pilot's key", within_s=0.0, code=2)
     elif event.away_s > lease_s:
         moved = ", or has moved, which a pilot without shared files cannot see" if state.facts.is_carried else ""
-        leaving.leave(state, f"the manager was away for {lease_s:g} s{moved}", within_s=0.0, code=2)
+        lifecycle.leave(state, f"the manager was away for {lease_s:g} s{moved}", within_s=0.0, code=2)
     elif event.session_over:  # its manager ended before this pilot had joined, or while it was cut off
-        leaving.leave(state, f"the session is over: {event.session_over}", within_s=0.0)
+        lifecycle.leave(state, f"the session is over: {event.session_over}", within_s=0.0)
 
 
-def measured(state: CoreState, event: UsageMeasured) -> None:
+def send_heartbeat(state: CoreState, event: UsageMeasured) -> None:
     """Send a heartbeat, and the last lines of libraries that load for long."""
     state.heartbeat_at = state.now + state.heartbeat_s
     uses = []
@@ -178,21 +177,21 @@ def signalled(state: CoreState, event: Signalled) -> None:
     if event.again:
         state.leave_by = 0.0
     else:
-        leaving.drain(state, event.name, within_s=state.facts.grace_s, loss=LossReason.SIGNALLED)
+        lifecycle.drain(state, event.name, within_s=state.facts.grace_s, loss=LossReason.SIGNALLED)
 
 
-def tick(state: CoreState, event: Tick) -> None:
+def on_tick(state: CoreState, event: Tick) -> None:
     """Some time has passed."""
     if state.now >= state.drain_at:
         within_s = (1 - _EXIT) * (state.ends_at - state.drain_at) - (state.now - state.drain_at)
         state.drain_at = NEVER
         left_s = max(0.0, state.ends_at - state.now)
-        leaving.drain(state, f"its walltime is over in {show_seconds(left_s)}", within_s=within_s)
-    probes.due(state)
+        lifecycle.drain(state, f"its walltime is over in {show_seconds(left_s)}", within_s=within_s)
+    probes.start_due_probes(state)
     if state.leaving and state.now >= state.leave_by:
         for library in list(state.libraries.values()):
-            lifecycle.kill(state, library)
-    if leaving.is_over(state, serves_peers=event.serves_peers):
+            lifecycle.kill_library(state, library)
+    if lifecycle.has_left(state, serves_peers=event.serves_peers):
         state.out.append(Leave())
 
 
@@ -201,7 +200,7 @@ def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> N
     state.has_ended = True
     for library in list(state.libraries.values()):
         library.told_to_end = True
-        lifecycle.finish(state, library, ProcessEnded(library.number, running=ran.get(library.number, ())))
+        lifecycle.finish_library(state, library, ProcessEnded(library.number, running=ran.get(library.number, ())))
     if state.says_farewell:
         state.tell(PilotLeaving(reason=state.leaving, loss=state.loss))
 

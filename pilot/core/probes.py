@@ -20,7 +20,7 @@ AGAIN_S = 2.0
 """A device that has failed once is probed again after so long."""
 
 
-def due(state: CoreState) -> None:
+def start_due_probes(state: CoreState) -> None:
     """Begin the probes that are due."""
     if state.leaving or not state.turns:
         return
@@ -62,7 +62,7 @@ def probed(state: CoreState, event: Probed) -> None:
     turn.due_at = state.now + pause_s
 
 
-def away(state: CoreState, device: DeviceId, reason: str) -> None:
+def device_away(state: CoreState, device: DeviceId, reason: str) -> None:
     """A device is not there, or is there again (no reason)."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)

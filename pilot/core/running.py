@@ -1,22 +1,138 @@
-"""How calls get to a library's process, and large results from it."""
+"""How the pilot stops a running call, at the least cost that the call's code allows.
+
+1. The pilot tells the call to stop. Its library aborts the call's requests to a model, and the function ends at its
+   next wait for a model or its next progress report. The library and its other calls continue.
+2. A call that still runs after its grace does not react. The pilot tells the manager its end, and drains the library:
+   the library returns the calls that it has not begun, and finishes its other running calls.
+3. The pilot kills the library when only calls that do not react run in it. Calls that need the context load it again.
+
+How calls get to a library's process, and large results from it.
+
+The pieces that running calls yield, from their library to the manager.
+
+They are not in the manager's journal and not in numbered frames. So the pilot keeps those of each call that the client
+has not acknowledged, and says them again whenever something may have lost them: after each welcome, and when the client
+asks. The library yields no more than a window of them ahead, which bounds what is kept. A call's end is told when its
+client has all of its pieces: nothing is kept beyond that.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.pilot.core import holding, lifecycle, stopping
-from stoker.pilot.core.commands import BringArguments, HandIn, ReleaseArguments, TellLibrary
+from stoker.pilot.core import lifecycle
+from stoker.pilot.core.commands import BringArguments, HandIn, PassOn, ReleaseArguments, SetTimer, TellLibrary
 from stoker.pilot.core.events import ArgumentsBrought, HandedIn
-from stoker.pilot.core.failures import failure_of
-from stoker.pilot.core.state import CoreState, PilotLibrary
-from stoker.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.protocol.to_library import Run
-from stoker.protocol.to_manager import CallsEnded, CallsReturned
+from stoker.pilot.core.lifecycle import failure_of
+from stoker.pilot.core.state import CoreState, PieceWindow, PilotLibrary, StoppingCall
+from stoker.protocol import to_agent, to_library, to_manager, to_pilot
+from stoker.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress, Failure, FailureKind
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_library import Evict, Run
+from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsReturned
 from stoker.protocol.to_pilot import RunCalls
+from stoker.units import show_seconds
+
+# ---- stopping
 
 
-def pass_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
+LEAST_GRACE_S, MOST_GRACE_S = 1.0, 10.0
+"""Seconds that a call has to react, at least and at most."""
+ANSWER_S = 1.0
+"""Seconds in which a draining library returns the calls that it has not begun. If it does not, its code holds the
+interpreter, and no thread of it reads messages."""
+
+
+def stop_calls(
+    state: CoreState, library: PilotLibrary, calls: Iterable[CallId], *, least_s: float = 0.0, failure: Failure | None
+) -> None:
+    """Tell running calls to stop, with a grace of at least `least_s`. `failure` is the end of a call without a result;
+    None if the manager has ended the call already."""
+    until = state.now + max(least_s, grace_s(library))
+    for call in calls:
+        state.out.append(TellLibrary(library.number, Evict(call=call)))
+        library.stopping.setdefault(call, StoppingCall(until, failure))
+    state.out.append(SetTimer(until, f"cancel/{library.number}"))
+
+
+def grace_s(library: PilotLibrary) -> float:
+    """Seconds that a call has to react: the load time of its library, within bounds. A longer wait would cost more than
+    a kill and a load."""
+    return min(MOST_GRACE_S, max(LEAST_GRACE_S, library.ready_at - library.started_at))
+
+
+def extend_graces(library: PilotLibrary, seconds: float) -> None:
+    """Extend the graces by the time in which the pilot and its libraries were suspended."""
+    for call, stop in library.stopping.items():
+        library.stopping[call] = msgspec.structs.replace(stop, until=stop.until + seconds)
+
+
+def call_evicted(state: CoreState, library: PilotLibrary, progress: CallProgress) -> None:
+    """Handle the end of a call that stopped as it was told. It counts as served, as in the library."""
+    stop = library.stopping.get(progress.call)
+    if not lifecycle.drop_ended(library, [progress.call]):
+        return
+    if stop is not None and stop.failure is not None:
+        state.tell(CallsEnded(library.number, [CallEnd(progress.call, ok=False, failure=stop.failure)]))
+    else:
+        state.tell(CallEvicted(library.number, progress))
+
+
+def as_stopped(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
+    """Return the ends of calls. A call that was told to stop and raised an exception gets the failure of its stop; a
+    call that returned keeps its result."""
+
+    def one(end: CallEnd) -> CallEnd:
+        stop = library.stopping.get(end.call)
+        if end.ok or stop is None or stop.failure is None:
+            return end
+        return msgspec.structs.replace(end, payload=b"", failure=stop.failure, raised="")
+
+    return [one(end) for end in ends]
+
+
+def check_stopping(state: CoreState, library: PilotLibrary, running: Sequence[CallId]) -> None:
+    """Check the calls that were told to stop against the calls that run."""
+    stuck = [call for call in running if (stop := library.stopping.get(call)) is not None and state.now >= stop.until]
+    if stuck:
+        _give_up(state, library, stuck)
+    if not any(call in library.stuck for call in running):
+        return
+    others = [call for call in library.held if call not in library.stuck]
+    gave_back = not others or state.now > library.stuck_at + ANSWER_S
+    if gave_back and not any(call in running for call in others):
+        lifecycle.kill_library(state, library)
+
+
+def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> None:
+    """Report the ends of calls that do not react, and drain their library."""
+    failure = library.stopping[calls[0]].failure
+    if failure is None:
+        what = (
+            f"a call that ran on lib-{library.number} was cancelled and did not stop within"
+            f" {show_seconds(grace_s(library))}, and its library ended with it"
+        )
+        failure = failure_of(state, library, FailureKind.CANCELLED, what)
+    ends = [
+        CallEnd(call, ok=False, failure=stop.failure)
+        for call in calls
+        if (stop := library.stopping[call]).failure is not None
+    ]
+    if ends:
+        lifecycle.drop_ended(library, [end.call for end in ends])
+        state.tell(CallsEnded(library.number, ends))
+    lifecycle.does_not_react(library, calls, now=state.now)
+    lifecycle.blame(library, failure, printed=True)
+    lifecycle.stop_library(state, library.number, drain=True, reason=failure.message)
+
+
+# ---- running
+
+
+def pass_calls_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
     """Hand an order's calls to the library's process, once their arguments are here."""
     if state.facts.is_carried and _bring(state, library, order):
         return
@@ -42,7 +158,7 @@ def pass_on(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
     )
 
 
-def brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
+def arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
     """Large arguments of an order are here, or not. Calls whose arguments are lacking end, or go elsewhere where
     another pilot may have room for them."""
     order = library.orders_waiting_for_arguments.pop(event.ticket, None)
@@ -53,11 +169,11 @@ def brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) ->
             state.out.append(ReleaseArguments(library.number, (call,)))
     lacks = event.lacks
     held = [call for call in lacks if call in library.held]
-    failed = holding.ended(library, [call for call in held if not lacks[call].is_pilots_fault])
+    failed = lifecycle.drop_ended(library, [call for call in held if not lacks[call].is_pilots_fault])
     if failed:
         ends = [CallEnd(call, ok=False, failure=_failure(state, library, lacks[call].reason)) for call in failed]
         state.tell(CallsEnded(library.number, ends))
-    back = holding.returned(library, [call for call in held if lacks[call].is_pilots_fault])
+    back = lifecycle.drop_returned(library, [call for call in held if lacks[call].is_pilots_fault])
     if back:
         reason = f"{library.recipe.name} on {state.facts.pilot}: {lacks[back[0]].reason}"
         lifecycle.blame(library, failure_of(state, library, FailureKind.PILOT, reason))
@@ -65,14 +181,14 @@ def brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) ->
     if order is not None:
         order.calls[:] = [spec for spec in order.calls if spec.call in library.held]
         if order.calls:
-            pass_on(state, library, order)
+            pass_calls_on(state, library, order)
 
 
-def ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> None:
+def calls_ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> None:
     """Calls have ended in a library: tell the manager, of large results once the client will find them."""
     if library.stopping:
-        ends = stopping.as_stopped(library, ends)
-    here = holding.ended(library, [end.call for end in ends])
+        ends = as_stopped(library, ends)
+    here = lifecycle.drop_ended(library, [end.call for end in ends])
     if len(here) != len(ends):  # of calls that have left already, or one that is told twice
         first = {end.call: end for end in reversed(ends)}
         ends = [first[call] for call in here]
@@ -82,7 +198,7 @@ def ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> None:
         state.tell(CallsEnded(library.number, ends))
 
 
-def handed_in(state: CoreState, event: HandedIn) -> None:
+def results_handed_in(state: CoreState, event: HandedIn) -> None:
     """Large results are where the client finds them."""
     state.handing_in -= 1
     state.tell(CallsEnded(event.library, event.ends))
@@ -119,3 +235,52 @@ def _hand_in(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> li
 
 def _failure(state: CoreState, library: PilotLibrary, message: str) -> Failure:
     return failure_of(state, library, FailureKind.SERIALIZATION, f"{message} (on {state.facts.pilot})")
+
+
+# ---- pieces
+
+
+def pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yielded) -> None:
+    """A call has yielded. Raises ValueError for pieces that do not follow those before, or are too many."""
+    window = library.streams.get(message.call)
+    if window is None:  # it was taken away from the library meanwhile
+        return
+    if message.run != window.run:
+        window.begin(message.run)
+    if message.first != window.first + len(window.items):
+        raise ValueError(f"piece {message.first} of call {message.call} does not follow the one before")
+    window.items.extend(message.items)
+    if len(window.items) > WINDOW_PIECES:
+        raise ValueError(f"call {message.call} has sent {len(window.items)} pieces that are not acknowledged")
+    if not state.awaits_welcome:  # else they are said with the rest, after the welcome
+        passed = to_manager.CallYielded(
+            library.number, message.call, message.run, message.first, message.items, message.waits
+        )
+        state.out.append(PassOn(passed))
+
+
+def pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> None:
+    """The client has pieces, and perhaps asks for those after them."""
+    library = state.libraries.get(message.library)
+    window = library.streams.get(message.call) if library is not None else None
+    if library is None or window is None:
+        return
+    if message.run == window.run and window.take(message.upto):
+        upto = to_library.Taken(message.call, message.run, window.first)
+        state.out.append(TellLibrary(library.number, upto))
+    if message.again and not state.awaits_welcome:
+        _say_again(state, library, message.call, window)
+
+
+def resend_pieces(state: CoreState) -> None:
+    """The manager may have lost what it was told: say all that is not acknowledged."""
+    for library in state.libraries.values():
+        for call, window in library.streams.items():
+            _say_again(state, library, call, window)
+
+
+def _say_again(state: CoreState, library: PilotLibrary, call: CallId, window: PieceWindow) -> None:
+    if window.items:
+        items = list(window.items)
+        passed = to_manager.CallYielded(library.number, call, window.run, window.first, items, waits=True)
+        state.out.append(PassOn(passed))

@@ -1,40 +1,79 @@
-"""From the order to start a library to its process being made: its folder, its objects, its snapshots."""
+"""What steps of engines take on this pilot's devices: what the manager knew, and what libraries have measured since.
+
+The pilot weighs offers by it (`shadow_validation`). Libraries report their steps every few seconds, on their way to the
+manager, which keeps them for good.
+
+From the order to start a library to its process being made: its folder, its objects, its snapshots.
+
+Libraries whose claims on memory are met start or grow; those whose claims cannot be met are refused.
+"""
 
 from __future__ import annotations
 
 from stoker.contexts.recipe import Awareness
-from stoker.pilot.core import lifecycle, station, step_knowledge, wants
+from stoker.contexts.step_times import StepTimes
+from stoker.pilot.core import lifecycle, memory, objects
 from stoker.pilot.core.commands import PinObjects, Prepare, SetTimer, Severity, StartProcess
 from stoker.pilot.core.events import FetchFailure, LibraryPrepared, ObjectArrived, Pinned, ProcessEnded
-from stoker.pilot.core.failures import load_failure
-from stoker.pilot.core.stages import Stage
-from stoker.pilot.core.state import CoreState, PilotLibrary
+from stoker.pilot.core.lifecycle import load_failure
+from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.to_manager import LibraryGone, LibraryPhase, LibraryUpdate
 from stoker.protocol.to_pilot import StartLibrary
 from stoker.units import show_bytes
 
+# ---- step knowledge
 
-def order(state: CoreState, message: StartLibrary) -> None:
+
+def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes | None) -> None:
+    """Steps of a library's engine took so long; numbers that no measurement gives are left out."""
+    if times is None or not times.samples or not times.is_sound():
+        return
+    key = _key(state, library)
+    known = state.step_times.get(key)
+    state.step_times[key] = times if known is None else known.joined(times)
+
+
+def take_step_times(state: CoreState, library: PilotLibrary) -> None:
+    """The manager has said what steps of a library's engine take. What this pilot has measured since is part of that,
+    or newer."""
+    if _key(state, library) not in state.step_times:
+        learn_step_times(state, library, library.ordered.steps)
+
+
+def known_step_times(state: CoreState, library: PilotLibrary) -> StepTimes | None:
+    """What steps of a library's engine take; None while prompts, or the tokens behind them, are not measured."""
+    times = state.step_times.get(_key(state, library))
+    return times if times is not None and times.prefill and times.decode else None
+
+
+def _key(state: CoreState, library: PilotLibrary) -> tuple[str, str]:
+    return library.recipe.key, state.devices_of(library)[0].kind
+
+
+# ---- starting
+
+
+def start_library(state: CoreState, message: StartLibrary) -> None:
     """Start a library, or say why that can never be. It waits for memory when its files are here, not before."""
     number = message.library
     state.last_library = max(state.last_library, number)
     if number in state.libraries or number in state.gone:
         return  # said twice
     reason = f"the pilot is leaving: {state.leaving}" if state.leaving else ""
-    reason = reason or station.why_never(state, message.devices, message.device_memory_bytes)
+    reason = reason or memory.why_never(state, message.devices, message.device_memory_bytes)
     if reason:
         state.log(f"lib-{number} refused: {reason}", Severity.WARNING)
         failure = Failure(kind=FailureKind.CONTEXT, message=reason, pilot=state.facts.pilot, library=number)
         state.tell(LibraryGone(library=number, failure=None if state.leaving else failure, loading=True))
         return
     library = state.libraries[number] = PilotLibrary(message, state.now)
-    step_knowledge.told(state, library)
-    wants.plan(state, library)
+    take_step_times(state, library)
+    objects.plan_objects(state, library)
     state.out.append(Prepare(message))
 
 
-def prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) -> None:
+def library_prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) -> None:
     """It is known what this node has for a library: have its objects brought."""
     if library.stage is not Stage.FETCHING or library.missing or library.awaits_forms:
         return  # that was known before
@@ -44,7 +83,7 @@ def prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) ->
             f"{facts.pilot} can make no folder for a library: {event.error}; make room there, or give [pilot] scratch"
             " another disk"
         )
-        refuse(state, library, what)
+        refuse_start(state, library, what)
         return
     from_sources = recipe.awareness is Awareness.NONE and not facts.is_carried
     needed = recipe.needs.disk_bytes
@@ -56,7 +95,7 @@ def prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) ->
             f"{facts.pilot} has {show_bytes(event.free_disk_bytes)} free on its scratch disk, and {recipe.name} wants "
             f"{show_bytes(needed)} (@context(disk=...)); make room there, or give [pilot] scratch another disk"
         )
-        refuse(state, library, what)
+        refuse_start(state, library, what)
         return
     ordered = library.ordered
     if ordered.snapshot_wait_s > 0:
@@ -64,38 +103,38 @@ def prepared(state: CoreState, library: PilotLibrary, event: LibraryPrepared) ->
         library.forms = {ref.name: form for form, ref in ordered.snapshots.items() if form not in here}
     if recipe.objects and not from_sources:
         if why := _exceeds_cache(state, library):
-            fail(state, library, FetchFailure(why, is_pilots_fault=True))
+            fail_start(state, library, FetchFailure(why, is_pilots_fault=True))
             return
         library.missing = {ref.name for ref in recipe.objects}
         state.out.append(PinObjects(library.number, recipe.objects))
     elif event.changed:
         why = f"{event.changed} was written to since the recipe was made from it; make the recipe again"
-        fail(state, library, FetchFailure(why))
+        fail_start(state, library, FetchFailure(why))
     else:
         library.paths = {ref.name: ref.source for ref in recipe.objects}
         _have_forms(state, library)
 
 
-def pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> None:
+def objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) -> None:
     """What of a library's objects is in the cache: it waits for the others, or goes on."""
     if library.stage is not Stage.FETCHING:
         return
     if event.failed is not None:
-        lacking(state, library, event.failed)
+        objects_lacking(state, library, event.failed)
         return
     library.paths.update(event.paths)
-    wants.found_here(state, event.paths)
+    objects.report_found(state, event.paths)
     library.has_pins |= bool(event.paths)
     library.missing -= event.paths.keys()
     refs = {ref.name: ref for ref in (*library.recipe.objects, *library.ordered.snapshots.values())}
-    wants.want(state, library, [ref for name, ref in refs.items() if name in library.missing])
+    objects.want_objects(state, library, [ref for name, ref in refs.items() if name in library.missing])
     if not library.missing:
-        go_on(state, library)
+        objects_complete(state, library)
 
 
-def arrived(state: CoreState, event: ObjectArrived) -> None:
+def object_arrived(state: CoreState, event: ObjectArrived) -> None:
     """An object is in the cache: keep it for the libraries that wait for it."""
-    found = wants.arrived(state, event)
+    found = objects.report_arrival(state, event)
     state.log(
         f"{event.name} is here: {event.origin_bytes} bytes from where it comes from, {event.peer_bytes} from peers, "
         f"{event.seconds:.2f} s"
@@ -105,25 +144,25 @@ def arrived(state: CoreState, event: ObjectArrived) -> None:
             state.out.append(PinObjects(number, (found.ref,)))
 
 
-def lost(state: CoreState, name: str, lack: FetchFailure) -> None:
+def object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
     """An object will not come: libraries that wait for it fail, or go on without it."""
-    found = wants.give_up(state, name)
+    found = objects.give_up_object(state, name)
     for number in tuple(found.libraries) if found is not None else ():
         library = state.libraries.get(number)
         if library is not None:
-            lacking(state, library, lack)
+            objects_lacking(state, library, lack)
 
 
-def lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
+def objects_lacking(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     """Objects that a library waits for will not come. It loads without snapshots, and not without its files."""
     if library.awaits_forms:
         state.log(f"lib-{library.number} loads without a snapshot: {lack.reason}")
         _without_forms(state, library)
     else:
-        fail(state, library, lack)
+        fail_start(state, library, lack)
 
 
-def late(state: CoreState, library: PilotLibrary) -> None:
+def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
     """A library has waited for snapshots for as long as they are worth it."""
     if library.stage is Stage.FETCHING and library.awaits_forms:
         wait_s = library.ordered.snapshot_wait_s
@@ -131,7 +170,7 @@ def late(state: CoreState, library: PilotLibrary) -> None:
         _without_forms(state, library)
 
 
-def go_on(state: CoreState, library: PilotLibrary) -> None:
+def objects_complete(state: CoreState, library: PilotLibrary) -> None:
     """All that a library waits for is here."""
     if library.awaits_forms:
         _start(state, library)
@@ -139,21 +178,21 @@ def go_on(state: CoreState, library: PilotLibrary) -> None:
         _have_forms(state, library)
 
 
-def fail(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
+def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     """A library's objects will not come."""
     if library.stage is not Stage.FETCHING:
         return
     failure = load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault)
     lifecycle.blame(library, failure)
     library.cache_lacks_bytes = lack.in_use_bytes.get(library.number, 0)
-    lifecycle.finish(state, library, ProcessEnded(library.number))
+    lifecycle.finish_library(state, library, ProcessEnded(library.number))
 
 
-def refuse(state: CoreState, library: PilotLibrary, what: str) -> None:
+def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
     """A library cannot start for want of something that this pilot lacks: it is loaded elsewhere."""
     failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
     lifecycle.blame(library, failure)
-    lifecycle.finish(state, library, ProcessEnded(library.number))
+    lifecycle.finish_library(state, library, ProcessEnded(library.number))
 
 
 def _have_forms(state: CoreState, library: PilotLibrary) -> None:
@@ -169,7 +208,7 @@ def _have_forms(state: CoreState, library: PilotLibrary) -> None:
 
 
 def _without_forms(state: CoreState, library: PilotLibrary) -> None:
-    wants.forget(state, library)
+    objects.forget_wants(state, library)
     for name in library.forms:
         library.paths.pop(name, None)
     _start(state, library)
@@ -178,20 +217,20 @@ def _without_forms(state: CoreState, library: PilotLibrary) -> None:
 def _start(state: CoreState, library: PilotLibrary) -> None:
     """Its files are here: start it as soon as there is room on its devices."""
     library.fetched_at = state.now
-    if station.claim(state, library, library.ordered.device_memory_bytes):
-        admitted(state, library)
+    if memory.claim_memory(state, library, library.ordered.device_memory_bytes):
+        start_process(state, library)
         return
-    lifecycle.move(library, Stage.WAITING)
+    lifecycle.move_to(library, Stage.WAITING)
     state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.WAITING))
 
 
-def admitted(state: CoreState, library: PilotLibrary) -> None:
+def start_process(state: CoreState, library: PilotLibrary) -> None:
     """A library has room on its devices: have its process made."""
-    lifecycle.move(library, Stage.STARTING)
+    lifecycle.move_to(library, Stage.STARTING)
     library.started_at = state.now
     state.tell(LibraryUpdate(library=library.number, phase=LibraryPhase.STARTING))
     paths = {library.forms.get(name, name): path for name, path in library.paths.items()}
-    budget_bytes = library.ordered.device_memory_bytes if station.is_declared(state, library) else 0
+    budget_bytes = library.ordered.device_memory_bytes if memory.is_declared(state, library) else 0
     state.out.append(StartProcess(library.ordered, paths, device_memory_bytes=budget_bytes))
 
 
@@ -205,3 +244,31 @@ def _exceeds_cache(state: CoreState, library: PilotLibrary) -> str:
         f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); give pilots more with"
         " [pilot] cache_size (--cache-size)"
     )
+
+
+# ---- admission
+
+
+def meet_memory_claims(state: CoreState) -> None:
+    """Devices have more room than before: libraries that wait for it go on."""
+    for library, memory_bytes in memory.met_claims(state):
+        if library.stage is Stage.WAITING:
+            start_process(state, library)
+        else:
+            memory.tell_size(state, library, memory_bytes)
+
+
+def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
+    """A library has waited for room for a while: go on as long as something there is about to end or to shrink."""
+    wanted = state.claims.get(library.number)
+    if wanted is None:
+        return
+    why = memory.why_hopeless(state, library)
+    if not why:
+        memory.ask_claim_again(state, library)
+        return
+    why += ", and nothing there is about to end or to shrink"
+    if library.stage is Stage.WAITING:
+        refuse_start(state, library, why)
+    else:
+        memory.refuse_resize(state, library, why, ordered_bytes=wanted)

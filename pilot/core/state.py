@@ -1,4 +1,17 @@
-"""What a pilot is and holds: plain state. Who may write what:
+"""The stages of a library on its pilot, and which may follow which.
+
+FETCHING -> (WAITING ->) STARTING -> LOADING -> READY -> (DRAINING ->) GONE      any stage may go to GONE
+
+The device memory that a pilot holds for its libraries.
+
+The manager keeps its own ledger of what each library should come to hold, its budget; this one is what is *held*,
+and it has the last word: an order that does not fit yet waits (`stoker.pilot.core.memory`). A reservation is the same
+number of bytes on each device of a library. It shrinks only when the library says that it has really shrunk, so that
+growing elsewhere waits until the memory is free (docs/decisions/050).
+
+The times at which a pilot's core wants to be told that they have come.
+
+What a pilot is and holds: plain state. Who may write what:
 
 calls that a library holds                                holding
 calls that were told to stop                              stopping (holding forgets those that have left)
@@ -16,6 +29,8 @@ what steps of engines take                                step_knowledge
 
 from __future__ import annotations
 
+import enum
+import heapq
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 
@@ -24,14 +39,168 @@ import msgspec
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.step_times import StepTimes
 from stoker.pilot.core.commands import Command, Severity, Tell, WriteLog
-from stoker.pilot.core.health import DeviceHealth
-from stoker.pilot.core.ledger import Ledger
-from stoker.pilot.core.stages import SERVES, Stage
+from stoker.pilot.core.events import DeviceHealth
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import CallId, DeviceId, LibraryId
 from stoker.protocol.to_manager import DeviceFacts, FromPilot, LibraryFacts, SnapshotHere
 from stoker.protocol.to_pilot import FetchObject, RunCalls, StartLibrary
+from stoker.units import show_bytes
+
+# ---- stages
+
+
+class Stage(enum.Enum):
+    """Where a library is between its order and its end."""
+
+    FETCHING = "fetching"
+    """Its folder is made, and its objects are on their way to the cache."""
+    WAITING = "waiting"
+    """Its files are here, and memory or a place on its devices is not free yet (`stoker.pilot.core.memory`)."""
+    STARTING = "starting"
+    """Its process is being made."""
+    LOADING = "loading"
+    """Its loader runs."""
+    READY = "ready"
+    """It holds its context and serves calls."""
+    DRAINING = "draining"
+    """It finishes what it runs and takes nothing new."""
+    GONE = "gone"
+    """Its process has ended."""
+
+
+NEXT = {
+    Stage.FETCHING: {Stage.WAITING, Stage.STARTING, Stage.GONE},
+    Stage.WAITING: {Stage.STARTING, Stage.GONE},
+    Stage.STARTING: {Stage.LOADING, Stage.GONE},
+    Stage.LOADING: {Stage.READY, Stage.GONE},
+    Stage.READY: {Stage.DRAINING, Stage.GONE},
+    Stage.DRAINING: {Stage.GONE},
+    Stage.GONE: set(),
+}
+"""The one table of transitions."""
+TAKES_CALLS = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING, Stage.READY})
+"""Stages in which a library may be given calls (those that are not ready hold them until they are)."""
+SERVES = frozenset({Stage.READY, Stage.DRAINING})
+"""Stages in which its process runs calls."""
+
+
+# ---- ledger
+
+
+class Ledger:
+    """Reservations of libraries on devices, in bytes. Nothing is ever held twice or below zero."""
+
+    def __init__(self, devices: dict[DeviceId, int]) -> None:
+        self.capacity = dict(devices)
+        self._held: dict[LibraryId, tuple[tuple[DeviceId, ...], int]] = {}
+        self._free = dict(devices)
+        self.has_freed = False
+        """Whether something was given back since the station looked last."""
+
+    def why_never(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
+        """Why this reservation could not be made if nothing else were held, in words; empty when it could."""
+        unknown = [device for device in devices if device not in self.capacity]
+        if unknown:
+            return f"this pilot has no device {unknown[0]}; it has {', '.join(self.capacity)}"
+        if not devices or len(set(devices)) != len(devices):
+            return "a library needs one device or several different ones"
+        if memory_bytes < 0:
+            return f"{memory_bytes} bytes cannot be reserved"
+        for device in devices:
+            if memory_bytes > self.capacity[device]:
+                capacity = show_bytes(self.capacity[device])
+                return f"{device} has {capacity} in all, {show_bytes(memory_bytes)} are needed"
+        return ""
+
+    def why_not(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
+        """Why this reservation cannot be made now, in words; empty when it can."""
+        never = self.why_never(devices, memory_bytes)
+        if never:
+            return never
+        for device in devices:
+            if memory_bytes > self._free[device]:
+                free, capacity = self._free[device], self.capacity[device]
+                needed = show_bytes(memory_bytes)
+                return f"{device} has {show_bytes(free)} of {show_bytes(capacity)} free, {needed} are needed"
+        return ""
+
+    def reserve(self, library: LibraryId, *, devices: tuple[DeviceId, ...], memory_bytes: int) -> None:
+        """Hold `memory_bytes` on each of `devices`. Raises ValueError, and holds nothing, where it does not fit."""
+        again = f"library {library} already holds memory" if library in self._held else ""
+        reason = again or self.why_not(devices, memory_bytes)
+        if reason:
+            raise ValueError(reason)
+        for device in devices:
+            self._free[device] -= memory_bytes
+        self._held[library] = (devices, memory_bytes)
+
+    def resize(self, library: LibraryId, *, memory_bytes: int) -> None:
+        """Change what a library holds on each of its devices. Raises ValueError, and changes nothing."""
+        if library not in self._held:
+            raise ValueError(f"library {library} holds nothing here")
+        devices, before = self._held[library]
+        reason = self.why_not(devices, max(0, memory_bytes - before)) if memory_bytes >= 0 else "a negative size"
+        if reason:
+            raise ValueError(reason)
+        for device in devices:
+            self._free[device] -= memory_bytes - before
+        self.has_freed |= memory_bytes < before
+        self._held[library] = (devices, memory_bytes)
+
+    def release(self, library: LibraryId) -> None:
+        """Hold nothing for this library any more; one that holds nothing is fine."""
+        devices, memory_bytes = self._held.pop(library, ((), 0))
+        self.has_freed = True
+        for device in devices:
+            self._free[device] += memory_bytes
+
+    def free(self, device: DeviceId) -> int:
+        """Bytes of a device that nobody holds."""
+        return self._free[device]
+
+    def held(self, library: LibraryId) -> int:
+        """Bytes that a library holds on each of its devices."""
+        return self._held.get(library, ((), 0))[1]
+
+    def validate(self) -> None:
+        """Raise ValueError if the sums do not add up: for tests and the simulator."""
+        for device, capacity in self.capacity.items():
+            held = sum(size for devices, size in self._held.values() if device in devices)
+            if held + self._free[device] != capacity or self._free[device] < 0:
+                raise ValueError(f"{device}: {held} held and {self._free[device]} free of {capacity}")
+
+
+# ---- timers
+
+
+class Timers:
+    """Timers by their keys: a later one of the same key replaces the earlier."""
+
+    def __init__(self) -> None:
+        self._timers: list[tuple[float, str]] = []
+
+    def set(self, at: float, key: str) -> None:
+        """Have a timer fire at this time."""
+        self._timers = [(due, other) for due, other in self._timers if other != key]
+        heapq.heapify(self._timers)
+        heapq.heappush(self._timers, (at, key))
+
+    def due(self, now: float) -> list[str]:
+        """The keys of timers whose time has come; each once."""
+        keys = []
+        while self._timers and self._timers[0][0] <= now:
+            keys.append(heapq.heappop(self._timers)[1])
+        return keys
+
+    @property
+    def next_at(self) -> float:
+        """When the next timer is due; infinite when there is none."""
+        return self._timers[0][0] if self._timers else float("inf")
+
+
+# ---- state
+
 
 NEVER = float("inf")
 _MOST_STOPS = 10_000

@@ -5,13 +5,46 @@ and those that were not begun can be given back, newest first, so that what was 
 The library process runs this very code on its hot path, so every operation is O(1) a call; `take` is
 written for one consumer, `next` and `begin` for several, with any number of givers-back under CPython's GIL, where a
 deque's operations are atomic.
+
+Whose turn is it on a device? The libraries that share devices compute an iteration at a time.
+
+An iteration is a step of an engine, or a call of a library that has none, from its beginning to its end. Of those that
+wait, the library with the shortest headroom goes first (SLINFER §VI-A, eq. 1): the time until the most urgent token of
+its requests is due. A library that takes several devices begins when all of them are free, and until then no library
+behind it begins on any of them.
+
+Headroom alone can starve a library: beside one whose tokens are late, and get later with each iteration, nobody else
+would ever have a turn, and a call that nobody waits for has an infinite headroom. So what counts is when the token is
+due, but never a time before the library has asked for its turn, nor `PATIENCE_S` or more after that. Libraries that
+are late take turns; and a library that has waited for `PATIENCE_S` goes before all that ask after that time.
+
+Would one more request fit among those that a device serves? SLINFER's shadow validation (§VI-C).
+
+The engines that share a device take turns by headroom (`device_turns`). The validation plays the turns that would
+follow if the request joined one of them, with the step times that were measured, each 10 % longer than they say: they
+fluctuate, and requests grow longer. The request is not let in if
+
+1. its own prompt would be read too late for its time to first token,
+2. a token of another request, on the device already, would come late, or
+3. a decode step of every engine on the device, one after the other, would take longer than a time per output token.
+
+A request whose token is late already is not looked at: nothing can make it punctual. The play ends when all prompts are
+read and each engine that has something to do has had a turn behind them, so it costs a few turns an engine.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Collection, Iterable
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from stoker.protocol.ids import DeviceId, LibraryId
+
+# ---- turns
+
 
 T = TypeVar("T")
 
@@ -98,3 +131,200 @@ class FirstCome(Generic[T]):
     def __len__(self) -> int:
         """How many have not begun."""
         return len(self._waiting)
+
+
+# ---- device turns
+
+
+PATIENCE_S = 8.0
+"""The longest time to first token that SLINFER promises (§IV-A): no headroom counts as longer."""
+
+
+class TurnRequest(NamedTuple):
+    """A library that waits for a turn on all of these devices. `due_at`: when its most urgent token is due (infinity:
+    nobody waits for it); `since`: when it has asked. Seconds of one clock."""
+
+    library: LibraryId
+    devices: tuple[DeviceId, ...]
+    due_at: float
+    since: float
+
+
+def next_turns(requests: Iterable[TurnRequest], busy: Collection[DeviceId]) -> list[LibraryId]:
+    """The libraries that begin an iteration now, while others compute on the devices that are `busy`."""
+    taken, chosen = set(busy), list[LibraryId]()
+    for request in sorted(requests, key=_rank):
+        if taken.isdisjoint(request.devices):
+            chosen.append(request.library)
+        taken.update(request.devices)
+    return chosen
+
+
+def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
+    """Smaller goes first: when its turn should come at the latest, then since when it has asked."""
+    library, _, due_at, since = request
+    if due_at < since:
+        due_at = since
+    elif due_at > since + PATIENCE_S:
+        due_at = since + PATIENCE_S
+    return due_at, since, library
+
+
+# ---- shadow validation
+
+
+OVERESTIMATE = 1.1
+"""Every step is taken to last so many times what was measured (§VI-C)."""
+
+_MOST_TURNS = 64
+"""A play that is longer is not followed to its end: prompts that wait in such numbers are late anyway."""
+
+
+class StepCost(Protocol):
+    """What the steps of a model take on a kind of device, in seconds."""
+
+    def prefill_s(self, tokens: int, length: float) -> float:
+        """To read so many tokens of a prompt, each of which attends to `length` others in the mean."""
+
+    def decode_s(self, rows: int, length: float) -> list[float]:
+        """One token for each of so many requests of this mean length: a list of one."""
+
+
+class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A prompt of so many tokens that is to be read. `due_at`: when its first token is due, infinity if nobody waits
+    for it; each further one is due `tpot_s` later, never if that is 0."""
+
+    tokens: int
+    due_at: float = math.inf
+    tpot_s: float = 0.0
+
+
+class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
+    """What the engine of one library has to do.
+
+    `rows` requests write, of the mean length `length`. Of their tokens that are not late yet the most urgent is due at
+    `due_at`, and each further one at least `tpot_s` later (infinity and 0: nobody waits). `prompts` are to be read, the
+    most urgent first.
+    `late_at`: when the most urgent of those was due that are late already (infinity: none is). `ready_at`: it takes no
+    step before, because its cache is being resized.
+    """
+
+    library: LibraryId
+    cost: StepCost
+    rows: int = 0
+    length: float = 0.0
+    due_at: float = math.inf
+    tpot_s: float = 0.0
+    prompts: tuple[UnreadPrompt, ...] = ()
+    late_at: float = math.inf
+    ready_at: float = 0.0
+
+
+class _Player:
+    """An engine in the play."""
+
+    __slots__ = ("cost", "decode_s", "due_at", "late_at", "length", "prompts", "read_last", "ready_at", "rows", "since",
+                 "tpot_s")  # fmt: skip
+
+    def __init__(self, outlook: EngineOutlook, prompts: list[UnreadPrompt], *, since: float) -> None:
+        self.cost = outlook.cost
+        self.rows = outlook.rows
+        self.length = outlook.length
+        self.due_at = outlook.due_at
+        self.tpot_s = outlook.tpot_s
+        self.prompts = prompts
+        self.read_last = False
+        """Its last step read a prompt: those that write have the next one."""
+        self.ready_at = outlook.ready_at
+        self.late_at = outlook.late_at
+        self.since = since
+        """When it has asked for its turn."""
+        self.decode_s = self._decode_s() if self.rows else 0.0
+        """What its next step that writes takes."""
+
+    def urgency(self) -> float:
+        """Smaller goes first, as in `device_turns`."""
+        due_at = self.due_at
+        if self.late_at < due_at:
+            due_at = self.late_at
+        if self.prompts and self.prompts[0].due_at < due_at:
+            due_at = self.prompts[0].due_at
+        since = self.since
+        return since if due_at < since else min(due_at, since + PATIENCE_S)
+
+    def joins(self, prompt: UnreadPrompt, at: float) -> None:
+        """A prompt was read, and its first token written: its request writes from now on."""
+        self.length = (self.length * self.rows + prompt.tokens + 1) / (self.rows + 1)
+        self.rows += 1
+        self.decode_s = self._decode_s()
+        if prompt.tpot_s:
+            due_at = prompt.due_at + prompt.tpot_s
+            self.due_at = min(self.due_at, due_at if due_at > at else math.inf)
+            self.tpot_s = min(self.tpot_s, prompt.tpot_s) if self.tpot_s else prompt.tpot_s
+
+    def final_decode_s(self) -> float:
+        """What a step that writes takes once all its prompts are read; 0 where there are neither."""
+        if not self.prompts:
+            return self.decode_s
+        rows = self.rows + len(self.prompts)
+        length = (self.length * self.rows + sum(prompt.tokens + 1 for prompt in self.prompts)) / rows
+        return OVERESTIMATE * self.cost.decode_s(rows, length)[0]
+
+    def _decode_s(self) -> float:
+        return OVERESTIMATE * self.cost.decode_s(self.rows, self.length)[0]
+
+
+def why_late(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float, free_at: float) -> str:
+    """Why a request had better not join the engine of the library `to`; empty if nothing speaks against it.
+
+    `engines`: all on the device. The step that is computed now ends at `free_at`.
+    """
+    players, tpot_s = list[_Player](), new.tpot_s
+    for outlook in engines:
+        prompts = list(outlook.prompts)
+        if outlook.library == to:
+            prompts.insert(sum(prompt.due_at <= new.due_at for prompt in prompts), new)
+        if prompts or outlook.rows:
+            players.append(_Player(outlook, prompts, since=now))
+            for each_s in (outlook.tpot_s, *(prompt.tpot_s for prompt in outlook.prompts)):
+                if 0 < each_s < tpot_s or not tpot_s:
+                    tpot_s = each_s
+    cycle_s = sum(player.final_decode_s() for player in players)
+    if 0 < tpot_s < cycle_s:  # case 3 is the cheapest to see
+        return f"a token of each request on the device would take {cycle_s:.2f} s, and {tpot_s:.2f} s are allowed"
+    return _play(players, new, at=max(now, free_at))
+
+
+def _play(players: list[_Player], new: UnreadPrompt, *, at: float) -> str:
+    """Cases 1 and 2: the turns from a time on, until each engine has had one behind the last prompt."""
+    unread, started = sum(len(player.prompts) for player in players), at
+    left = players
+    """Engines that have had no turn behind the last prompt."""
+    for _ in range(_MOST_TURNS):
+        ready = [each for each in left if each.ready_at <= at]
+        if not ready:
+            at = min(each.ready_at for each in left)
+            continue
+        player = ready[0] if len(ready) == 1 else min(ready, key=_Player.urgency)
+        prompt = player.prompts.pop(0) if player.prompts and not (player.read_last and player.rows) else None
+        if prompt is not None:
+            at += OVERESTIMATE * player.cost.prefill_s(prompt.tokens, prompt.tokens / 2)
+            if at > prompt.due_at >= started:
+                whose = "its first token" if prompt is new else "the first token of another request"
+                return f"{whose} would come {at - prompt.due_at:.2f} s late"
+            player.joins(prompt, at)
+            player.read_last = True
+            unread -= 1
+        else:
+            at += player.decode_s
+            if at > player.due_at:
+                return f"a token of another request would come {at - player.due_at:.2f} s late"
+            player.due_at += player.tpot_s or math.inf
+            player.late_at += player.tpot_s or math.inf
+            player.read_last = False
+            if not unread:
+                left = [other for other in left if other is not player]
+                if not left:
+                    break
+        player.since = at
+    return ""

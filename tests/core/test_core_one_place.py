@@ -26,10 +26,10 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 WALLTIME = Decision(
-    "core/walltime.py",
+    "core/deadlines.py",
     frozenset({"ends_at", "lasts_s"}),
     {
-        "core/draining.py": "it remembers the most that a pilot has ever had left",
+        "core/pilots.py": "it remembers the most that a pilot has ever had left",
         "core/report.py": "it shows what is left",
     },
     frozenset({"action", "before", "fate", "forecast", "said"}),  # forecasts of calls' ends
@@ -37,7 +37,7 @@ WALLTIME = Decision(
 FAILED_LOADS = Decision(
     "policies/where_to_load.py",
     frozenset({"failed_on", "load_failures"}),
-    {"core/loads.py": "it counts failed loads, and says when a context is given up"},
+    {"core/libraries.py": "it counts failed loads, and says when a context is given up"},
 )
 
 

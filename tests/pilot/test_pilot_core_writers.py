@@ -27,47 +27,47 @@ WRITERS: dict[str, dict[str, str]] = {
         "awaits_forms": "starting",
         "cache_lacks_bytes": "starting",
         "cause": "lifecycle limits",
-        "device_bytes": "device_memory library_messages",
+        "device_bytes": "library_messages limits",
         "fetched_at": "starting",
         "forms": "starting",
         "garbled": "library_messages",
-        "has_limits": "holding",
+        "has_limits": "lifecycle",
         "has_pins": "starting",
-        "has_process": "station",
-        "held": "holding",
+        "has_process": "memory",
+        "held": "lifecycle",
         "hello_at": "library_messages",
         "hung_up_at": "core limits",
         "is_killed": "lifecycle",
-        "is_over": "device_memory",
-        "is_settled": "device_memory",
+        "is_over": "limits",
+        "is_settled": "limits",
         "last_line": "presence",
-        "missing": "starting wants",
+        "missing": "objects starting",
         "orders_back": "limits orders",
-        "orders_waiting_for_arguments": "holding running",
+        "orders_waiting_for_arguments": "lifecycle running",
         "paths": "starting",
         "pid": "core library_messages",
         "ready_at": "library_messages",
         "resident_bytes": "library_messages presence",
-        "resizes": "resizing",
-        "served": "holding",
+        "resizes": "memory",
+        "served": "lifecycle",
         "slots": "library_messages",
         "stage": "lifecycle",
         "started_at": "limits starting",
-        "stopping": "holding stopping",
-        "streams": "holding",
-        "stuck": "holding",
-        "stuck_at": "holding",
+        "stopping": "lifecycle running",
+        "streams": "lifecycle",
+        "stuck": "lifecycle",
+        "stuck_at": "lifecycle",
         "times_idle": "library_messages limits",
-        "told_to_end": "leaving lifecycle presence",
+        "told_to_end": "lifecycle presence",
         "void_order": "limits",
-        "waiting": "holding",
+        "waiting": "lifecycle",
     },
     "state": {
         "answered": "orders",
-        "claims": "station",
+        "claims": "memory",
         "drain_at": "presence",
         "ends_at": "presence",
-        "exit_code": "leaving",
+        "exit_code": "lifecycle",
         "faults": "probes",
         "gone": "lifecycle",
         "greeted_at": "presence",
@@ -82,28 +82,28 @@ WRITERS: dict[str, dict[str, str]] = {
         "last_library": "starting",
         "last_ticket": "running",
         "lease_s": "orders",
-        "leave_by": "leaving presence",
-        "leaving": "leaving",
+        "leave_by": "lifecycle presence",
+        "leaving": "lifecycle",
         "libraries": "lifecycle starting",
-        "loss": "leaving",
+        "loss": "lifecycle",
         "now": "core",
         "says_farewell": "orders",
-        "serves_until": "leaving",
+        "serves_until": "lifecycle",
         "snapshots": "library_messages",
-        "step_times": "step_knowledge",
+        "step_times": "starting",
         "stops": "limits",
-        "told": "core presence wants",
+        "told": "core objects presence",
         "told_snapshots": "core",
         "turns": "probes",
-        "wants": "wants",
+        "wants": "objects",
         "welcomed_at": "orders",
     },
 }
 
 LEDGER = {
-    "reserve": "station",
-    "release": "station",
-    "resize": "device_memory library_messages resizing station",
+    "reserve": "memory",
+    "release": "memory",
+    "resize": "library_messages limits memory",
 }
 """Methods that change reserved device memory, and the files that call them."""
 
@@ -128,14 +128,14 @@ def test_each_field_is_written_where_the_table_says(noun: str) -> None:
 
 def test_where_calls_objects_and_leaving_are_decided_there_is_one_writer() -> None:
     of_library, of_pilot = WRITERS["library"], WRITERS["state"]
-    assert [of_library[field] for field in ("held", "waiting", "served", "stage")] == [*["holding"] * 3, "lifecycle"]
-    assert [of_pilot[field] for field in ("claims", "wants", "leaving")] == ["station", "wants", "leaving"]
+    assert [of_library[field] for field in ("held", "waiting", "served", "stage")] == ["lifecycle"] * 4
+    assert [of_pilot[field] for field in ("claims", "wants", "leaving")] == ["memory", "objects", "lifecycle"]
 
 
 def test_the_ledger_of_device_memory_is_changed_by_these_files_alone() -> None:
     called = defaultdict(set)
     for path in CORE.glob("*.py"):
         for method in re.findall(r"ledger\.([a-z_]+)\(", path.read_text()):
-            if path.stem != "ledger" and method in LEDGER:
+            if path.stem != "state" and method in LEDGER:
                 called[method].add(path.stem)
     assert {method: " ".join(sorted(files)) for method, files in called.items()} == LEDGER

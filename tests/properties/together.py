@@ -35,8 +35,7 @@ from stoker.pilot.core.events import (
     Tick,
     TimerFired,
 )
-from stoker.pilot.core.state import PilotFacts
-from stoker.pilot.core.timers import Timers
+from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, to_library, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.ids import CallId, LibraryId, PilotId

@@ -16,7 +16,7 @@ from stoker.manager.sim.log import Happened
 from stoker.manager.sim.token_times import TokenTimes
 from stoker.manager.sim.virtual_engine import VirtualEngine
 from stoker.manager.sim.world import World
-from stoker.pilot.core.device_turns import PATIENCE_S, TurnRequest, next_turns
+from stoker.pilot.core.turns import PATIENCE_S, TurnRequest, next_turns
 from stoker.protocol.calls import Objective
 from stoker.protocol.ids import DeviceId, LibraryId
 

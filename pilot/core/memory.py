@@ -9,15 +9,27 @@ does not: the budget has room for all of them, so that none waits for ever.
 
 A claim for which nothing that is about to end or to shrink would make room, after `PROSPECT_S`, is refused: another
 library uses more than the manager knows of. The manager then loads the context elsewhere.
+
+A library's reservation changes while it lives: it grows once there is room for it, and shrinks when it says so.
+
+What a recipe declares of a device. The manager reserves it, and the pilot weighs offers by it: one rule for both, so
+that a pilot never wants more for a call than the manager could reserve.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.pilot.core.commands import SetTimer
+from stoker.contexts.recipe import Needs
+from stoker.pilot.core.commands import SetTimer, Severity, TellLibrary
 from stoker.pilot.core.state import CoreState, PilotLibrary
-from stoker.protocol.ids import DeviceId
+from stoker.protocol.ids import DeviceId, LibraryId
+from stoker.protocol.to_agent import Resized
+from stoker.protocol.to_library import Resize
+from stoker.protocol.to_manager import DeviceFacts, LibraryResized
+
+# ---- station
+
 
 PROSPECT_S = 1.0
 """An order that makes room may come so much later than the claim that needs it."""
@@ -35,22 +47,22 @@ def is_declared(state: CoreState, library: PilotLibrary) -> bool:
     return bool(needs.device_memory_bytes or (needs.memory_bytes and state.devices_of(library)[0].on_host))
 
 
-def claim(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
+def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
     """Hold `memory_bytes` on each of a library's devices, now (True) or when `met` finds room for it."""
-    withdraw(state, library)
+    withdraw_claim(state, library)
     if _take(state, library, memory_bytes):
         return True
     state.claims[library.number] = memory_bytes
-    wait_on(state, library)
+    ask_claim_again(state, library)
     return False
 
 
-def wait_on(state: CoreState, library: PilotLibrary) -> None:
+def ask_claim_again(state: CoreState, library: PilotLibrary) -> None:
     """Ask again in a while whether a library's claim can be met."""
     state.out.append(SetTimer(state.now + PROSPECT_S, f"memory/{library.number}"))
 
 
-def met(state: CoreState) -> list[tuple[PilotLibrary, int]]:
+def met_claims(state: CoreState) -> list[tuple[PilotLibrary, int]]:
     """Meet the claims that there is room for now. Returns their libraries, in the order of the claims, and what each
     holds."""
     found = []
@@ -63,14 +75,14 @@ def met(state: CoreState) -> list[tuple[PilotLibrary, int]]:
     return found
 
 
-def withdraw(state: CoreState, library: PilotLibrary) -> None:
+def withdraw_claim(state: CoreState, library: PilotLibrary) -> None:
     """A library claims nothing any more. No-op if it did not."""
     state.claims.pop(library.number, None)
 
 
-def release(state: CoreState, library: PilotLibrary) -> None:
+def release_memory(state: CoreState, library: PilotLibrary) -> None:
     """A library is over: it holds nothing, and claims nothing."""
-    withdraw(state, library)
+    withdraw_claim(state, library)
     state.ledger.release(library.number)
 
 
@@ -138,3 +150,82 @@ def _coming_bytes(state: CoreState, device: DeviceId) -> int:
         elif library.resizes:
             coming += max(0, held - library.resizes[-1])
     return coming
+
+
+# ---- resizing
+
+
+def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
+    """The manager wants a library to hold `size` bytes on each of its devices; this replaces a growth that waits."""
+    library = state.libraries.get(number)
+    if library is None:
+        return
+    why_not = why_never(state, library.devices, size)
+    if not library.has_process:
+        why_not = "it has not begun to load"
+    if why_not:
+        refuse_resize(state, library, why_not, ordered_bytes=size)
+    elif size <= state.ledger.held(number):
+        withdraw_claim(state, library)
+        tell_size(state, library, size)
+    elif claim_memory(state, library, size):
+        tell_size(state, library, size)
+
+
+def tell_size(state: CoreState, library: PilotLibrary, size: int) -> None:
+    """A library may use `size` bytes of each of its devices, and no more."""
+    library.resizes.append(size)
+    state.out.append(TellLibrary(library.number, Resize(device_memory_bytes=size)))
+
+
+def refuse_resize(state: CoreState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:
+    """A library stays as it is, and does not come to hold what was ordered."""
+    withdraw_claim(state, library)
+    state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
+    report_unchanged(state, library, ordered_bytes=ordered_bytes)
+
+
+def report_unchanged(state: CoreState, library: PilotLibrary, *, ordered_bytes: int) -> None:
+    """Tell the manager that a library keeps its reservation."""
+    held = budget_bytes(state, library)
+    state.tell(LibraryResized(library.number, held, ordered_bytes=ordered_bytes))
+
+
+def library_resized(state: CoreState, library: PilotLibrary, message: Resized) -> None:
+    """A library has changed what it uses (or its context has refused to: a size below zero).
+
+    What it was told since it may use already, so that much stays held: a shrink that it answers now may be followed by
+    a growth to a part of what it had, for which no claim was made.
+    """
+    size = message.device_memory_bytes
+    ordered = library.resizes.pop(0) if library.resizes else size
+    try:
+        if size >= 0:
+            state.ledger.resize(library.number, memory_bytes=max([size, *library.resizes]))
+    except ValueError as error:
+        state.log(f"lib-{library.number}: {error}", Severity.WARNING)
+    state.tell(LibraryResized(library.number, state.ledger.held(library.number), ordered_bytes=ordered))
+
+
+# ---- declared memory
+
+
+def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
+    """What a recipe declares of such a device in bytes; 0 if nothing.
+
+    On a CPU device host memory is the device's memory. On a GPU device memory alone counts, and what the device takes
+    for each process comes on top, as far as it is there: a user who declares all of a GPU means the GPU.
+    """
+    memory, device_memory = needs.memory_bytes, needs.device_memory_bytes
+    if facts.on_host:
+        return max(memory, device_memory)
+    if not device_memory or device_memory > facts.memory_bytes:
+        return device_memory
+    if takes_one_process(facts):
+        return facts.memory_bytes
+    return min(device_memory + facts.process_bytes, facts.memory_bytes)
+
+
+def takes_one_process(facts: DeviceFacts) -> bool:
+    """True if a second process on the device would fail: a GPU whose compute mode is EXCLUSIVE_PROCESS."""
+    return facts.processes == 1

@@ -3,11 +3,20 @@
 This file alone writes both. The pilot asks the manager for an object that the cache lacks (`WantObjects`). The manager
 names its sources (`FetchObject`: other pilots, or its origin), again whenever they change. The pilot reports each
 object that arrives, each source that fails, and each object that leaves the cache.
+
+What to evict from an object cache to make room: least recently used first, never what is pinned.
+
+A pin is a count of libraries that use an entry. The plan is made before anything is touched, so an object that can
+never fit evicts nothing. "Recently" is the order of use, not a time: the clock of whoever drives this is enough.
 """
 
 from __future__ import annotations
 
+import enum
+import string
 from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.core.commands import Expect, StartFetch, StopFetch, TidySnapshots
@@ -17,8 +26,10 @@ from stoker.protocol.ids import PilotId
 from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, WantObjects
 from stoker.protocol.to_pilot import FetchObject
 
+# ---- wants
 
-def want(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
+
+def want_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
     """Have a library wait for objects that the cache lacks, and ask the manager for those without a known source."""
     unasked = []
     for ref in refs:
@@ -35,7 +46,7 @@ def want(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> 
         state.tell(WantObjects(tuple(unasked)))
 
 
-def plan(state: CoreState, library: PilotLibrary) -> None:
+def plan_objects(state: CoreState, library: PilotLibrary) -> None:
     """Wait for the objects whose sources the manager will name unasked. The pilot fetches nothing before it has looked
     into its cache: the manager may not know that an object is there."""
     planned = set(library.ordered.planned)
@@ -49,7 +60,7 @@ def plan(state: CoreState, library: PilotLibrary) -> None:
         found.libraries[library.number] = None
 
 
-def found_here(state: CoreState, names: Iterable[str]) -> None:
+def report_found(state: CoreState, names: Iterable[str]) -> None:
     """Report objects that the cache has although the manager planned to have them fetched."""
     for name in names:
         found = state.wants.get(name)
@@ -59,7 +70,7 @@ def found_here(state: CoreState, names: Iterable[str]) -> None:
             state.tell(ObjectsHere((ObjectArrival(name, found.ref.size_bytes),)))
 
 
-def ask_again(state: CoreState) -> None:
+def ask_for_objects_again(state: CoreState) -> None:
     """Ask the manager again for every missing object: its answers may have been lost with the connection."""
     if state.wants:
         state.tell(WantObjects(tuple(each.ref for each in state.wants.values())))
@@ -86,7 +97,7 @@ def set_sources(state: CoreState, order: FetchObject) -> Want | None:
     return None
 
 
-def arrived(state: CoreState, event: ObjectArrived) -> Want | None:
+def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
     """Report an object that has arrived; returns the want of it, if a library waited."""
     found = state.wants.pop(event.name, None)
     state.told.add(event.name)
@@ -114,7 +125,7 @@ def source_failed(state: CoreState, name: str, reason: str, peer: PilotId) -> No
         state.tell(FetchFailed(name=name, origin=True, reason=reason))
 
 
-def give_up(state: CoreState, name: str) -> Want | None:
+def give_up_object(state: CoreState, name: str) -> Want | None:
     """Stop fetching an object that has no source left; returns the want of it, if a library waited."""
     found = state.wants.pop(name, None)
     if found is not None:
@@ -123,7 +134,7 @@ def give_up(state: CoreState, name: str) -> Want | None:
     return found
 
 
-def forget(state: CoreState, library: PilotLibrary) -> None:
+def forget_wants(state: CoreState, library: PilotLibrary) -> None:
     """A library waits for no objects any more. A fetch that has begun goes on: another library may need the object."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
@@ -159,3 +170,72 @@ def _expect(state: CoreState, ref: ObjectRef) -> Want:
     found = state.wants[ref.name] = Want(ref)
     state.out.append(Expect(ref.name))
     return found
+
+
+# ---- cache
+
+
+_SAFE = frozenset(string.ascii_lowercase + string.digits + "-_.")
+
+
+class CachedObject(msgspec.Struct, frozen=True):
+    """One cached object: its cache name, length, when it was last used (any clock), and whether it may not go."""
+
+    name: str
+    size_bytes: int
+    used_at: float
+    pinned: bool = False
+
+
+class Shortage(enum.Enum):
+    """Why no plan makes room."""
+
+    TOO_LARGE = "too large"
+    """It is larger than the whole cache."""
+    PINNED = "pinned"
+    """What is in use leaves too little, even if all the rest went."""
+
+
+def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
+    """Names to evict, in order, so that `size_bytes` more fit under `bound_bytes`; or why there is no such plan."""
+    if size_bytes > bound_bytes:
+        return Shortage.TOO_LARGE
+    here = sorted(entries, key=lambda entry: (entry.used_at, entry.name))
+    excess = sum(entry.size_bytes for entry in here) + size_bytes - bound_bytes
+    plan: list[str] = []
+    for entry in here:
+        if excess <= 0:
+            break
+        if not entry.pinned:
+            plan.append(entry.name)
+            excess -= entry.size_bytes
+    return plan if excess <= 0 else Shortage.PINNED
+
+
+def file_name(name: str) -> str:
+    """An object's cache name as one path component that every file system takes; different names stay different.
+
+    Lower-case letters, digits, `-`, `_` and inner dots stand for themselves, every other byte is `~` and two hex digits
+    (so that file systems that fold case keep names apart, and no name climbs out of its folder).
+    """
+    out = []
+    for place, byte in enumerate(name.encode()):
+        char = chr(byte)
+        out.append(char if char in _SAFE and not (char == "." and place == 0) else f"~{byte:02x}")
+    return "".join(out) or "~"
+
+
+def plain_name(file: str) -> str:
+    """The inverse of `file_name`. Raises ValueError for what it never makes."""
+    raw, place = bytearray(), 0
+    while place < len(file) and file != "~":
+        if file[place] == "~":
+            raw += bytes.fromhex(file[place + 1 : place + 3])
+            place += 3
+        else:
+            raw += file[place].encode()
+            place += 1
+    name = raw.decode()
+    if file_name(name) != file:
+        raise ValueError(f"{file!r} is not the file name of a cached object")
+    return name
