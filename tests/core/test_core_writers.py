@@ -49,9 +49,11 @@ WRITERS: dict[type, dict[str, str]] = {
         "unrecorded": "ending", "unused_functions": "registry",
     },
     Context: {
-        "advice": "libraries", "advised_by": "libraries", "apart_lacks": "retries", "ask_at": "queues", "asked_at": "core",
+        "advice": "libraries", "advised_by": "libraries",
+        "apart_lacks": "retries", "ask_at": "queues", "asked_at": "core",
         "cut_after_s": "libraries",
-        "cut_loads": "libraries", "ended": "ending", "failed_on": "libraries", "index": "queues", "last_failure": "libraries",
+        "cut_loads": "libraries", "ended": "ending", "failed_on": "libraries",
+        "index": "queues", "last_failure": "libraries",
         "libraries": "libraries", "load_failures": "libraries", "load_s": "libraries", "load_total_s": "libraries",
         "limits": "registry", "lists": "queues", "loads": "libraries", "lost_loads": "libraries", "paces": "ending",
         "queue": "queues", "rate": "on_library", "resident_bytes": "libraries", "run_s": "ending",
