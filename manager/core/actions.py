@@ -47,7 +47,6 @@ from stoker.manager.core.seams import (
     Quarantine,
     ReleaseBlock,
     Resize,
-    Rounds,
     Send,
     SendGang,
     TakeBack,
@@ -334,27 +333,24 @@ def _resize(manager: Manager, action: Resize) -> None:
 # ---- advised
 
 
-Seams = Iterable[tuple[str, Rounds]]
-
-
-def take_advice(manager: Manager, event: AdviceArrived, seams: Seams) -> None:
+def take_advice(manager: Manager, event: AdviceArrived) -> None:
     """Take advice, and tell the policies of it."""
     about, advice = event.about, event.advice
     if isinstance(about, OfContext) and isinstance(advice, CostAdvice):
-        _of_context(manager, about, advice, event.source, seams)
+        _of_context(manager, about, advice, event.source)
     elif isinstance(about, OfFunction) and isinstance(advice, CostAdvice):
         _of_function(manager, about, advice)
     elif isinstance(about, OfFailure) and isinstance(advice, VerdictAdvice):
         if blame.take_verdict(manager, about, advice):
-            for name, seam in seams:
+            for name, seam in manager.seams.items():
                 carry_out(manager, seam.failure_judged(manager.state, about, advice), seam=name)
     elif isinstance(about, OfPace) and isinstance(advice, PaceAdvice):
-        _of_pace(manager, about, advice, seams)
+        _of_pace(manager, about, advice)
     else:
         manager.state.refuse(f"{type(advice).__name__} on a subject that it is not for")
 
 
-def _of_context(manager: Manager, about: OfContext, advice: CostAdvice, source: str, seams: Seams) -> None:
+def _of_context(manager: Manager, about: OfContext, advice: CostAdvice, source: str) -> None:
     context = manager.state.contexts.get(about.recipe)
     if context is None:
         manager.state.refuse("advice on an unknown context")
@@ -362,7 +358,7 @@ def _of_context(manager: Manager, about: OfContext, advice: CostAdvice, source: 
     libraries.take_load_advice(context, advice.by_kind, source=source)
     ending.take_cost_advice(context, advice.by_kind)
     manager.changed("contexts", context.recipe.key)
-    for name, seam in seams:
+    for name, seam in manager.seams.items():
         carry_out(manager, seam.advised(manager.state, context), seam=name)
     manager.dirty[context] = None
 
@@ -376,12 +372,12 @@ def _of_function(manager: Manager, about: OfFunction, advice: CostAdvice) -> Non
         manager.dirty[context] = None
 
 
-def _of_pace(manager: Manager, about: OfPace, pace: PaceAdvice, seams: Seams) -> None:
+def _of_pace(manager: Manager, about: OfPace, pace: PaceAdvice) -> None:
     library = manager.state.libraries.get(about.library)
     call = library.held.get(about.call) if library is not None else None
     if call is None or not is_sound(pace.done, pace.total):
         return
     if pace.done or pace.total:
         holding.record_printed_progress(manager, call, pace)
-    for name, seam in seams:
+    for name, seam in manager.seams.items():
         carry_out(manager, seam.pace_told(manager.state, about, pace), seam=name)

@@ -1,23 +1,40 @@
-"""Libraries with room get calls from their context's queue.
+"""Calls between queues and libraries: submitted, placed, fed to libraries with room, and back.
 
-The hot path. What is done here a call is done a million times, so the calls that a library pulls are handled together.
+The hot path. A step here runs a million times, so the calls of one frame are handled together and counted a batch at a
+time.
 
-A call that may have killed its library (`kills`) runs by itself until it is known to be good or bad: a library that
-holds such a suspect is given nothing else. One that may have killed its pilot has a whole pilot to itself (`suspects`).
-
-Calls that arrive, or that a library refused: each goes to a library with room, or waits.
+A call that may have killed its library (`kills`) runs alone until it is known to be good or bad: a library that holds
+such a suspect is given nothing else. A call that may have killed its pilot has a whole pilot to itself (`retries`).
 """
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 
-from stoker.contexts.recipe import NO_LIMITS
-from stoker.manager.core import actions, deadlines, holding, libraries, pilots, queues, retries
+from stoker.contexts.recipe import NO_LIMITS, ObjectRef
+from stoker.manager.core import (
+    actions,
+    deadlines,
+    ending,
+    gangs,
+    holding,
+    libraries,
+    pilots,
+    queues,
+    retries,
+    sending,
+)
+from stoker.manager.core.events import DiscardObject
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Context, Group, Library, LibraryState, PilotState
+from stoker.manager.core.nouns import Call, Context, Gang, Group, Library, LibraryState, PilotState
+from stoker.manager.core.queues import LINGERS, STUCK_S, STUCK_TIMER, full_since
 from stoker.manager.core.seams import PolicyError
-from stoker.protocol.calls import CallSpec
+from stoker.protocol import recent, to_client
+from stoker.protocol.bounds import is_sound
+from stoker.protocol.calls import CallEnd, CallProgress, CallSpec
+from stoker.protocol.ids import ClientId
+from stoker.protocol.to_manager import CallsProgress, CallsReturned
 
 # ---- feeding
 
@@ -200,3 +217,197 @@ def retry_call(manager: Manager, call: Call, *, why: str) -> None:
         manager.returned[call.group.context] = None
     else:
         place_call(manager, call, again=True)
+
+
+# ---- calls that ended
+
+
+def calls_ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
+    """Calls of a library have ended."""
+    open_calls = manager.state.calls
+    plain = not manager.watch and not manager.tracked
+    first = not library.context.runs
+    group: Group | None = None
+    good: list[CallEnd] = []
+    others, seconds, total = 0, 0.0, 0
+    rest, place = iter(ends), 0
+    while place < len(ends):
+        if plain:
+            count, call, group, seconds = holding.end_good(manager, library, rest, group, seconds)
+            good += ends[place : place + count]
+            place += count
+            if place == len(ends):
+                break
+        else:
+            call = holding.take_out(library, ends[place].call)
+        outcome, place = ends[place], place + 1
+        if call is None or call.holder is not library:
+            total += _odd_end(manager, library, call, outcome)
+            continue
+        if retries.is_fault(outcome):
+            retries.requeue_after_fault(manager, library, call, outcome)
+            continue
+        if call.group is not group:
+            if group is not None:
+                total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
+            group, good, others, seconds = call.group, [], 0, 0.0
+        seconds += outcome.run_s
+        if plain and outcome.ok:
+            holding.end_one(manager, call)
+            good.append(outcome)
+            continue
+        others += 1
+        if not outcome.ok:
+            total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
+            good, others, seconds = [], 0, 0.0
+        ending.end_call(manager, call, outcome)  # watched: it costs what any other does, or a replay would differ
+    if group is not None:
+        total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
+        if first and library.context.queue.count:
+            manager.dirty[library.context] = None
+    holding.drop_records_of_ended(manager.state, ends)
+    if manager.state.trials:
+        for outcome in ends:
+            if outcome.call not in open_calls:
+                holding.trial_ended(manager, outcome.call)
+    if library.stuck:
+        queues.unmark_stuck(library)
+    holding.progressed(manager, library)
+    for outcome in reversed(ends):
+        if outcome.printed is not None:
+            library.printed_to = outcome.printed.end
+            break
+    library.served += total
+    library.context.served += total
+    library.pilot.ended += total
+    if total:
+        now = manager.state.now
+        second = int(now)
+        for counts in (manager.state.rate, library.context.rate, library.pilot.rate):
+            if counts and counts[-1][0] == second:  # `recent.add`, without the call
+                counts[-1][1] += total
+            else:
+                recent.add(counts, total, now=now)
+    feed_library(manager, library)
+
+
+def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: CallEnd) -> int:
+    """The end of a call that this library does not hold alone. Returns how many calls it ran for that: 0 or 1."""
+    if call is not None and type(call.holder) is Gang:
+        gangs.gang_member_ended(manager, call, library, outcome)
+        return 1
+    if not holding.slot_is_free(library, outcome.call):
+        manager.state.refuse("late or repeated end of a call")
+        return 0
+    still_open = manager.state.calls.get(outcome.call)
+    if retries.is_fault(outcome):
+        pilots.orphan_failed(manager.state, outcome.call)
+        return 1
+    if still_open is not None and _may_count(still_open, library):
+        ending.end_where_first_run(manager, still_open, library, outcome)
+        return 1
+    if pilots.end_orphan(manager.state, outcome) or outcome.call in manager.state.forgotten:
+        return 1
+    if isinstance(outcome.payload, ObjectRef):
+        manager.out.append(DiscardObject(outcome.payload.source))
+    return 1
+
+
+def _may_count(call: Call, library: Library) -> bool:
+    """Whether an end counts that comes from a pilot which had been given up: its call is still open."""
+    options = call.group.options  # of a stream its client may lack pieces that came from there
+    return options.gang[1] == 1 and not options.stream and not any(device.fault for device in library.devices)
+
+
+# ---- calls that go on or come back
+
+
+def calls_returned(manager: Manager, library: Library, message: CallsReturned) -> None:
+    """A library gives calls back that it has not begun, or refuses them."""
+    state = manager.state
+    back: list[Call] = []
+    for id in message.calls:
+        call = holding.take_out(library, id)
+        if call is not None:
+            back.append(call)
+            if message.need_function:
+                sending.forget_sent_function(library, call.group)
+        elif not holding.slot_is_free(library, id):
+            state.refuse("return of a call that the library does not hold")
+    queues.relist_library(manager, library)
+    if message.refused:
+        library.required_bytes = message.required_bytes
+        if not all(call.offered for call in back):  # what was no offer is refused by a library that is about to end
+            libraries.stop_library(manager, library, reason=message.refused)
+        for call in back:
+            retry_call(manager, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
+    else:
+        holding.gave_back(library)
+        holding.requeue(manager, back, why=f"taken back from lib-{library.id}, which had not begun it")
+    if not library.held and library.state is LibraryState.READY and not message.refused:
+        feed_library(manager, library)
+
+
+def calls_progressed(manager: Manager, library: Library, message: CallsProgress) -> None:
+    """Running calls say how far they are."""
+    state = manager.state
+    by_client: dict[ClientId, list[CallProgress]] = {}
+    for report in message.reports:
+        if not is_sound(report.done, report.total):
+            state.refuse("progress of a call that cannot be")
+            continue
+        call = library.held.get(report.call)
+        if call is None:
+            if report.call not in library.zombies:
+                state.refuse("progress of a call that the library does not hold")
+            continue
+        if isinstance(call.holder, Gang):
+            if call.holder.members[0] is not library:  # every rank may report; the first one's counts
+                continue
+            gangs.gang_progressed(manager, call, call.holder, report)
+        holding.record_progress(state, report)
+        if report.state:
+            call.spec = msgspec.structs.replace(call.spec, progress=report.state)
+        by_client.setdefault(call.group.client.id, []).append(report)
+    for id, reports in by_client.items():
+        client = state.clients[id]
+        if client.connected:
+            manager.tell(client, to_client.ProgressReports(reports))
+
+
+def call_evicted(manager: Manager, library: Library, progress: CallProgress) -> None:
+    """A call has made room, and goes on elsewhere from what it left."""
+    call = holding.take_out(library, progress.call)
+    if call is None:
+        if not holding.slot_is_free(library, progress.call):
+            manager.state.refuse("eviction of a call that the library does not hold")
+    else:
+        if progress.state:
+            call.spec = msgspec.structs.replace(call.spec, progress=progress.state)
+        holding.record_progress(manager.state, progress)
+    queues.relist_library(manager, library)
+    if call is not None:
+        why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"
+        retry_call(manager, call, why=why)
+    feed_library(manager, library)
+
+
+# ---- stuck libraries
+
+
+def requeue_stuck_backlogs(manager: Manager) -> None:
+    """Take the backlog of every stuck library back to the queue."""
+    state = manager.state
+    looked = False
+    for context in state.contexts.values():
+        for library in tuple(context.index.least_loaded()):
+            looked = True
+            full = full_since(library)
+            if full is None or state.now - full < max(STUCK_S, LINGERS * context.run_s):
+                continue
+            queues.mark_stuck(manager, library)
+            waiting = library.load - library.taking - library.slots
+            if waiting > 0:
+                holding.ask_back(manager, library, waiting)
+    if looked and STUCK_TIMER not in state.timers:
+        queues.schedule_backlog_check(manager)

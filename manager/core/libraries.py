@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from stoker.contexts.inference.adapter import EngineLoad
 from stoker.manager.core import blame, ending, holding, objects, queues
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.manager import Manager
@@ -26,7 +27,7 @@ from stoker.manager.core.state import State
 from stoker.manager.core.transfers import Snapshot
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import LibraryId
-from stoker.protocol.to_manager import LibraryReady, LibraryResized, ObjectArrival, SnapshotHere
+from stoker.protocol.to_manager import LibraryPhase, LibraryReady, LibraryResized, ObjectArrival, SnapshotHere
 from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
@@ -406,6 +407,18 @@ def mark_ready(manager: Manager, library: Library) -> None:
 def note_idle(manager: Manager, library: Library) -> None:
     """A library has nothing to do."""
     library.used_at = manager.state.now
+
+
+def update_phase(state: State, library: Library, phase: LibraryPhase, line: str) -> None:
+    """A library loads: its phase, and the last line that it printed if it loads for long."""
+    if phase is not library.phase or not line:
+        library.note(state.now, phase.value)
+    library.phase, library.line = phase, line
+
+
+def update_batch(state: State, library: Library, load: EngineLoad) -> None:
+    """The engine of a library has this much in its batch."""
+    library.batch, library.batch_at = load, state.now
 
 
 def record_use(library: Library, *, memory_bytes: int, device_bytes: int, now: float) -> None:

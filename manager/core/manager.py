@@ -12,7 +12,7 @@ from typing import Literal
 
 from stoker.manager.core.events import Command, SetTimer, ToClient, ToPilot
 from stoker.manager.core.nouns import Call, Client, Context, Library, Pilot
-from stoker.manager.core.seams import Changes, Policies, PolicyError
+from stoker.manager.core.seams import Changes, Policies, PolicyError, Rounds
 from stoker.manager.core.state import State
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol.calls import CallEnd, CallForecast
@@ -58,8 +58,18 @@ class Manager:
         """Calls that are apart (`suspects`) may find a place, or their end."""
         self.demand_changed = False
         """Provisioning is asked, once residency has made of it what it can."""
-        self.tracked: tuple[Changes, ...] = ()
-        """What changed since the last round of each policy that thinks in rounds."""
+        self.seams: dict[str, Rounds] = {
+            "dispatch": policies.dispatch,
+            "residency": policies.residency,
+            "provisioning": policies.provisioning,
+        }
+        self.changes = {name: Changes() for name, seam in self.seams.items() if seam.period_s > 0}
+        """What changed since the last round of each policy that works in rounds."""
+        self.tracked = tuple(self.changes.values())
+        self.resting: list[str] = []
+        """Policies that need no round until something changes."""
+        for name in self.changes:
+            self.set_timer(f"round/{name}", state.now + self.seams[name].period_s)
 
     def say(self, pilot: Pilot, message: to_pilot.ToPilot) -> None:
         """Put a message to a pilot in the out-tray."""

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection
 
 from stoker.manager.core import blocks, deadlines, ending, holding, libraries, objects, queues, registry, retries
 from stoker.manager.core.manager import Manager
@@ -138,6 +139,20 @@ def pilot_lost(
     if len(state.gone_pilots) > KEPT_PILOTS:
         del state.gone_pilots[next(iter(state.gone_pilots))]
     supply_changed(manager, pilot)
+
+
+def lose_pilots_of(manager: Manager, blocks: Collection[str]) -> None:
+    """Blocks of a program have ended: their pilots that are disconnected are gone."""
+    for pilot in [each for each in manager.state.pilots.values() if each.block in blocks]:
+        if pilot.state is PilotState.CUT:
+            pilot_lost(manager, pilot.id, f"its block {pilot.block} has ended")
+
+
+def release_pilots_of(manager: Manager, block: str) -> None:
+    """Release the pilots of a block."""
+    for pilot in manager.state.pilots.values():
+        if pilot.block == block:
+            release_pilot(manager, pilot, f"block {block} is released")
 
 
 def release_pilot(manager: Manager, pilot: Pilot, reason: str) -> None:

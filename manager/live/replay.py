@@ -11,8 +11,8 @@ import msgspec
 
 from stoker.errors import SessionError
 from stoker.manager.core import report, story
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import Command, Event
+from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.chosen import policies_of
 from stoker.manager.live.past import JournalPast

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from core.builders import DIED, Cluster, recipe
 
+from stoker.manager.core import reactor
 from stoker.manager.core.seams import PolicyError, SendGang, Unload
 from stoker.protocol import show_status, to_client, to_pilot
 from stoker.protocol import to_manager as say
@@ -276,10 +277,12 @@ def test_what_a_pilot_was_given_in_the_frame_in_which_it_is_released_is_never_se
     c.nothing_else_was_said()
 
 
-def test_what_a_library_was_given_in_the_event_in_which_it_is_stopped_is_never_sent(cluster: Make) -> None:
+def test_calls_of_a_library_stopped_in_the_same_event_are_never_sent(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     c = cluster(pilots=1).call("1").ready().end("1").forget()
     c.by_hand = True
-    c.core._ask = lambda: c.apply([Unload(1, "for a test")], seam="residency")  # type: ignore[method-assign,arg-type]
+    monkeypatch.setattr(reactor, "_ask_policies", lambda _: c.apply([Unload(1, "for a test")], seam="residency"))  # type: ignore[arg-type]
     c.core.manager.supply_changed = True
     c.call("2")
     c.hears("p1", to_pilot.StopLibrary)

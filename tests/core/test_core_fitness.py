@@ -9,7 +9,7 @@ import pytest
 from core.builders import Cluster, recipe
 
 from stoker.contexts.recipe import ObjectRef, Recipe
-from stoker.manager.core import blame, on_library
+from stoker.manager.core import blame, pilot_reports
 from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
@@ -211,7 +211,7 @@ def test_idle_libraries_end_for_a_context_whose_files_have_no_room_beside_theirs
     in_use(c, "c", lacks="3 GB")
     assert states(c, "a", "b") == ["stopping", "ready"], "the one that was used longest ago, and no other"
     ended(c, "a")
-    c.wait(on_library.ENDING_S + 0.1).ready().end("c1")
+    c.wait(pilot_reports.ENDING_S + 0.1).ready().end("c1")
     assert c.ended["c1"].ok
 
 
@@ -229,7 +229,7 @@ def test_calls_wait_for_busy_libraries_to_let_go_of_the_cache_and_no_idle_one_en
     c.call("long", context="a").ready().call("b1", context="b")
     for _ in range(30):
         in_use(c, "b", lacks="6 GB")
-        c.wait(on_library.BUSY_S + 0.1)
+        c.wait(pilot_reports.BUSY_S + 0.1)
     assert states(c, "a", "z") == ["ready", "ready"]
     assert "b1" not in c.ended
     assert len(c.core.state.pilots["p1"].notes) < 10  # type: ignore[index]
@@ -237,7 +237,7 @@ def test_calls_wait_for_busy_libraries_to_let_go_of_the_cache_and_no_idle_one_en
     in_use(c, "b", lacks="6 GB")
     assert states(c, "a", "z") == ["stopping", "ready"]
     ended(c, "a")
-    c.wait(on_library.ENDING_S + 0.1).ready().end("b1")
+    c.wait(pilot_reports.ENDING_S + 0.1).ready().end("b1")
     assert c.ended["b1"].ok
 
 

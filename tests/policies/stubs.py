@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.manager.core.nouns import Call, CallState, Context, Library, LibraryState
-from stoker.manager.core.outlook import imagine_pilot, with_pilots
 from stoker.manager.core.seams import (
     Action,
     Ask,
     Changes,
     Drop,
     Evict,
-    Load,
     Policies,
     ReleaseBlock,
     Resize,
@@ -24,7 +22,6 @@ from stoker.manager.core.seams import (
 )
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
 from stoker.protocol.ids import BlockId, LibraryId, PilotId
-from stoker.protocol.to_manager import DeviceFacts
 
 
 def policies(
@@ -193,24 +190,3 @@ class Lease(TakeWhatComes):
     def timer(self, view: View, key: str) -> Sequence[Action]:
         pilot = view.pilots.get(PilotId(key))
         return (ReleaseBlock(BlockId(pilot.block), "its lease is over"),) if pilot is not None else ()
-
-
-class WhatIf(TakeWhatComes):
-    """Provisioning that asks the residency policy: if there were one more pilot, would you use it?"""
-
-    def __init__(self, residency: LoadWhereWanted) -> None:
-        super().__init__(elastic=True)
-        self.residency = residency
-        self.wants = 0
-
-    def demand(self, view: View) -> Sequence[Action]:
-        facts = DeviceFacts("cpu:0", "cpu", 8 * 10**9)  # type: ignore[arg-type]
-        overlay = with_pilots(view, [imagine_pilot(PilotId("imagined"), (facts,), view.now)])
-        for context in view.hungry.values():
-            plan = self.residency.wanted(overlay, context)
-            if any(isinstance(action, Load) and action.pilot == "imagined" for action in plan):
-                return () if view.blocks else (WantBlocks("cpus", 1),)
-        return ()
-
-    def may_bring(self, view: View, context: Context) -> bool:
-        return True

@@ -10,7 +10,6 @@ from policies import stubs
 
 from stoker.manager.core.events import SessionDefined
 from stoker.manager.core.nouns import LibraryState, PilotState
-from stoker.manager.policies import LoadWhereWanted
 from stoker.protocol.blocks import Source
 from stoker.protocol.calls import FailureKind, Objective
 from stoker.protocol.to_manager import Cancel
@@ -239,28 +238,6 @@ def test_a_call_goes_to_the_best_variant_that_is_free(toy: Make) -> None:
 
 
 # ---- pilots
-
-
-def test_what_if_there_were_one_more_pilot_is_answered_by_the_residency_policy(toy: Make) -> None:
-    def make() -> object:
-        residency = LoadWhereWanted()
-        return stubs.policies(residency=residency, provisioning=stubs.WhatIf(residency))
-
-    t = toy(policies=make)
-    t.give(SessionDefined((Source("cpus", most=1),)))
-    t.pilot("p1")
-    t.run(until=1.0)
-    t.context("a", load_s=5.0).call("w", context="a", run_s=1.0).run()
-    assert not t.core.state.blocks
-    t.call(*(f"few{n}" for n in range(4)), context="a", run_s=1.0)
-    t.pilot("p2", kind="toaster", memory="1 MB")  # something changes, but is of no use
-    t.run()
-    assert not t.core.state.blocks
-    t.call(*(f"many{n}" for n in range(40)), context="a", run_s=1.0)
-    t.run(until=t.now + 1)
-    assert [(x.id, x.source.source.name) for x in t.core.state.blocks.values()] == [("b1", "cpus")]
-    assert "imagined" not in t.core.state.pilots
-    t.run()
 
 
 def test_a_released_pilot_finishes_what_it_runs_and_goes(toy: Make) -> None:

@@ -1,31 +1,35 @@
-"""The session ends: every call that is left ends, and pilots and the manager are told to go.
+"""Clients: how they join, what they have received, how they leave; how the session ends.
 
-Programs that leave: their calls end, and a session that stays forgets in time what only they had.
+A program that was cut off may return, so the session keeps its results and its definitions for a day. Later it keeps a
+function or a context only if another client has defined it, an open call needs it, or a library holds it.
 
-A program that was cut off may come back, so the session keeps its results and what it has defined for a day. After
-that it keeps a function or a context only if another client has defined it, an open call needs it, or a library holds
-it.
+Behind a hole in the journal the numbers of frames do not tell which frames the manager has taken. So it takes each
+frame until the peer says hello, and the peer then reports again what it holds.
 
-A hole in the journal: what the manager does not know that it knew once.
-
-Numbers of frames tell peers and the manager apart on what was taken (`reliable`). Behind a hole they do not: the frames
-of a peer go on with a number that skips some, and nobody can tell which were in the hole. So each is taken until the
-peer says hello, and then the peer says anew what it holds.
-
-An event made the core raise: the manager was started again without it, and this stands in its place.
-
-The core may have done half of what the event asked for, so the live shell does not go on with it. It writes an
-`EventRefused` into the journal instead of the event, and the manager comes back from its journal. What the event said
-has to have an end all the same: calls that came with it fail, and a pilot whose word was lost is given up, because the
-manager's picture of it is wrong from then on.
+The core may have done half of an event that made it raise. The live shell writes an `EventRefused` to the journal in
+its place and restarts the manager from the journal. Calls of the refused message fail, and a pilot whose message was
+lost is given up, because the manager's picture of it is wrong from then on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, pilots, registry, sending
+import msgspec
+
+from stoker.contexts.recipe import NO_LIMITS, ObjectRef
+from stoker.manager.core import (
+    block_orders,
+    dispatch,
+    ending,
+    holding,
+    libraries,
+    pilots,
+    registry,
+    seams,
+    sending,
+)
 from stoker.manager.core.events import (
     ClientGone,
     DiscardObject,
@@ -37,44 +41,172 @@ from stoker.manager.core.events import (
     PilotLost,
     RecordsLost,
     TimerFired,
+    ToClient,
 )
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import CallState, Client
 from stoker.manager.core.state import State
-from stoker.protocol import to_client
-from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
-from stoker.protocol.ids import CallId, ClientId, FunctionKey, PilotId
-from stoker.protocol.to_manager import Submit
+from stoker.protocol import bounds, to_client
+from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
+from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey, PilotId
+from stoker.protocol.to_manager import (
+    Cancel,
+    ClientHello,
+    Submit,
+)
 from stoker.protocol.to_pilot import Exit
 from stoker.units import show_bytes, show_seconds
 
-# ---- session end
+# ---- joining
 
 
-def end_session(manager: Manager, reason: str) -> None:
-    """End every call that is left, let the pilots go, and stop the manager."""
+MOST_CLIENTS = 1 << 20
+"""A client's number is the high part of its calls' ids, which must fit 63 bits."""
+
+
+def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
+    """A client that the manager does not know: it is new, or it was in the part of the journal that is lost."""
     state = manager.state
-    if state.ending:
-        return
-    state.ending = reason
-    failure = Failure(FailureKind.CANCELLED, f"the session ended before it was done: {reason}")
-    for call in list(state.calls.values()):
-        if call.state is CallState.HELD:
-            holding.withdraw(manager, call, running=True)
-        ending.fail_call(manager, call, failure)
-    sending.send_results(manager)
-    holding.forget_unsent(manager)
-    for pilot in state.pilots.values():
-        manager.say(pilot, Exit(reason))
-    ending.record_runs(manager)
-    block_orders.release_all_blocks(manager)
+    if message.observer or message.factory:
+        return registry.add_observer(state, id, factory=message.factory)
+    number = state.next_client if message.number < 0 else message.number
+    if number in state.clients_by_number or number > MOST_CLIENTS:
+        state.refuse("client whose number is another client's")
+        wrong = f"its calls carry the number {number}, which is another client's since the journal lost its end"
+        manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
+        return None
+    return registry.add_client(state, id, number)
+
+
+def reconcile_received(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
+    """A client says how many ends of calls it has had. True if the manager knows of fewer, so that it has lost some."""
+    known, client.known_ends = client.known_ends, None
+    if is_new:
+        client.first_unacked = received
+        return received > 0
+    if known is not None and received > known:  # ends that were made since are new to the client, and get new numbers
+        for _ in range(known - client.first_unacked):
+            client.unacked.popleft()
+        client.first_unacked = received
+        return True
+    if received > client.first_unacked + len(client.unacked):
+        manager.state.refuse("client has more results than there are")
+    else:
+        acknowledge_results(client, received)
+    return False
+
+
+def acknowledge_results(client: Client, total: int) -> None:
+    """A client has received so many ends of its calls in all."""
+    unacked = client.unacked
+    count = min(total - client.first_unacked, len(unacked))
+    if count == len(unacked):
+        unacked.clear()
+    else:
+        for _ in range(count):
+            unacked.popleft()
+    client.first_unacked += max(0, count)
+
+
+def mark_connected(manager: Manager, client: Client) -> None:
+    """A client is connected. One that had left brings its limits back."""
+    was_gone, client.connected, client.gone = client.gone, True, False
+    if was_gone:
+        for context in registry.recompute_client_limits(manager, client):
+            dispatch.apply_limits(manager, context)
+
+
+def disconnect_all(state: State) -> None:
+    """No client counts as connected until it says hello."""
     for client in state.clients.values():
-        if client.connected:
-            manager.tell(client, to_client.SessionOver(reason))
-    manager.out.append(EndManager(reason))
+        client.connected = False
+        client.known_ends = client.first_unacked + len(client.unacked)
 
 
-# ---- departures
+# ---- submitting
+
+
+def must_be_repeated(state: State, client: Client, message: Submit) -> bool:
+    """True if the context or function of these calls was defined in a lost part of the journal: the client sends all of
+    it again."""
+    if message.recipe in state.contexts and message.function in state.functions:
+        return False
+    if not client.inbox.has_hole and client.unnamed is None:
+        return False
+    state.refuse("calls whose context or function was defined in a part of the journal that is lost")
+    return True
+
+
+def options_of(message: Submit, *, now: float) -> CallOptions:
+    """The options of calls that come now, with their deadline on the manager's clock."""
+    options, due_in_s = message.options, message.due_in_s
+    if due_in_s is None:
+        return options
+    deadline_at = now + due_in_s or math.ulp(0.0)  # 0 would mean that there is none
+    return msgspec.structs.replace(
+        options, objective=msgspec.structs.replace(options.objective, deadline_at=deadline_at)
+    )
+
+
+def why_submit_fails(manager: Manager, client: Client, message: Submit, options: CallOptions) -> Failure | None:
+    """Why the calls of a message are not accepted; None if they are."""
+    state = manager.state
+    context = state.contexts.get(message.recipe)
+    wrong = ""
+    if client.observer:
+        wrong = "an observer submits nothing"
+    elif state.ending:
+        wrong = f"the session is ending: {state.ending}"
+    elif context is None:
+        wrong = f"context {message.recipe} was not defined"
+    elif message.function not in state.functions:
+        wrong = f"function {message.function} was not defined"
+    elif not _carry_number_of(client, message.calls):
+        wrong = f"calls of client {client.number} carry another client's number"
+    else:
+        wrong = bounds.wrong_with(message)
+    if wrong:
+        state.refuse("submit that names what is not there")
+        return Failure(FailureKind.CANCELLED, wrong)
+    limits = context.said_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
+    if (client.number, message.function, message.recipe, options) in state.groups and limits == NO_LIMITS:
+        return None
+    if unhonoured := seams.refusal(options, manager.policies.honours, limits=limits):
+        state.refuse("wish that the policy does not honour")
+        return Failure(FailureKind.DROPPED, unhonoured)
+    return None
+
+
+def _carry_number_of(client: Client, specs: list[CallSpec]) -> bool:
+    ids = [spec.call for spec in specs]
+    return not ids or min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number
+
+
+def without_ended(client: Client, message: Submit) -> Submit:
+    """A message of a client that submits again, without calls whose ends it is being sent."""
+    if client.unnamed is None:
+        return message
+    client.unnamed.difference_update([spec.call for spec in message.calls])
+    told = {end.call for end in client.unacked}
+    return msgspec.structs.replace(message, calls=[spec for spec in message.calls if spec.call not in told])
+
+
+def end_refused(manager: Manager, client: Client, message: Submit, failure: Failure) -> None:
+    """End calls that were not accepted."""
+    state = manager.state
+    ends = [CallEnd(spec.call, False, b"", 0.0, failure) for spec in message.calls if spec.call not in state.calls]
+    manager.results_of(client).extend(ends)
+
+
+def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
+    """Cancel calls of a client."""
+    for id in message.calls:
+        call = manager.state.calls.get(id)
+        if call is not None and call.group.client is client:
+            ending.cancel_call(manager, call, reason="cancelled by its client", running=message.running)
+
+
+# ---- leaving
 
 
 KEPT_S = 86_400.0
@@ -178,7 +310,33 @@ def _forget_unused(manager: Manager, id: str) -> None:
         manager.set_timer(f"gone/{id}", manager.state.now + KEPT_S)
 
 
-# ---- holes
+# ---- the end of the session
+
+
+def end_session(manager: Manager, reason: str) -> None:
+    """End every call that is left, let the pilots go, and stop the manager."""
+    state = manager.state
+    if state.ending:
+        return
+    state.ending = reason
+    failure = Failure(FailureKind.CANCELLED, f"the session ended before it was done: {reason}")
+    for call in list(state.calls.values()):
+        if call.state is CallState.HELD:
+            holding.withdraw(manager, call, running=True)
+        ending.fail_call(manager, call, failure)
+    sending.send_results(manager)
+    holding.forget_unsent(manager)
+    for pilot in state.pilots.values():
+        manager.say(pilot, Exit(reason))
+    ending.record_runs(manager)
+    block_orders.release_all_blocks(manager)
+    for client in state.clients.values():
+        if client.connected:
+            manager.tell(client, to_client.SessionOver(reason))
+    manager.out.append(EndManager(reason))
+
+
+# ---- holes in the journal
 
 
 def records_lost(manager: Manager, event: RecordsLost) -> None:
@@ -211,7 +369,7 @@ def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[Ca
     return rest
 
 
-# ---- refusing
+# ---- refused events
 
 
 ROUND_PAUSE_S = 60.0

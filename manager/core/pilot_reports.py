@@ -1,0 +1,497 @@
+"""What pilots and libraries report: a hello against the manager's records, heartbeats, libraries that load and end.
+
+A broken connection counts as a lost pilot after a second, because calls do not wait for a dead node. Often the pilot is
+back a moment later with its libraries loaded and its calls running, so the manager takes it back with what it holds.
+
+A pilot keeps the objects of a library while the library lives. It refuses a context whose objects would fit if other
+libraries released theirs (`LibraryGone.cache_lacks_bytes`). If the objects of idle libraries make enough room, the
+manager ends those libraries, least recently used first. Else the calls wait for busy libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import msgspec
+
+from stoker.manager.core import (
+    blame,
+    block_orders,
+    blocks,
+    dispatch,
+    ending,
+    gangs,
+    holding,
+    libraries,
+    pilots,
+    queues,
+    retries,
+    sending,
+)
+from stoker.manager.core.events import FromPilot, RecordLoad, ToPilot
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import (
+    Call,
+    CallState,
+    Context,
+    Device,
+    Library,
+    LibraryState,
+    Pilot,
+    PilotState,
+)
+from stoker.manager.core.state import State
+from stoker.protocol import bounds, to_pilot
+from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId, RecipeKey
+from stoker.protocol.to_manager import (
+    Heartbeat,
+    LibraryFacts,
+    LibraryGone,
+    LibraryReady,
+    PilotHello,
+)
+from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
+from stoker.protocol.wire import why_not
+
+# ---- hellos
+
+
+NOT_BACK = "you were given up as lost, and your calls run elsewhere"
+MOST_HELLOS = 4
+"""Newer hellos that a pilot is asked for in a row."""
+
+
+def why_refused(state: State, id: PilotId, message: PilotHello) -> str:
+    """Why a pilot is refused; empty if it is welcome. An unknown pilot with libraries was in a lost part of the
+    journal, or was given up so long ago that it is forgotten: it is welcome."""
+    if wrong := why_not(message, session=state.session) or bounds.wrong_with(message):
+        return wrong
+    if state.ending:
+        return f"the session is over: {state.ending}"
+    if banned := state.banned.get(id, ""):
+        return banned
+    gone = state.gone_pilots.get(id)
+    return NOT_BACK if gone is not None and gone.kept is None else ""
+
+
+def refuse_pilot(manager: Manager, id: PilotId, reason: str) -> None:
+    """Tell a pilot to leave."""
+    manager.out.append(ToPilot(id, to_pilot.PilotRefused(reason)))
+
+
+def refuse_unknown(manager: Manager, id: PilotId) -> None:
+    """Answer a frame of a pilot that the manager does not know: one that was given up may say hello."""
+    manager.state.refuse("frame of a pilot that is not known")
+    gone = manager.state.gone_pilots.get(id)
+    if gone is not None and gone.kept is not None:
+        manager.out.append(ToPilot(id, to_pilot.HelloAgain()))
+    elif gone is not None:
+        refuse_pilot(manager, id, NOT_BACK)
+
+
+def give_up_unsound(manager: Manager, pilot: Pilot, wrong: str) -> None:
+    """A pilot sent an impossible value. Nothing built on it can be trusted, so the pilot is given up for good."""
+    manager.state.refuse("message of a pilot with a value that cannot be")
+    refuse_pilot(manager, pilot.id, wrong)
+    pilots.pilot_lost(manager, pilot.id, f"it said what cannot be: {wrong}", may_return=False)
+
+
+def asks_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
+    """Ask for a newer hello if this one is older than frames that were taken, because their acknowledgement has not
+    reached the pilot. Its content is older than the manager's records then: an ended library would seem to live, and a
+    returned call to run. The frames are not taken twice, so nothing would correct that."""
+    inbox = pilot.inbox
+    is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.has_hole and message.acknowledged < inbox.last
+    pilot.hellos_asked = pilot.hellos_asked + 1 if is_old else 0
+    if is_old:
+        manager.out.append(ToPilot(pilot.id, to_pilot.HelloAgain(inbox.last)))
+    return is_old
+
+
+def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
+    """Add a pilot that is here for the first time."""
+    now = manager.state.now
+    pilot = Pilot(id, host=message.host, pid=message.pid, block=message.block, folder=message.folder, now=now)
+    pilots.pilot_joins(manager, pilot)
+    for facts in message.devices:
+        pilot.devices[facts.device] = Device(pilot, facts, now)
+    pilot.troubles, pilot.lacks = message.troubles, message.lacks
+    said = [*message.troubles, *(f"{facts.device}: {facts.fault}" for facts in message.devices if facts.fault)]
+    pilot.note(now, *dict.fromkeys(said))
+    block_orders.pilot_joined(manager, pilot)
+    return pilot
+
+
+def reconnect(manager: Manager, pilot: Pilot) -> Pilot:
+    """A pilot whose connection broke is here again."""
+    pilot.note(manager.state.now, "came back")
+    pilots.pilot_reconnects(pilot)
+    return pilot
+
+
+def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
+    """Take back a pilot that was given up, with the libraries that it still has."""
+    state, kept = manager.state, pilot.kept or {}
+    pilots.pilot_rejoins(manager, pilot)
+    blocks.undo_loss(manager, pilot)
+    block_orders.pilot_rejoined(manager, pilot)
+    pilots.drop_kept(pilot)
+    pilot.note(state.now, "came back after it had been given up")
+    libraries.devices_back(manager, pilot)
+    for facts in message.libraries:
+        before = kept.get(facts.library)
+        if before is not None:
+            libraries.readmit_library(manager, *before)
+    return pilot
+
+
+def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
+    """Make the manager's picture of a pilot true, and the pilot do what it was told meanwhile."""
+    there = {facts.library: facts for facts in message.libraries}
+    for library in list(pilot.libraries.values()):
+        if library.id not in there or there[library.id].recipe != library.context.recipe.key:
+            libraries.lose_library(manager, library, reason="it came back without the library")
+    for id, facts in there.items():
+        if id not in pilot.libraries and pilots.adopt_library(manager, pilot, facts, message) is None:
+            manager.say(pilot, StopLibrary(id, "the manager does not know it"))
+    libraries_here = list(pilot.libraries.values())
+    _requeue_missing(manager, libraries_here, there)
+    for library in libraries_here:
+        _library(manager, library, there[library.id])
+    for library in libraries_here:  # not before the picture of all is true: a gang may begin on several of them
+        if pilot.libraries.get(library.id) is library:
+            _go_on(manager, library, there[library.id])
+    if pilot.state is PilotState.DRAINING:
+        manager.say(pilot, Exit("it was told to drain", drain=True))
+
+
+def _unknown(manager: Manager, library: Library, id: CallId) -> None:
+    """A call is in a library that does not hold it, as far as the manager knows. One that waits goes on there: its
+    pilot had been given up, or the journal has lost where it was sent. One that was never submitted is an orphan."""
+    call = manager.state.calls.get(id)
+    if call is None:
+        if pilots.is_unheard_of(manager.state, id):
+            pilots.take_orphan(manager, library, id)
+        else:
+            holding.drop(manager, library, id, running=False)
+    elif call.state is CallState.WAITING and holding.may_go_on(library, call):
+        queues.leave_queue(manager, call)
+        holding.resume(manager, library, call, why="it has run there all the time: it goes on")
+    else:  # it runs elsewhere by now; of a gang, the whole begins again
+        is_gang = call.group.options.gang[1] > 1
+        holding.drop(manager, library, id, running=is_gang, of_gang=is_gang)
+
+
+def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, LibraryFacts]) -> None:
+    """Calls that never reached their libraries go back to their queues. Of a gang several members may lack it: they are
+    all known before it is taken apart, or one of them would be told to drop what it has not, after it begins again."""
+    missing: dict[Call, Library] = {}
+    for library in here:
+        for call in holding.now_holds(library, set(there[library.id].calls)):
+            missing.setdefault(call, library)
+    for call, library in missing.items():
+        holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
+
+
+def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+    """Make the manager's picture of one library true. It is given nothing yet."""
+    listed = set(facts.calls)
+    unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
+    holding.now_occupies(library, listed)
+    sending.forget_sent_functions(library)
+    libraries.set_slots(library, facts.slots)
+    for running in (False, True):
+        orphans = manager.state.orphans
+        again = tuple(CallId(id) for id, flag in library.zombies.items() if flag is running and id not in orphans)
+        if again:
+            manager.say(library.pilot, CancelCalls(library.id, again, running))
+    for id in unknown:
+        _unknown(manager, library, id)
+    gangs.remind_of_rank0(manager, library)
+    libraries.resize_again(manager, library)
+    queues.relist_library(manager, library)
+
+
+def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+    """Tell a library to end, if it was told so before; else have it serve its queue."""
+    if library.state is LibraryState.STOPPING:
+        manager.say(library.pilot, StopLibrary(library.id, "it was told to stop"))
+    elif library.state is LibraryState.LOADING and facts.ready:
+        library_hot(manager, library)
+    else:
+        dispatch.feed_library(manager, library)
+
+
+# ---- devices and heartbeats
+
+
+def report_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
+    """A pilot says in its hello which devices have failed. `lost`: the manager may have missed that one is well."""
+    for device in list(pilot.devices.values()):
+        pilots.device_reported(manager, device, faults.get(device.id, device.facts.fault if lost else device.reported))
+
+
+def report_fault(manager: Manager, pilot: Pilot, id: str, reason: str) -> None:
+    """A device failed its probe, or is well again."""
+    device = pilot.devices.get(DeviceId(id))
+    if device is None:
+        manager.state.refuse("fault of a device that the pilot does not have")
+        return
+    pilots.device_reported(manager, device, reason)
+
+
+_PART = 16
+"""A memory measurement counts as new if it differs from the last one by a 16th of it,"""
+_LEAST_BYTES = 16 << 20
+"""and by at least this much."""
+RECORD_S = 5.0
+"""Costs of runs are recorded no more often than this."""
+
+
+def is_heartbeat(event: FromPilot) -> bool:
+    """True if a frame is one heartbeat that is not numbered: losing it loses no other frame."""
+    return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is Heartbeat
+
+
+def must_be_recorded(state: State, event: FromPilot, now: float) -> bool:
+    """True if a heartbeat (see `is_heartbeat`) changes what the core knows, or runs are to be recorded with it."""
+    pilot, message = state.pilots.get(event.pilot), event.messages[0]
+    if pilot is None or type(message) is not Heartbeat:
+        return False
+    if state.unrecorded and now - state.recorded_at >= RECORD_S:
+        return True
+    if message.refused_frames != pilot.refused_frames or _moved(pilot.cache_bytes, message.cache_bytes):
+        return True
+    for use in message.libraries:
+        library = pilot.libraries.get(use.library)
+        if library is not None and (
+            _moved(library.memory_bytes, use.memory_bytes) or _moved(library.device_bytes, use.device_bytes)
+        ):
+            return True
+    return False
+
+
+def _moved(before: int, after: int) -> bool:
+    return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _PART)
+
+
+def take_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
+    """A heartbeat that tells something new: what a pilot has measured."""
+    pilot.cache_bytes = message.cache_bytes
+    pilot.refused_frames = message.refused_frames
+    for use in message.libraries:
+        library = pilot.libraries.get(use.library)
+        if library is not None:
+            libraries.record_use(
+                library, memory_bytes=use.memory_bytes, device_bytes=use.device_bytes, now=manager.state.now
+            )
+    ending.record_runs(manager)
+
+
+# ---- libraries
+
+
+# A library that was ended for one call's sake, or its pilot's, is not the fault of the others that it ran.
+BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
+
+# It was ended for the sake of one call, which has left it by then.
+OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
+
+
+def library_ready(manager: Manager, library: Library, message: LibraryReady) -> None:
+    """A library holds its context: remember what that cost, keep only what it really takes, give it calls."""
+    state, context = manager.state, library.context
+    if library.state is not LibraryState.LOADING:
+        if library.state is not LibraryState.STOPPING:  # else it was told to stop meanwhile
+            state.refuse("library ready twice")
+        return
+    libraries.record_use(library, memory_bytes=message.resident_bytes, device_bytes=message.device_bytes, now=state.now)
+    libraries.set_slots(library, message.slots)
+    at_once = f", runs {message.slots} calls at once" if message.slots else ""
+    library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load{at_once}")
+    kind = library.devices[0].facts.kind
+    libraries.record_load(library, message)
+    manager.out.append(
+        RecordLoad(
+            RecipeKey(context.recipe.key), context.recipe.name, kind, message.start_s, message.load_s,
+            message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots,
+        )
+    )  # fmt: skip
+    library_hot(manager, library)
+
+
+def library_hot(manager: Manager, library: Library) -> None:
+    """A library serves calls from now on."""
+    state, context = manager.state, library.context
+    libraries.mark_ready(manager, library)
+    libraries.record_good_load(library)
+    blocks.note_useful(manager, library.pilot)
+    wanted = manager.policies.residency.measured(state, library)
+    if wanted < library.promised_bytes:  # where nothing was declared, the pilot holds no more than was measured
+        manager.supply_changed = True
+        libraries.promise(library, wanted)
+    manager.changed("libraries", library.id)
+    queues.relist_library(manager, library)
+    holding.places_changed(manager, context)
+    dispatch.feed_library(manager, library)
+
+
+def library_gone(manager: Manager, library: Library, message: LibraryGone) -> None:
+    """A library has ended; its calls go elsewhere, or end if they killed it once too often."""
+    state, context, failure = manager.state, library.context, message.failure
+    running = {id for id in message.running if id in library.held}
+    broken = holding.gang_calls_broken_by(state, library, message.running)
+    unasked = library.state is LibraryState.LOADING and message.loading and failure is None
+    survivors = libraries.detach_library(manager, library)
+    library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
+    why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
+    blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
+    crowding = None  # the death of a library for want of memory that others hold
+    if failure is not None and failure.kind is FailureKind.PILOT and failure.signal and not message.loading:
+        crowding = failure
+    back = []
+    if failure is None and not message.loading:
+        retries.note_cut_calls(manager, library, [call for call in survivors if call.id in running])
+    for call in survivors:
+        if crowding is not None and call.id in running and _crowded_out(manager, library, call, crowding):
+            continue
+        killer = blamed is not None and call.id in running
+        if failure is not None and failure.kind in OF_OTHERS and call.id in running:
+            retries.cut_beside(manager, library, call, failure)
+        if not (killer and blamed and retries.blame_killer(manager, library, call, blamed, alone=len(running) == 1)):
+            back.append(call)
+    if blamed is not None:
+        for call in broken:
+            retries.blame_killer(manager, library, call, blamed, alone=len(message.running) == 1)
+    if crowding is not None:
+        for call in broken:
+            gangs.gang_lost_memory(manager, library, call, crowding)
+    holding.requeue(manager, back, why=f"{why} ({failure.message})" if failure else why)
+    if failure is None:
+        libraries.count_runs_again(manager, sum(call.id in running for call in back))
+    if failure is not None and failure.kind is FailureKind.PILOT:
+        libraries.record_pilot_lack(context, failure)
+        again_s = 0.0
+        if message.cache_lacks_bytes > 0:
+            again_s = make_cache_room(manager, library.pilot, context, message.cache_lacks_bytes)
+        blame.blame_pilot(state, library, failure, loading=message.loading, waits_s=again_s)
+        manager.changed("contexts", context.recipe.key)
+    elif message.loading and failure is not None:
+        _load_failed(manager, context, library, failure)
+        blame.ask_why_load_failed(manager, library, failure)
+    if unasked:
+        pilots.pilot_leaves(manager, library.pilot)
+
+
+def _crowded_out(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
+    """The kernel has killed a library with a call that it ran, because others hold the memory. Returns whether the
+    call needs nothing more here; if not, it goes back into the queue."""
+    if call.group.options.gang[1] > 1:
+        return gangs.gang_lost_memory(manager, library, call, failure)
+    evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)
+    retries.requeue_after_fault(manager, library, call, CallEnd(call.id, False, failure=evidence))
+    return True
+
+
+def _load_failed(manager: Manager, context: Context, library: Library, failure: Failure) -> None:
+    """A load has failed. Once too often, calls end for which nothing else is or can be loaded."""
+    is_over = libraries.record_failed_load(library, failure)
+    manager.changed("contexts", context.recipe.key)
+    if not is_over:
+        return
+    lost = [each for each in (context, *context.listed_by.values()) if _has_no_hope(each)]
+    text = f"context {context.recipe.name} could not be loaded: {failure.message}"
+    evidence = Failure(
+        FailureKind.CONTEXT, text, failure.pilot, failure.library, failure.signal, failure.exit_code, failure.tail,
+        failure.log,
+    )  # fmt: skip
+    for each in lost:
+        libraries.fail_waiting_calls(manager, each, evidence)
+
+
+def _has_no_hope(context: Context) -> bool:
+    """Whether calls wait for a context, no context that can serve them has a library, and the loads of each of these
+    have failed too often."""
+    alive = any(x.state in (LibraryState.LOADING, LibraryState.READY) for x in queues.libraries_for(context))
+    return (
+        context.queue.count > 0 and not alive and all(map(libraries.has_given_up, (context, *context.lists.values())))
+    )
+
+
+# ---- room in an object cache
+
+
+ENDING_S = 2.0
+"""A library that is told to end has let go of its files after so long, mostly."""
+BUSY_S = 10.0
+"""So often it is tried whether busy libraries have let go of theirs."""
+
+
+def make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
+    """End idle libraries, of all pilots that share the cache of this one, if that makes the room that the objects of a
+    context lack. Seconds after which the context should be tried again; 0 = no library of the session is in its way."""
+    users: dict[Context, list[Library]] = {}
+    for library in _users(manager.state, pilot):
+        if library.context is not context:
+            users.setdefault(library.context, []).append(library)
+    use = _Use(manager.state, context, users)
+    if use.frees_bytes(users) < lacks_bytes:
+        return 0.0
+    idle = [other for other, those in users.items() if all(map(_is_idle, those))]
+    idle.sort(key=lambda other: max(library.used_at for library in users[other]))
+    ending: list[Context] = []
+    while idle and use.frees_bytes(ending) < lacks_bytes:
+        ending.append(idle.pop(0))
+    if use.frees_bytes(ending) < lacks_bytes:
+        return BUSY_S
+    for other in tuple(ending):  # a context that is not needed for the room stays
+        rest = [each for each in ending if each is not other]
+        if use.frees_bytes(rest) >= lacks_bytes:
+            ending = rest
+    for other in ending:
+        for library in users[other]:
+            reason = f"its files make room in the object cache for {context.recipe.name}"
+            libraries.stop_library(manager, library, reason=reason)
+    return ENDING_S
+
+
+class _Use:
+    """What contexts have in a cache, beside one that is to come."""
+
+    def __init__(self, state: State, coming: Context, others: Iterable[Context]) -> None:
+        self._coming = {ref.name for ref in coming.recipe.objects}
+        self._of = {other: _objects(state, other) for other in others}
+
+    def frees_bytes(self, ending: Collection[Context]) -> int:
+        """What is not used any more when these have ended."""
+        used = self._coming.union(*(self._of[other] for other in self._of if other not in ending))
+        free = {name: size for other in ending for name, size in self._of[other].items() if name not in used}
+        return sum(free.values())
+
+
+def _objects(state: State, context: Context) -> dict[str, int]:
+    """The objects that a library of a context may use, its snapshots too, with their sizes in bytes."""
+    found = {ref.name: ref.size_bytes for ref in context.recipe.objects}
+    for (key, _), forms in state.transfers.snapshots.items():
+        if key == context.recipe.key:
+            found |= {snapshot.object.name: snapshot.object.size_bytes for snapshot in forms.values()}
+    return found
+
+
+def _users(state: State, pilot: Pilot) -> Iterator[Library]:
+    """The libraries that have objects in a pilot's cache."""
+    peer = state.transfers.peers.get(pilot.id)
+    near = state.transfers.caches.get(peer.cache, {}) if peer is not None else {}
+    for id in {pilot.id: None, **dict.fromkeys(near)}:
+        for library in state.pilots[id].libraries.values():
+            if library.context.recipe.objects and library.state is not LibraryState.GONE:
+                yield library
+
+
+def _is_idle(library: Library) -> bool:
+    """Whether a library has nothing to do, or ends already."""
+    if library.state is LibraryState.STOPPING:
+        return True
+    is_free = library.state is LibraryState.READY and not library.held and not library.zombies
+    return is_free and not library.context.queue.count

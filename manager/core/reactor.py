@@ -1,0 +1,640 @@
+"""What the manager does about each event: the table of contents of the manager.
+
+`Core.handle(event, now) -> [Command]` is the manager as a pure function; its shells, live and simulated, call it.
+`react` takes one event. Each function below handles one event or message and lists its steps in the order in which they
+happen. A step lives in the file of its subject, changes that subject's state alone, and never calls back up. `settle`
+ends each event: it serves queues, asks the policies and sends what has collected.
+
+Policies are asked as things happen (`place`, `pull`, `dry`), and about contexts whose demand or supply changed once at
+the end of the event (`wanted`): a context is asked about again only when its queue has doubled, a device has come or
+gone, or a timer fires. So the work per event does not grow with the queue.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import assert_never
+
+from stoker.manager.core import (
+    actions,
+    blame,
+    block_orders,
+    blocks,
+    clients,
+    deadlines,
+    dispatch,
+    gangs,
+    libraries,
+    object_plan,
+    objects,
+    outlook,
+    pilot_reports,
+    pilots,
+    queues,
+    registry,
+    report,
+    retries,
+    sending,
+    story,
+)
+from stoker.manager.core.events import (
+    AdviceArrived,
+    ClientGone,
+    Command,
+    CostAdvice,
+    EndsKept,
+    Event,
+    EventRefused,
+    FactoryTrouble,
+    FormerAdvice,
+    FramesRefused,
+    FromClient,
+    FromPilot,
+    ManagerRestarted,
+    Noticed,
+    OfContext,
+    PilotCut,
+    PilotLost,
+    RecordsLost,
+    RecordSteps,
+    SessionDefined,
+    SessionEnded,
+    SessionKept,
+    TimerFired,
+    ToClient,
+)
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Client, Context, Library, Pilot, PilotState
+from stoker.manager.core.seams import Changes, Policies, PolicyError
+from stoker.manager.core.state import JOURNAL_LOST, State
+from stoker.protocol import bounds, to_client, to_manager, to_pilot
+from stoker.protocol.ids import ClientId, PilotId, RecipeKey
+from stoker.protocol.to_manager import (
+    AskCalls,
+    AskStatus,
+    AskStory,
+    BlockUpdate,
+    CallEvicted,
+    CallsEnded,
+    CallsProgress,
+    CallsReturned,
+    CallYielded,
+    Cancel,
+    ClientHello,
+    DefineFunction,
+    DefineManifest,
+    DefineRecipe,
+    DeviceFault,
+    EndSession,
+    FetchFailed,
+    GangMeets,
+    Heartbeat,
+    LibraryBatch,
+    LibraryGone,
+    LibraryReady,
+    LibraryResized,
+    LibraryUpdate,
+    MapReport,
+    ObjectsGone,
+    ObjectsHere,
+    PiecesTaken,
+    PilotHello,
+    PilotLeaving,
+    Received,
+    ReleaseBlock,
+    Resubmitted,
+    SnapshotHere,
+    SourceTrouble,
+    Submit,
+    WalltimeUpdate,
+    WantObjects,
+    WantPilots,
+)
+from stoker.protocol.to_pilot import FunctionBlob
+from stoker.protocol.wire import why_not
+
+
+class Core:
+    """The manager of one session. `state` is for reading; see `Manager` for `strict` and `watch`."""
+
+    def __init__(
+        self,
+        session: str,
+        policies: Policies,
+        *,
+        now: float = 0.0,
+        strict: bool = False,
+        watch: frozenset[int] = frozenset(),
+        heartbeat_s: float = 5.0,
+        lease_s: float = 60.0,
+    ) -> None:
+        self.manager = Manager(
+            State(session, now=now), policies, strict=strict, watch=watch, heartbeat_s=heartbeat_s, lease_s=lease_s
+        )
+
+    @property
+    def state(self) -> State:
+        """Everything that the manager knows."""
+        return self.manager.state
+
+    @property
+    def policies(self) -> Policies:
+        """The policies that answer at the seams."""
+        return self.manager.policies
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Handle an event and return commands. `now` is in seconds and must not decrease."""
+        self.manager.state.now = now
+        react(self.manager, event)
+        return self._take_out()
+
+    def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
+        """Return commands that pass on pieces of results (see `sending`). It decides nothing and is not journalled."""
+        return sending.pass_pieces_on(self.state, event, now)
+
+    def start(self) -> list[Command]:
+        """Return commands to carry out before the first event: the timers of policies that work in rounds."""
+        return self._take_out()
+
+    def configure(self, *, heartbeat_s: float, lease_s: float) -> None:
+        """Set what new pilots are told: seconds between heartbeats, and seconds to wait for the manager."""
+        self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
+
+    def forget_half(self) -> None:
+        """Drop the commands of an event that raised and is not journalled."""
+        self.manager.out.clear()
+
+    def _take_out(self) -> list[Command]:
+        out, self.manager.out = self.manager.out, []
+        return out
+
+
+_SETTLE_TURNS = 100
+"""Turns of asking the policies at the end of an event. Policies that want more after these never come to rest."""
+
+
+def react(manager: Manager, event: Event) -> None:
+    """Handle one event."""
+    state = manager.state
+    match event:
+        case FromPilot():
+            on_pilot_frame(manager, event)
+        case FromClient():
+            on_client_frame(manager, event)
+        case PilotCut(pilot=pilot):
+            pilots.pilot_disconnected(manager, pilot)
+        case PilotLost(pilot=pilot, reason=reason):
+            pilots.pilot_lost(manager, pilot, reason)
+        case ClientGone(client=client):
+            clients.client_gone(manager, client)
+        case TimerFired(key=key):
+            on_timer(manager, key)
+        case AdviceArrived():
+            actions.take_advice(manager, event)
+        case FormerAdvice(recipe=recipe, by_kind=by_kind, source=source):
+            actions.take_advice(manager, AdviceArrived(OfContext(recipe), CostAdvice(by_kind), source))
+        case ManagerRestarted():
+            on_manager_restarted(manager)
+        case SessionDefined(sources=sources, lease_s=lease_s):
+            state.lease_s = lease_s or state.lease_s
+            block_orders.define_sources(manager, sources)
+        case FactoryTrouble(reason=reason):
+            blocks.set_factory_trouble(state, reason)
+        case EventRefused():
+            clients.event_refused(manager, event)
+        case FramesRefused(counts=counts):
+            for what, count in counts.items():
+                state.refuse(what, count)
+        case Noticed(text=text):
+            state.notice(text)
+        case RecordsLost():
+            clients.records_lost(manager, event)
+        case EndsKept(ends=ends):
+            clients.ends_kept(manager, ends)
+        case SessionKept():
+            state.kept = True
+        case SessionEnded(reason=reason):
+            clients.end_session(manager, reason)
+        case _:
+            assert_never(event)
+    settle(manager)
+
+
+def on_manager_restarted(manager: Manager) -> None:
+    """The manager is back from its journal: no peer counts as connected until it says hello."""
+    state = manager.state
+    pilots.skip_numbers(state)
+    for pilot in state.pilots.values():
+        pilots.pilot_disconnected(manager, pilot.id)
+    clients.disconnect_all(state)
+    registry.ask_advice_again(manager)
+
+
+# ---- pilots
+
+
+def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
+    """Take the messages of a pilot's frame, unless the frame was taken before."""
+    state = manager.state
+    pilot, messages = state.pilots.get(event.pilot), event.messages
+    if messages and type(messages[0]) is PilotHello:
+        pilot = on_pilot_hello(manager, event.pilot, messages[0])
+        messages = messages[1:]
+    elif pilot is None:
+        pilot_reports.refuse_unknown(manager, event.pilot)
+    if pilot is None:
+        return
+    if pilot.hellos_asked and event.sequence:
+        state.refuse("frame of a pilot before the hello that it was asked for")
+        return
+    if not pilot.inbox.accept(event.sequence):
+        state.refuse("repeated or early frame of a pilot")
+        manager.say(pilot, to_pilot.Ack(pilot.inbox.last))
+        return
+    for message in messages:
+        if pilot.state is PilotState.GONE:  # it has left in this very frame
+            break
+        if wrong := bounds.wrong_with(message):
+            pilot_reports.give_up_unsound(manager, pilot, wrong)
+            return
+        on_pilot_message(manager, pilot, message)
+    if event.sequence:
+        manager.say(pilot, to_pilot.Ack(event.sequence))
+
+
+def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot | None:
+    """A pilot joins, reconnects, or returns after it was given up. None if it is refused or asked for a newer hello."""
+    state = manager.state
+    pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
+    if wrong := pilot_reports.why_refused(state, id, message):
+        state.refuse("pilot that is not wanted")
+        pilot_reports.refuse_pilot(manager, id, wrong)
+        return None
+    known = pilot or gone
+    if known is not None and pilot_reports.asks_newer_hello(manager, known, message):
+        return None
+    if gone is not None:
+        pilot = pilot_reports.rejoin(manager, gone, message)
+    elif pilot is None:
+        pilot = pilot_reports.join(manager, id, message)
+    else:
+        pilot_reports.reconnect(manager, pilot)
+    lost = pilot.inbox.skip_to(message.acknowledged)
+    if lost:
+        state.notice(JOURNAL_LOST)
+    pilots.note_numbers(state, message)
+    pilots.note_walltime(manager, pilot, message.ends_in_s)
+    objects.pilot_joined(manager, pilot, message)
+    manager.say(
+        pilot,
+        to_pilot.PilotWelcome(state.session, manager.heartbeat_s, manager.lease_s, again=lost, hello=message.number),
+    )
+    pilot_reports.reconcile(manager, pilot, message)
+    pilot_reports.report_faults(manager, pilot, message.faults, lost=lost)
+    pilots.supply_changed(manager, pilot)
+    return pilot
+
+
+def on_pilot_message(manager: Manager, pilot: Pilot, message: to_manager.FromPilot) -> None:
+    """Take one message of a pilot."""
+    match message:
+        case CallsEnded(library=number, ends=ends) if (library := pilot.libraries.get(number)) is not None:
+            dispatch.calls_ended(manager, library, ends)  # first, because nearly all messages are these
+        case Heartbeat():
+            pilot_reports.take_heartbeat(manager, pilot, message)
+        case PilotLeaving(reason=reason, loss=loss):
+            pilots.pilot_lost(manager, pilot.id, reason, loss=loss, may_return=False)
+        case PilotHello():
+            manager.state.refuse("hello in the middle of a frame")
+        case DeviceFault(device=device, reason=reason):
+            pilot_reports.report_fault(manager, pilot, device, reason)
+        case WalltimeUpdate(ends_in_s=ends_in_s):
+            pilots.note_walltime(manager, pilot, ends_in_s)
+            pilots.supply_changed(manager, pilot)
+        case WantObjects(objects=refs):
+            objects.objects_wanted(manager, pilot, refs)
+        case ObjectsHere(arrivals=arrivals):
+            for arrival in arrivals:
+                objects.object_arrived(manager, pilot, arrival)
+        case ObjectsGone(names=names):
+            objects.objects_gone(manager, pilot, names)
+        case FetchFailed():
+            objects.fetch_failed(manager, pilot, message)
+        case SnapshotHere():
+            libraries.snapshot_made(manager, pilot, message)
+        case _:
+            library = pilot.libraries.get(message.library)
+            if library is None:
+                manager.state.refuse("message of a library that the pilot does not have")
+            else:
+                on_library_message(manager, library, message)
+
+
+_FromLibrary = (
+    CallsEnded
+    | CallsReturned
+    | CallsProgress
+    | CallEvicted
+    | GangMeets
+    | LibraryUpdate
+    | LibraryReady
+    | LibraryGone
+    | LibraryResized
+    | CallYielded
+    | LibraryBatch
+)
+
+
+def on_library_message(manager: Manager, library: Library, message: _FromLibrary) -> None:
+    """Take one message about a library."""
+    match message:
+        case CallsEnded(ends=ends):
+            dispatch.calls_ended(manager, library, ends)
+        case CallsReturned():
+            dispatch.calls_returned(manager, library, message)
+        case CallsProgress():
+            dispatch.calls_progressed(manager, library, message)
+        case CallEvicted(progress=progress):
+            dispatch.call_evicted(manager, library, progress)
+        case GangMeets(call=call, address=address):
+            gangs.rank0_listens(manager, library, call, address)
+        case LibraryUpdate(phase=phase, line=line):
+            libraries.update_phase(manager.state, library, phase, line)
+        case LibraryReady():
+            pilot_reports.library_ready(manager, library, message)
+        case LibraryGone():
+            pilot_reports.library_gone(manager, library, message)
+        case LibraryResized():
+            libraries.resized(manager, library, message)
+        case CallYielded():
+            manager.state.refuse("pieces in a frame that is journalled")
+        case LibraryBatch():
+            on_engine_batch(manager, library, message)
+        case _:
+            assert_never(message)
+
+
+def on_engine_batch(manager: Manager, library: Library, message: LibraryBatch) -> None:
+    """An engine reports how full its batch is and how long its steps took."""
+    libraries.update_batch(manager.state, library, message.load)
+    manager.changed("libraries", library.id)
+    if message.times.samples:
+        kind = library.devices[0].facts.kind
+        manager.out.append(RecordSteps(RecipeKey(library.context.recipe.key), kind, message.times))
+
+
+# ---- clients
+
+
+def on_client_frame(manager: Manager, event: FromClient) -> None:
+    """Take the messages of a client's frame, unless the frame was taken before."""
+    state = manager.state
+    client, messages = state.clients.get(event.client), event.messages
+    if messages and isinstance(messages[0], ClientHello):
+        client = on_client_hello(manager, event.client, messages[0])
+        messages = messages[1:]
+    elif client is None or client.gone:
+        state.refuse("frame of a client that has not said hello")
+        return
+    if client is None:
+        return
+    if not client.inbox.accept(event.sequence):
+        state.refuse("repeated or early frame of a client")
+        manager.tell(client, to_client.Ack(client.inbox.last))
+        return
+    for message in messages:
+        wrong = "" if type(message) is Submit else bounds.wrong_with(message)
+        if wrong:
+            state.refuse("message of a client with a value that cannot be")
+            manager.tell(client, to_client.Rejected(wrong))
+        else:
+            on_client_message(manager, client, message)
+    if event.sequence:
+        manager.tell(client, to_client.Ack(event.sequence))
+
+
+def on_client_hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
+    """A client joins or reconnects. None if it is refused."""
+    state = manager.state
+    wrong = why_not(message, session=state.session) or bounds.wrong_with(message)
+    if wrong:
+        state.refuse("client of another session or version")
+    if wrong := wrong or state.banned.get(id, ""):
+        manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
+        return None
+    client = state.clients.get(id)
+    is_new = client is None
+    client = client or clients.add_client(manager, id, message)
+    if client is None:
+        return None
+    lost = client.inbox.skip_to(message.acknowledged)
+    lost |= clients.reconcile_received(manager, client, message.received, is_new=is_new)
+    if lost and not client.observer:
+        pilots.ask_client_again(manager, client)
+    elif lost and not is_new:
+        state.notice(JOURNAL_LOST)
+    if client.unnamed is not None:
+        client.inbox.last = message.acknowledged
+    clients.mark_connected(manager, client)
+    manager.tell(client, to_client.ClientWelcome(state.session, client.number, again=client.unnamed is not None))
+    if client.unacked and client.unnamed is None:
+        manager.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))
+    if client.factory:
+        block_orders.factory_connected(manager, client)
+    if state.ending:
+        manager.tell(client, to_client.SessionOver(state.ending))
+    return client
+
+
+def on_client_message(manager: Manager, client: Client, message: to_manager.FromClient) -> None:
+    """Take one message of a client."""
+    state = manager.state
+    match message:
+        case Submit():
+            on_submit(manager, client, message)
+        case Received(total=total, unused=unused):
+            clients.acknowledge_results(client, total)
+            if unused:
+                clients.forget_functions(manager, client, unused)
+        case DefineFunction(key=key, name=name, blob=blob, place=place):
+            registry.define_function(state, client, FunctionBlob(key, name, blob, place))
+        case DefineRecipe(recipe=recipe):
+            context = registry.define_context(manager, recipe)
+            client.defined.add(recipe.key)
+            if registry.set_client_limits(manager, client, context, recipe.limits):
+                dispatch.apply_limits(manager, context)
+        case Cancel():
+            clients.cancel_calls(manager, client, message)
+        case MapReport():
+            outlook.record_map_report(state, client, message)
+        case AskStatus():
+            manager.tell(client, report.session_status(state))
+        case AskStory(subject=subject):
+            manager.tell(client, story.tell_story(state, subject))
+        case AskCalls(limit=limit, state=only):
+            manager.tell(client, report.list_calls(state, limit=limit, only=only))
+        case WantPilots():
+            on_own_blocks(manager, client, message)
+        case BlockUpdate() | SourceTrouble() if not client.factory:
+            state.refuse("update of blocks from a client that is not the factory")
+        case BlockUpdate():
+            block_orders.record_block_update(manager, message)
+        case SourceTrouble():
+            block_orders.record_source_trouble(manager, message)
+        case DefineManifest(object=name, manifest=manifest):
+            objects.define_manifest(manager, name, manifest)
+        case ReleaseBlock(block=block):
+            pilots.release_pilots_of(manager, block)
+        case EndSession(reason=reason):
+            clients.end_session(manager, reason or "its client ended it")
+        case PiecesTaken():
+            state.refuse("pieces in a frame that is journalled")
+        case Resubmitted():
+            pilots.client_resubmitted(manager, client)
+        case ClientHello():
+            state.refuse("hello in the middle of a frame")
+        case _:
+            assert_never(message)
+
+
+def on_submit(manager: Manager, client: Client, message: Submit) -> None:
+    """A client submits calls of one function on one context."""
+    state = manager.state
+    options = clients.options_of(message, now=state.now)
+    if clients.must_be_repeated(state, client, message):
+        return
+    failure = clients.why_submit_fails(manager, client, message, options)
+    message = clients.without_ended(client, message)
+    if failure is not None:
+        clients.end_refused(manager, client, message, failure)
+        return
+    group = registry.group_of(
+        manager, client, state.functions[message.function], state.contexts[message.recipe], options
+    )
+    fresh = clients.end_kept(manager, client, message.calls) if state.kept_ends else message.calls
+    if fresh:
+        dispatch.submit_calls(manager, group, fresh)
+
+
+def on_own_blocks(manager: Manager, client: Client, message: WantPilots) -> None:
+    """A program reports the blocks that it starts itself, and which of them have ended."""
+    state = manager.state
+    state.said_blocks = dict(message.blocks)
+    registry.bring_pilots(state, client, message.most_pilots)
+    pilots.lose_pilots_of(manager, message.ended)
+    manager.supply_changed |= bool(state.hungry)
+
+
+# ---- timers
+
+
+def on_timer(manager: Manager, key: str) -> None:
+    """A timer of the core or of a policy fires. Its key names its owner before the first slash."""
+    manager.timer_is_over(key)
+    owner, _, rest = key.partition("/")
+    match owner:
+        case "round":
+            on_round(manager, rest)
+        case "gone":
+            clients.forget_gone_client(manager, rest)
+        case "walltime":
+            pilots.check_walltime(manager, rest)
+        case "loss":
+            blocks.settle_loss(manager, rest)
+        case "deadline":
+            deadlines.check_queue_deadlines(manager, rest)
+        case retries.FAULTS_TIMER:
+            retries.retry_after_faults(manager)
+        case "emptied":
+            block_orders.check_emptied_block(manager, rest)
+        case pilots.QUARANTINE_TIMER:
+            pilots.end_quarantine(manager, rest)
+        case blame.PRINTING_TIMER:
+            blame.ask_about_printing(manager)
+        case queues.STUCK_TIMER:
+            dispatch.requeue_stuck_backlogs(manager)
+        case "dispatch" | "residency" | "provisioning":
+            seam = manager.seams[owner]
+            actions.carry_out(manager, seam.timer(manager.state, rest), seam=owner)
+        case _:
+            manager.state.refuse(f"timer of nobody: {owner}")
+
+
+def on_round(manager: Manager, name: str) -> None:
+    """Ask a policy that works in rounds, with what changed since its last round."""
+    seam = manager.seams[name]
+    changes, manager.changes[name] = manager.changes[name], Changes()
+    manager.tracked = tuple(manager.changes.values())
+    actions.carry_out(manager, seam.round(manager.state, changes), seam=name)
+    if seam.rests(manager.state):
+        manager.resting.append(name)
+    else:
+        manager.set_timer(f"round/{name}", manager.state.now + seam.period_s)
+
+
+# ---- the end of an event
+
+
+def settle(manager: Manager) -> None:
+    """End an event: serve queues, ask policies, and send what has collected."""
+    if manager.state.reserved and retries.may_begin_alone(manager.state):
+        manager.apart_due = True
+    if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
+        _ask_policies(manager)
+    object_plan.settle_transfers(manager)
+    if manager.drops:
+        sending.send_drops(manager)
+    if manager.forecasts:
+        deadlines.send_forecasts(manager)
+    if manager.sends:
+        sending.send_calls(manager)
+    if manager.results:
+        sending.send_results(manager)
+    if manager.resting:
+        _wake_resting(manager)
+
+
+def _ask_policies(manager: Manager) -> None:
+    """Serve queues and ask the policies until they want nothing more."""
+    for _ in range(_SETTLE_TURNS):
+        if manager.returned:
+            returned, manager.returned = manager.returned, {}
+            for context in returned:
+                dispatch.serve_queue(manager, context)
+        elif manager.apart_due:
+            manager.apart_due = False
+            retries.settle_apart(manager)
+        elif manager.supply_changed:
+            manager.supply_changed, manager.demand_changed = False, True
+            manager.dirty.update(dict.fromkeys(manager.state.hungry.values()))
+        elif manager.dirty:
+            dirty, manager.dirty = sorted(manager.dirty, key=_starved_longest), {}
+            for context in dirty:
+                if context.queue.count:
+                    context.asked_at = manager.state.now
+                    wanted = manager.policies.residency.wanted(manager.state, context)
+                    actions.carry_out(manager, wanted, seam="residency")
+        elif manager.demand_changed:
+            manager.demand_changed = False
+            actions.carry_out(manager, manager.policies.provisioning.demand(manager.state), seam="provisioning")
+        else:
+            return
+    manager.returned, manager.dirty, manager.supply_changed, manager.demand_changed = {}, {}, False, False
+    manager.illegal(PolicyError("it does not come to rest"), seam="residency")
+
+
+def _starved_longest(context: Context) -> tuple[float, float, int]:
+    """Serve the context that has waited longest for a library first, so that others do not take the device freed for
+    it."""
+    return context.lacking or (math.inf, 0.0, 0)
+
+
+def _wake_resting(manager: Manager) -> None:
+    """Set the timers of policies that rest and for which something has changed."""
+    resting, manager.resting = manager.resting, []
+    for name in resting:
+        changes = manager.changes[name]
+        if changes.calls or changes.libraries or changes.pilots or changes.contexts:
+            manager.set_timer(f"round/{name}", manager.state.now + manager.seams[name].period_s)
+        else:
+            manager.resting.append(name)
