@@ -229,3 +229,17 @@ def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
 def takes_one_process(facts: DeviceFacts) -> bool:
     """True if a second process on the device would fail: a GPU whose compute mode is EXCLUSIVE_PROCESS."""
     return facts.processes == 1
+
+
+def settle_reservation(state: CoreState, library: PilotLibrary) -> None:
+    """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room. What
+    nobody has measured yet on a GPU stays a guess until its monitor has (see `device_memory`)."""
+    if is_declared(state, library):
+        return
+    number, devices = library.number, state.devices_of(library)
+    on_host = devices[0].on_host
+    took = library.resident_bytes // len(devices) if on_host else library.device_bytes
+    if not took or (not on_host and devices[0].processes == 1):
+        return
+    room = min(state.ledger.free(device.device) for device in devices) + state.ledger.held(number)
+    state.ledger.resize(number, memory_bytes=min(took, room))

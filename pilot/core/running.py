@@ -31,10 +31,17 @@ from stoker.pilot.core.state import CoreState, PieceWindow, PilotLibrary, Stoppi
 from stoker.protocol import to_agent, to_library, to_manager, to_pilot
 from stoker.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.ids import CallId
-from stoker.protocol.to_library import Evict, Run
+from stoker.protocol.to_library import Evict, GiveBack, Run
 from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsReturned
 from stoker.protocol.to_pilot import RunCalls
 from stoker.units import show_seconds
+
+
+def give_back(library: PilotLibrary, *, count: int = 0, calls: tuple[CallId, ...] = ()) -> GiveBack:
+    """An order to give calls back: so many, or these."""
+    library.orders_back += 1
+    return GiveBack(count=count, calls=calls, order=library.orders_back)
+
 
 # ---- stopping
 

@@ -1,30 +1,19 @@
-"""The stages of a library on its pilot, and which may follow which.
+"""What a pilot is and holds: plain state, and the file that writes each part.
 
-FETCHING -> (WAITING ->) STARTING -> LOADING -> READY -> (DRAINING ->) GONE      any stage may go to GONE
+calls of a library, its stage, how it ends, whether the pilot leaves     lifecycle
+calls that were told to stop, pieces of results, waiting arguments       running
+objects that are wanted, and what the manager was told of them           objects
+claims on device memory, and memory that is reserved                     memory (and limits, as measured)
+faults of devices                                                        probes
+step times of engines                                                    starting
 
-The device memory that a pilot holds for its libraries.
+Stages of a library: FETCHING -> (WAITING ->) STARTING -> LOADING -> READY -> (DRAINING ->) GONE. Any stage may go to
+GONE.
 
-The manager keeps its own ledger of what each library should come to hold, its budget; this one is what is *held*,
-and it has the last word: an order that does not fit yet waits (`stoker.pilot.core.memory`). A reservation is the same
-number of bytes on each device of a library. It shrinks only when the library says that it has really shrunk, so that
-growing elsewhere waits until the memory is free (docs/decisions/050).
-
-The times at which a pilot's core wants to be told that they have come.
-
-What a pilot is and holds: plain state. Who may write what:
-
-calls that a library holds                                holding
-calls that were told to stop                              stopping (holding forgets those that have left)
-pieces of results that are not acknowledged               pieces
-a library's orders that wait until it is ready            holding
-a library's orders that wait for their arguments          running (holding empties them)
-a library's stage, how it ends                            lifecycle
-objects that are wanted, what the manager was told of     wants
-claims on device memory                                   station
-reserved device memory                                    ledger, called by station, resizing, library_messages and
-                                                          device_memory
-that the pilot leaves                                     leaving
-what steps of engines take                                step_knowledge
+The manager keeps a budget of device memory for each library; the pilot's ledger is what is held, and has the last
+word: an order that does not fit yet waits. A reservation is the same number of bytes on each device of a library. It
+shrinks only when the library reports that it has shrunk, so growth elsewhere waits until the memory is free
+(docs/decisions/050).
 """
 
 from __future__ import annotations

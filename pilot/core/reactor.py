@@ -1,0 +1,507 @@
+"""What the pilot does about each event: the table of contents of the pilot.
+
+`react` takes one event. Each function below handles one event, order or message, and lists its steps in the order in
+which they happen. A step lives in the file of its subject and never calls back up. `state` names the file that writes
+each field.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import assert_never
+
+import msgspec
+
+from stoker.addresses import join_address
+from stoker.pilot.core import (
+    lifecycle,
+    limits,
+    memory,
+    objects,
+    presence,
+    probes,
+    running,
+    starting,
+)
+from stoker.pilot.core.commands import Acknowledged, Observe, OfferSnapshot, Severity, TellLibrary, WeighOffer
+from stoker.pilot.core.events import (
+    ArgumentsBrought,
+    CacheListed,
+    DeviceAway,
+    DevicesMeasured,
+    DriverSaid,
+    EngineEnded,
+    Event,
+    Farewell,
+    FetchFailure,
+    FromLibrary,
+    FromManager,
+    HandedIn,
+    HelloDue,
+    LibraryGarbled,
+    LibraryHungUp,
+    LibraryPrepared,
+    ManagerAway,
+    ObjectArrived,
+    ObjectLost,
+    Observed,
+    OfferWeighed,
+    Pinned,
+    Probed,
+    ProcessEnded,
+    ProcessMade,
+    RoomWanted,
+    Signalled,
+    SnapshotTaken,
+    SourceFailed,
+    Tick,
+    TimerFired,
+    Unfit,
+    UsageMeasured,
+    WalltimeKnown,
+    WasStopped,
+)
+from stoker.pilot.core.lifecycle import failure_of, load_failure
+from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
+from stoker.pilot.core.turns import why_late
+from stoker.protocol.calls import FailureKind
+from stoker.protocol.ids import LibraryId, RecipeKey
+from stoker.protocol.to_agent import (
+    BatchReport,
+    GivenBack,
+    Hello,
+    Listens,
+    Loaded,
+    LoadFailed,
+    Reports,
+    Resized,
+    RunEvicted,
+    RunsEnded,
+    SnapshotMade,
+    ToAgent,
+    Yielded,
+)
+from stoker.protocol.to_library import Evict, Meet
+from stoker.protocol.to_manager import (
+    CallsProgress,
+    CallsReturned,
+    GangMeets,
+    LibraryBatch,
+    LibraryPhase,
+    LibraryReady,
+    LibraryUpdate,
+)
+from stoker.protocol.to_pilot import (
+    Ack,
+    AckPieces,
+    CancelCalls,
+    EvictCall,
+    Exit,
+    FetchObject,
+    HelloAgain,
+    MeetGang,
+    PilotRefused,
+    PilotWelcome,
+    ResizeLibrary,
+    RunCalls,
+    StartLibrary,
+    StopLibrary,
+    TakeBack,
+    ToPilot,
+)
+from stoker.units import show_bytes
+
+_ORDERED_AGAIN = (RunCalls, StartLibrary, CancelCalls, MeetGang)
+"""Orders that the manager gives again, if it still wants them, when it has read a hello that does not show them. One
+that it sent before it read the last hello may arrive after that was written: carried out, it would run twice here."""
+
+
+def react(state: CoreState, event: Event) -> None:
+    """Handle one event."""
+    match event:
+        case FromManager(message=message):
+            on_order(state, message)
+        case FromLibrary():
+            on_library_messages(state, event)
+        case HelloDue():
+            presence.greet(state, event)
+        case ManagerAway():
+            presence.manager_away(state, event)
+        case OfferWeighed():
+            on_offer_weighed(state, event)
+        case UsageMeasured():
+            presence.send_heartbeat(state, event)
+        case Tick():
+            presence.on_tick(state, event)
+        case WalltimeKnown(left_s=left_s):
+            presence.walltime_known(state, left_s)
+        case Signalled():
+            presence.signalled(state, event)
+        case Farewell(running=ran):
+            presence.farewell(state, ran)
+        case Unfit(reason=reason, loss=loss):
+            state.is_unfit = True
+            lifecycle.leave(state, reason, within_s=0.0, loss=loss)
+        case EngineEnded(reason=reason):
+            lifecycle.drain(state, reason, within_s=state.facts.grace_s, code=1)
+        case ObjectArrived():
+            starting.object_arrived(state, event)
+        case ObjectLost(name=name, lack=lack):
+            starting.object_lost(state, name, lack)
+        case SourceFailed(name=name, reason=reason, peer=peer):
+            objects.source_failed(state, name, reason, peer)
+        case CacheListed(sizes=sizes):
+            objects.compare_with_cache(state, sizes)
+        case HandedIn():
+            running.results_handed_in(state, event)
+        case SnapshotTaken(here=here):
+            state.told.add(here.object.name)
+            state.told_snapshots.append(here)
+            state.tell(here)
+        case DevicesMeasured():
+            limits.settle_reservations(state, event)
+        case Probed():
+            probes.probed(state, event)
+        case DriverSaid():
+            probes.driver_said(state, event)
+        case DeviceAway(device=device, reason=reason):
+            probes.device_away(state, device, reason)
+        case TimerFired(key=key):
+            on_timer(state, key)
+        case Observed(libraries=seen):
+            for one in seen:
+                library = state.libraries.get(one.library)
+                if library is not None:
+                    limits.enforce_limits(state, library, one)
+        case WasStopped(seconds=seconds):
+            limits.extend_limits(state, seconds)
+        case (
+            LibraryPrepared()
+            | ProcessMade()
+            | ProcessEnded()
+            | LibraryGarbled()
+            | LibraryHungUp()
+            | RoomWanted()
+            | Pinned()
+            | ArgumentsBrought()
+        ):
+            on_library_event(state, event)
+        case _:
+            assert_never(event)
+    if state.ledger.has_freed and state.claims:
+        starting.meet_memory_claims(state)
+
+
+_OfLibrary = (
+    LibraryPrepared
+    | ProcessMade
+    | ProcessEnded
+    | LibraryGarbled
+    | LibraryHungUp
+    | RoomWanted
+    | Pinned
+    | ArgumentsBrought
+)
+
+
+def on_library_event(state: CoreState, event: _OfLibrary) -> None:
+    """Something has happened to a library, unless it has ended meanwhile."""
+    library = state.libraries.get(event.library)
+    if library is None:
+        return
+    match event:
+        case LibraryPrepared():
+            starting.library_prepared(state, library, event)
+        case ProcessMade(pid=pid):
+            library.pid = pid
+        case ProcessEnded(cause=cause, is_pilots_fault=is_pilots_fault, verdict=verdict):
+            if verdict is not None:
+                lifecycle.blame(library, verdict)
+            if cause:
+                lifecycle.blame(library, load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
+            lifecycle.finish_library(state, library, event)
+        case LibraryGarbled(reason=reason):
+            on_garbled(state, library, reason)
+        case LibraryHungUp():
+            library.hung_up_at = library.hung_up_at or state.now
+        case RoomWanted(reason=reason):
+            lifecycle.stop_library(state, library.number, drain=True, reason=reason)
+        case Pinned():
+            starting.objects_pinned(state, library, event)
+        case ArgumentsBrought():
+            running.arguments_brought(state, library, event)
+        case _:
+            assert_never(event)
+
+
+def on_timer(state: CoreState, key: str) -> None:
+    """A library has waited for a while: `snapshots/3` for snapshots, `memory/3` for room on its devices, `cancel/3` for
+    calls to stop."""
+    what, _, number = key.partition("/")
+    library = state.libraries.get(LibraryId(int(number)))
+    if library is None:
+        return
+    if what == "snapshots":
+        starting.stop_waiting_for_snapshots(state, library)
+    elif what == "memory":
+        starting.check_memory_claim(state, library)
+    elif library.stopping:
+        state.out.append(Observe(library.number))
+
+
+# ---- orders of the manager
+
+
+def on_order(state: CoreState, message: ToPilot) -> None:
+    """Carry out one order."""
+    if state.answered != state.hellos and isinstance(message, _ORDERED_AGAIN):
+        return
+    if state.has_ended and not isinstance(message, Ack):
+        return
+    match message:
+        case RunCalls():
+            on_run_calls(state, message)
+        case Ack(sequence=sequence):
+            state.out.append(Acknowledged(sequence))
+        case StartLibrary():
+            starting.start_library(state, message)
+        case StopLibrary(library=number, drain=drain, reason=reason):
+            lifecycle.stop_library(state, number, drain=drain, reason=reason)
+        case TakeBack(library=number, count=count):
+            on_take_back(state, number, count)
+        case CancelCalls():
+            on_cancel(state, message)
+        case EvictCall(library=number, call=call):
+            if number in state.libraries:
+                state.out.append(TellLibrary(number, Evict(call=call)))
+        case MeetGang(library=number, call=call, address=address):
+            if number in state.libraries:
+                state.out.append(TellLibrary(number, Meet(call=call, address=address)))
+        case AckPieces():
+            running.pieces_acknowledged(state, message)
+        case ResizeLibrary(library=number, device_memory_bytes=size):
+            memory.resize_library(state, number, size)
+        case PilotWelcome():
+            on_welcome(state, message)
+        case HelloAgain(acknowledged=acknowledged):
+            state.out.append(Acknowledged(acknowledged))
+            state.hello_is_due = True
+        case FetchObject():
+            nowhere = objects.set_sources(state, message)
+            if nowhere is not None:
+                what = f"the object {nowhere.ref.name} can be had nowhere: no pilot that has it is reached"
+                starting.object_lost(state, nowhere.ref.name, FetchFailure(nowhere.trouble or what))
+        case PilotRefused(reason=reason):
+            state.says_farewell = False
+            lifecycle.leave(state, f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
+        case Exit(reason=reason, drain=drain, hand_on_s=hand_on_s):
+            state.hands_on_until = state.now + hand_on_s
+            lifecycle.drain(state, reason, within_s=float("inf") if drain else 0.0)
+        case _:
+            assert_never(message)
+
+
+def on_run_calls(state: CoreState, order: RunCalls, *, is_weighed: bool = False) -> None:
+    """Give a library calls that it does not hold already, or refuse them. `is_weighed`: an offer that nothing speaks
+    against."""
+    library = state.libraries.get(order.library)
+    refused = ""
+    if library is None:
+        refused = f"lib-{order.library} is not on this pilot"
+    elif library.told_to_end or library.stage is Stage.DRAINING:
+        refused = f"lib-{order.library} is about to end"
+    elif state.leaving:
+        refused = f"the pilot is leaving: {state.leaving}"
+    if library is None or refused:
+        state.tell(CallsReturned(order.library, tuple([spec.call for spec in order.calls]), refused=refused))
+        return
+    held = library.held
+    if held and any(spec.call in held for spec in order.calls):
+        order = msgspec.structs.replace(order, calls=[spec for spec in order.calls if spec.call not in held])
+        if not order.calls:
+            return
+    if order.offer and not is_weighed:
+        state.out.append(WeighOffer(order))
+        return
+    options = order.options
+    lifecycle.hold_calls(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
+    if library.stage is Stage.READY:
+        running.pass_calls_on(state, library, order)
+    else:
+        lifecycle.postpone_order(library, order)
+
+
+def on_offer_weighed(state: CoreState, event: OfferWeighed) -> None:
+    """Take an offered call, or refuse it because it, or another one on its devices, would be late (SLINFER §VI-C), or
+    because it has no room in the cache."""
+    order = event.order
+    library = state.libraries.get(order.library)
+    if library is None or library.told_to_end or library.stage is Stage.DRAINING or state.leaving:
+        on_run_calls(state, order, is_weighed=True)  # it is refused there
+        return
+    grows = order.reserve_bytes > memory.budget_bytes(state, library)
+    held = max(order.reserve_bytes, *library.resizes, state.ledger.held(library.number))
+    refused, required = "", 0
+    if library.number in state.claims:
+        refused = f"lib-{library.number} waits for memory on its devices"
+    elif event.required_bytes > held:
+        required = event.required_bytes
+        refused = f"lib-{library.number} needs {show_bytes(required)} of device memory for it"
+    elif grows and not memory.has_room(state, library, order.reserve_bytes):
+        refused = f"lib-{library.number} would wait for memory on its devices"
+    elif event.new is not None:
+        refused = why_late(event.engines, library.number, event.new, now=state.now, free_at=event.free_at)
+    if not refused:
+        if grows:
+            memory.resize_library(state, library.number, order.reserve_bytes)
+        on_run_calls(state, order, is_weighed=True)
+        return
+    if order.reserve_bytes:
+        memory.report_unchanged(state, library, ordered_bytes=order.reserve_bytes)
+    calls = tuple(spec.call for spec in order.calls)
+    state.tell(CallsReturned(library.number, calls, refused=refused, required_bytes=required))
+
+
+def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
+    """Give back up to `count` calls that a library has not begun."""
+    library = state.libraries.get(number)
+    if library is None:
+        return
+    if library.serves:
+        state.out.append(TellLibrary(number, running.give_back(library, count=count)))
+        library.asked_back_at = library.asked_back_at or state.now
+        return
+    state.tell(CallsReturned(number, tuple(lifecycle.take_back_waiting(library, count))))
+
+
+def on_cancel(state: CoreState, order: CancelCalls) -> None:
+    """Drop calls that wait, and stop those that run if the order says so."""
+    library = state.libraries.get(order.library)
+    if library is None:
+        return
+    held = library.held
+    strange = tuple(call for call in order.calls if call not in held)
+    here = {call for call in order.calls if call in held}
+    dropped = lifecycle.drop_waiting(library, here)
+    if strange or dropped:
+        state.tell(CallsReturned(order.library, (*strange, *dropped)))
+    rest = tuple(call for call in order.calls if call in held)
+    if not rest or not library.serves:
+        return
+    state.out.append(TellLibrary(library.number, running.give_back(library, calls=rest)))
+    if order.running:
+        running.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
+        return
+    for call in rest:  # those that yield may stop, since nobody takes their pieces; the others may finish
+        if call in library.streams:
+            state.out.append(TellLibrary(library.number, Evict(call=call)))
+
+
+def on_welcome(state: CoreState, message: PilotWelcome) -> None:
+    """The manager has read the hello: repeat what it may have missed."""
+    state.answered = message.hello or state.hellos
+    state.heartbeat_s, state.lease_s = max(0.1, message.heartbeat_s), message.lease_s
+    state.welcomed_at = state.now
+    state.heartbeat_at = 0.0  # the first one tells the manager what is here
+    objects.ask_for_objects_again(state)
+    running.resend_pieces(state)
+    for here in state.told_snapshots if message.again else ():
+        state.tell(here)
+
+
+# ---- messages of libraries
+
+
+def on_library_messages(state: CoreState, event: FromLibrary) -> None:
+    """A library has said something. Whatever goes wrong with that is the end of this library, never of the pilot."""
+    library = state.libraries.get(event.library)
+    if library is None:
+        return
+    library.times_idle = 0
+    try:
+        for message in event.messages:
+            on_library_message(state, library, message)
+    except Exception as error:
+        state.log(f"lib-{library.number}: what it said cannot be handled\n{traceback.format_exc()}", Severity.ERROR)
+        on_garbled(state, library, f"{type(error).__name__}: {error}")
+
+
+def on_library_message(state: CoreState, library: PilotLibrary, message: ToAgent) -> None:
+    """Take one message of a library."""
+    number = library.number
+    match message:
+        case RunsEnded(ends=ends):
+            running.calls_ended(state, library, ends)
+        case GivenBack(order=order) if 0 < order <= library.void_order:
+            pass  # the calls may have been sent to it again since
+        case GivenBack(calls=calls, need_function=need):
+            library.asked_back_at = 0.0
+            state.tell(CallsReturned(number, tuple(lifecycle.drop_returned(library, calls)), need_function=need))
+        case Reports(reports=reports):
+            state.tell(CallsProgress(number, reports))
+        case Yielded():
+            running.pieces_yielded(state, library, message)
+        case RunEvicted(progress=progress):
+            running.call_evicted(state, library, progress)
+        case Listens(call=call, port=port):
+            state.tell(GangMeets(number, call, join_address(state.facts.address, port)))
+        case Hello(pid=pid):
+            library.pid = pid
+            library.hello_at = state.now
+            if library.stage is Stage.STARTING:
+                lifecycle.move_to(library, Stage.LOADING)
+                state.tell(LibraryUpdate(number, LibraryPhase.LOADING))
+        case Loaded():
+            on_loaded(state, library, message)
+        case LoadFailed(failure=failure):
+            lifecycle.blame(library, failure)
+        case SnapshotMade(form=form):
+            if form not in state.snapshots:
+                state.snapshots.add(form)
+                state.out.append(OfferSnapshot(RecipeKey(library.recipe.key), message))
+        case BatchReport(load=load, times=times):
+            starting.learn_step_times(state, library, times)
+            state.tell(LibraryBatch(number, load, times))
+        case Resized():
+            memory.library_resized(state, library, message)
+        case _:
+            assert_never(message)
+
+
+def on_loaded(state: CoreState, library: PilotLibrary, message: Loaded) -> None:
+    """A library has loaded its context: report it, and pass on the calls that waited."""
+    if library.stage is not Stage.LOADING:
+        return
+    lifecycle.move_to(library, Stage.READY)
+    library.resident_bytes, library.ready_at = message.resident_bytes, state.now
+    library.slots = message.slots
+    own = state.devices_of(library)[0].process_bytes
+    if message.device_bytes:  # what torch holds; CUDA has taken more for the process
+        library.device_bytes = max(library.device_bytes, message.device_bytes + own)
+    ready = LibraryReady(
+        library=library.number,
+        start_s=library.hello_at - library.started_at if message.start_s is None else message.start_s,
+        load_s=message.load_s,
+        resident_bytes=message.resident_bytes,
+        peak_bytes=message.peak_bytes,
+        device_bytes=library.device_bytes,
+        fetch_s=library.fetched_at - library.ordered_at if library.has_pins else 0.0,
+        slots=library.slots,
+    )
+    state.log(
+        f"lib-{library.number} ({library.recipe.name}) ready: {ready.start_s:.3f} s to start,"
+        f" {ready.load_s:.2f} s to load"
+    )
+    state.tell(ready)
+    memory.settle_reservation(state, library)
+    for order in lifecycle.take_postponed(library):
+        running.pass_calls_on(state, library, order)
+
+
+def on_garbled(state: CoreState, library: PilotLibrary, reason: str) -> None:
+    """What came over a library's socket cannot be read: that is the end of this library."""
+    library.garbled = library.garbled or reason
+    what = f"lib-{library.number} wrote bytes to its socket that are no message: {library.garbled}"
+    if not library.told_to_end:
+        state.log(what, Severity.WARNING)
+    lifecycle.kill_library(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
