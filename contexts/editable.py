@@ -36,8 +36,9 @@ def stamp_of(name: str) -> str:
 
 def stamps_of(names: Iterable[str] = ()) -> dict[str, str]:
     """The stamps of all linked packages that this process has imported or that `names` lists."""
-    tops = {name.partition(".")[0] for name in [*sys.modules, *names]}
-    return {top: stamp for top in sorted(tops) if (stamp := stamp_of(top))}
+    tops = {name for name in list(sys.modules) if "." not in name}
+    tops.update(name.partition(".")[0] for name in names)
+    return {top: stamp_of(top) for top in sorted(filter(is_linked, tops)) if stamp_of(top)}
 
 
 def _stamp(place: str) -> str:

@@ -8,6 +8,7 @@ the lines. A file that exists there is not replaced.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 import os
@@ -31,16 +32,19 @@ def lines_of(codes: Iterable[types.CodeType]) -> dict[str, dict[int, list[str]]]
     found: dict[str, dict[int, list[str]]] = {}
     room = LIMIT_CHARACTERS
     for code in codes:
-        lines = linecache.getlines(code.co_filename)
-        first = code.co_firstlineno
-        if not 1 <= first <= len(lines):
-            continue
-        block = inspect.getblock(lines[first - 1 :])
+        block = _block(code.co_filename, code)
         size = sum(map(len, block))
-        if size <= room:
+        if block and size <= room:
             room -= size
-            found.setdefault(code.co_filename, {})[first] = block
+            found.setdefault(code.co_filename, {})[code.co_firstlineno] = block
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _block(file: str, code: types.CodeType) -> list[str]:
+    lines = linecache.getlines(file)
+    first = code.co_firstlineno
+    return inspect.getblock(lines[first - 1 :]) if 1 <= first <= len(lines) else []
 
 
 def know(files: Mapping[str, Mapping[int, list[str]]]) -> None:

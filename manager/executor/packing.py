@@ -1,8 +1,8 @@
-"""From a function and its arguments to what travels: a function's bytes once a function, a call's bytes once a call.
+"""Pickle functions and arguments for sending.
 
-A function is pickled the first time it is called and kept with the function object itself (weakly), so a program that
-calls it a hundred thousand times pays once. When a global or a helper that it uses is bound to something else later
-(`contexts.captured`), it is pickled anew; the program hears of it once, since the calls before ran with the old one.
+A function is pickled where it is used: once a map, and once a call of an app. Bytes are used again if all objects that
+the function captures are immutable and the same as before (`contexts.captured`). They are kept with the function
+object, weakly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import CellType
@@ -25,8 +25,9 @@ from parsl.app.bash import remote_side_bash_executor
 from parsl.app.errors import wrap_error
 from parsl.app.python import timeout
 
-from stoker.contexts.captured import CapturedState
+from stoker.contexts.captured import Captured
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code
+from stoker.contexts.payloads import dump_parts
 from stoker.contexts.source_lines import SourceLines
 from stoker.contexts.user_code import is_installed
 from stoker.errors import SerializationError
@@ -43,6 +44,10 @@ _MOST_WRAPPERS = 16
 _TIMEOUT_CODE = timeout(lambda: None, 1).__code__
 
 
+_LARGE_BYTES = 1_000_000
+"""A function of more bytes that is pickled at every call causes a warning."""
+
+
 class _How(NamedTuple):
     """Whether a function takes the context, and what its bytes are made with (`dumps_code`)."""
 
@@ -52,11 +57,14 @@ class _How(NamedTuple):
 
 
 class _Pickled:
-    """What is kept of a function: its bytes with and without the context as first argument, and what they rest on."""
+    """A function's bytes, and those of before. `captured`: the objects that its names refer to; None if one of them may
+    change in place, so that the function is pickled again at each use."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], before: Mapping[_How, FunctionBlob]) -> None:
         self.blobs: dict[_How, FunctionBlob] = {}
-        self.captured = CapturedState(function)
+        self.before = dict(before)
+        captured = Captured(function)
+        self.captured = None if captured.mutable else captured
 
 
 class FunctionCache:
@@ -71,23 +79,27 @@ class FunctionCache:
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def blob(
-        self, function: Callable[..., Any], *, takes_context: bool, may_change: bool = False,
-        by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset(),
+        self, function: Callable[..., Any], *, takes_context: bool, by_name: frozenset[str] = frozenset(),
+        also: frozenset[str] = frozenset(),
     ) -> FunctionBlob:  # fmt: skip
-        """The function's bytes under their digest; `by_name` and `also` are those of `dumps_code`. With `may_change` it
-        is pickled anew where a global or helper has changed. Raises SerializationError, naming the function."""
+        """The function's bytes under their digest, as it is now; `by_name` and `also` are those of `dumps_code`. Raises
+        SerializationError, naming the function."""
         how = _How(takes_context, by_name, also)
         with self._lock:
             known = self._kept(function)
-            if known is None:
-                known = _Pickled(function)
+            if known is None or known.captured is None or known.captured.changed(function):
+                known = _Pickled(function, {**known.before, **known.blobs} if known is not None else {})
                 with suppress(TypeError):  # neither hashable nor weakly referable: pickled every time
                     self._known[function] = known
-            elif may_change and (name := known.captured.changed(function)):
-                known = self._renew(function, known, name, how)
             found = known.blobs.get(how)
             if found is None:
-                found = known.blobs[how] = _pickle_function(function, how)
+                before = known.before.pop(how, None)
+                found = known.blobs[how] = _pickle_function(function, how, before=before)
+                if before is not None:
+                    if found is not before:
+                        self._on_replaced(before.key, found.key)
+                    if known.captured is None and len(found.blob) > _LARGE_BYTES:
+                        self._tell_of_size(function, found)
             return found
 
     def _kept(self, function: Callable[..., Any]) -> _Pickled | None:
@@ -96,26 +108,26 @@ class FunctionCache:
         except TypeError:
             return None
 
-    def _renew(self, function: Callable[..., Any], known: _Pickled, name: str, how: _How) -> _Pickled:
-        """Pickle a function anew, because something that it captures has changed; the other ways when they are asked
-        for."""
-        fresh = self._known[function] = _Pickled(function)
-        now, before = _pickle_function(function, how), known.blobs.get(how)
-        if before is not None and before.key == now.key:
-            fresh.blobs = {**known.blobs, how: before}  # jobs know the same bytes as one object
-            return fresh
-        fresh.blobs[how] = now
-        for blob in known.blobs.values():
-            self._on_replaced(blob.key, now.key)
-        if before is not None and function not in self._told:
-            self._told.add(function)
-            logger.warning(
-                "%s uses %s, which has changed since its first call: calls from now on use the new one (said once;"
-                " pass it as an argument if it changes often)",
-                now.name,
-                name,
-            )
-        return fresh
+    def _tell_of_size(self, function: Callable[..., Any], blob: FunctionBlob) -> None:
+        """Say once that a large function is sent with every call."""
+        if function in self._told:
+            return
+        self._told.add(function)
+        name = max(captured := Captured(function).mutable, key=lambda name: _size_of(captured[name]))
+        logger.warning(
+            "%s uses %s, which may change, so %s is sent with every call: load it in a context, or pass it as an argument,"
+            " which is sent once while it stays the same",
+            blob.name,
+            name,
+            show_bytes(len(blob.blob)),
+        )
+
+
+def _size_of(value: Any) -> int:
+    try:
+        return sum(memoryview(part).nbytes for part in dump_parts(value))
+    except Exception:
+        return 0
 
 
 def bare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,12 +218,15 @@ def place_of(function: Callable[..., Any]) -> str:
     return ""
 
 
-def _pickle_function(function: Callable[..., Any], how: _How) -> FunctionBlob:
+def _pickle_function(function: Callable[..., Any], how: _How, *, before: FunctionBlob | None = None) -> FunctionBlob:
+    """The bytes of a function; `before` itself if they are the same."""
     name = name_of(own(function))
     try:
         value = (function, how.takes_context, SourceLines())
         data = dumps_code(value, what="function", by_name=how.by_name, also=how.also)
     except SerializationError as error:
         raise SerializationError(f"function {name}: {error}", what="function", function=name) from error
+    if before is not None and before.blob == data:
+        return before
     key = FunctionKey(hashlib.blake2b(data, digest_size=16).hexdigest())
-    return FunctionBlob(key=key, name=name, blob=data, place=place_of(function))
+    return FunctionBlob(key=key, name=name, blob=data, place=before.place if before is not None else place_of(function))

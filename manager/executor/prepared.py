@@ -1,14 +1,12 @@
-"""What is known of a function after its first call, so that the next ones cost little.
+"""Prepare a function for submission: its name, its bytes, and a `Submission` for each specification.
 
-A `PreparedFunction` holds the function's bytes and the `Submission` of each specification that it was called with. It
-is kept with the function object, weakly: when the program drops the function, this goes too.
+A `PreparedFunction` is kept with the function object, weakly: when the program drops the function, this goes too.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,8 +17,6 @@ from stoker.contexts.captured import changed_since_made
 from stoker.contexts.code_payloads import names_carried
 from stoker.contexts.digest import digest_of
 from stoker.contexts.recipe import Recipe
-from stoker.contexts.user_code import is_installed
-from stoker.contexts.walk_plans import counts_by_identity
 from stoker.errors import RecipeError
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of, own
@@ -106,15 +102,12 @@ class PreparedFunction:
         self._sendable: set[str] = set()
         self._content = ("", "")
         self._also = _NONE
-        self._captures = _may_change(bare(function))
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
         """The function's bytes, with what it captures as that is now. Raises SerializationError."""
         takes = wants.takes_context
         by_name = _carried(wants.recipe) if takes else _NONE
-        return self._cache.blob(
-            bare(function), takes_context=takes, may_change=self._captures, by_name=by_name, also=self._also
-        )
+        return self._cache.blob(bare(function), takes_context=takes, by_name=by_name, also=self._also)
 
     def bring_along(self, modules: set[str]) -> None:
         """Have these modules travel with the function from now on: arguments of a call have brought them."""
@@ -271,19 +264,6 @@ def _same(known: list[Any], context: Any) -> bool:
         return bool(known == _copy(context))
     except Exception:  # arrays compare to arrays: such a recipe is made anew, and its digest finds it again
         return False
-
-
-def _may_change(function: Callable[..., Any]) -> bool:
-    """True for what travels with values that may change, and is kept by its cache: a function or class of the
-    user's own, a partial, an object that can be called."""
-    if isinstance(function, types.FunctionType):
-        return not is_installed(function.__module__ or "")
-    try:
-        weakref.ref(function)
-        hash(function)
-    except TypeError:
-        return False
-    return not counts_by_identity(function)
 
 
 def _place_of_parsl_spec(function: Callable[..., Any]) -> int | None:
