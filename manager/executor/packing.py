@@ -109,14 +109,14 @@ class FunctionCache:
             return None
 
     def _tell_of_size(self, function: Callable[..., Any], blob: FunctionBlob) -> None:
-        """Say once that a large function is sent with every call."""
+        """Say once that a large function is pickled with every call."""
         if function in self._told:
             return
         self._told.add(function)
         name = max(captured := Captured(function).mutable, key=lambda name: _size_of(captured[name]))
         logger.warning(
-            "%s uses %s, which may change, so %s is sent with every call: load it in a context, or pass it as an argument,"
-            " which is sent once while it stays the same",
+            "%s uses %s, which may change: its %s are pickled with every call, and sent if they have changed; load it in"
+            " a context, or pass it as an argument",
             blob.name,
             name,
             show_bytes(len(blob.blob)),

@@ -257,8 +257,8 @@ def test_a_large_captured_value_is_told_of_once(caplog):
     for _ in range(3):
         names["table"][5] += 1
         _key(preparer, names["use"])
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "use uses table, which may change, so 2.0 MB is sent with every call"
+    assert [record.getMessage().partition(", and sent")[0] for record in caplog.records] == [
+        "use uses table, which may change: its 2.0 MB are pickled with every call"
     ]
 
 

@@ -75,7 +75,7 @@ def test_results_follow_what_is_trained_and_changed_in_place(tmp_path):
         "1 True 1.0 (1, [1], [0, 1]) 2",
         "2 True 2.0 (2, [2], [0, 1, 2]) 4",
     ], done.stderr
-    assert done.stderr.count("entry uses table, which may change, so 1.6 MB is sent with every call") == 1
+    assert done.stderr.count("entry uses table, which may change: its 1.6 MB are pickled with every call") == 1
     assert done.returncode == 0
 
 
