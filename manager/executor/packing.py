@@ -115,8 +115,8 @@ class FunctionCache:
         self._told.add(function)
         name = max(captured := Captured(function).mutable, key=lambda name: _size_of(captured[name]))
         logger.warning(
-            "%s uses %s, which may change: its %s are pickled with every call, and sent if they have changed; load it in"
-            " a context, or pass it as an argument",
+            "%s uses %s, which may change: its %s are pickled with every call, and sent if they changed; load it in a"
+            " context, or pass it as an argument",
             blob.name,
             name,
             show_bytes(len(blob.blob)),
