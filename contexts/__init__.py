@@ -13,14 +13,14 @@ _HOME = {
     "CausalLM": "stoker.contexts.language_model",
     "EncoderModel": "stoker.contexts.encoding",
     "EncoderProfile": "stoker.contexts.length_profiles",
-    "Evicted": "stoker.contexts.call_stop",
-    "Family": "stoker.contexts.runtime_family",
-    "Gang": "stoker.contexts.ranks",
+    "Evicted": "stoker.contexts.ambient",
+    "Family": "stoker.contexts.encoder_runtimes",
+    "Gang": "stoker.contexts.ambient",
     "Needs": "stoker.contexts.recipe",
     "ObjectRef": "stoker.contexts.recipe",
     "Recipe": "stoker.contexts.recipe",
     "RecipeFactory": "stoker.contexts.factory",
-    "RuntimeLengths": "stoker.contexts.runtime_lengths",
+    "RuntimeLengths": "stoker.contexts.length_profiles",
     "as_recipe": "stoker.contexts.factory",
     "causal_lm": "stoker.contexts.causal_lm",
     "context": "stoker.contexts.factory",
@@ -32,7 +32,7 @@ _HOME = {
     "encoder_class": "stoker.contexts.model_source",
     "encoder_family": "stoker.contexts.encoder_runtimes",
     "engine_options": "stoker.contexts.causal_lm",
-    "family": "stoker.contexts.runtime_family",
+    "family": "stoker.contexts.encoder_runtimes",
     "gang": "stoker.contexts.ambient",
     "keep_encoder_profile": "stoker.contexts.length_profiles",
     "kept_encoder_profile": "stoker.contexts.length_profiles",
@@ -46,8 +46,8 @@ _HOME = {
     "recipe_of": "stoker.contexts.factory",
     "saved_state": "stoker.contexts.ambient",
     "scratch": "stoker.contexts.ambient",
-    "state_folder": "stoker.contexts.state",
-    "token_counter": "stoker.contexts.token_counts",
+    "state_folder": "stoker.contexts.folders",
+    "token_counter": "stoker.contexts.model_source",
 }
 
 __all__ = [
@@ -94,6 +94,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from stoker.contexts.ambient import (
+        Evicted,
+        Gang,
         device,
         devices,
         gang,
@@ -103,7 +105,6 @@ if TYPE_CHECKING:
         saved_state,
         scratch,
     )
-    from stoker.contexts.call_stop import Evicted
     from stoker.contexts.causal_lm import (
         causal_lm,
         default_model,
@@ -114,23 +115,20 @@ if TYPE_CHECKING:
     )
     from stoker.contexts.encoder import encoder
     from stoker.contexts.encoder_facts import longest_input
-    from stoker.contexts.encoder_runtimes import encoder_family
+    from stoker.contexts.encoder_runtimes import Family, encoder_family, family
     from stoker.contexts.encoding import EncoderModel
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
+    from stoker.contexts.folders import state_folder
     from stoker.contexts.language_model import CausalLM
     from stoker.contexts.length_profiles import (
         EncoderProfile,
+        RuntimeLengths,
         keep_encoder_profile,
         kept_encoder_profile,
         lengths_that_pay,
     )
-    from stoker.contexts.model_source import encoder_class
-    from stoker.contexts.ranks import Gang
+    from stoker.contexts.model_source import encoder_class, token_counter
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
-    from stoker.contexts.runtime_family import Family, family
-    from stoker.contexts.runtime_lengths import RuntimeLengths
-    from stoker.contexts.state import state_folder
-    from stoker.contexts.token_counts import token_counter
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,13 @@
-"""What code that runs inside a library may ask: its device, its context, its folder; and how it reports progress.
+"""Stops one running call.
+
+A library stops a call when its client cancels it or leaves, when its `timeout` is over, and when a policy evicts it. It
+asks the call's `CallStop`, which wakes the call's waits: an engine aborts the call's requests before its next
+step, a batch drops the call's rows. The wait raises `Evicted`, and so do later waits of the call and its next
+`stoker.progress(...)`. The slot is free within a step, and the library continues to serve its other calls.
+
+A call's place in its gang: which of its ranks this process is, and where they meet.
+
+What code that runs inside a library may ask: its device, its context, its folder; and how it reports progress.
 
 Two scopes. The *library* scope is the process's: it holds one context on its devices for as long as it lives. The
 *call* scope is a slot's: with several slots, calls run in threads side by side, so it is a context variable; a thread
@@ -10,6 +19,7 @@ from __future__ import annotations
 import contextvars
 import math
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,10 +27,124 @@ from pathlib import Path
 from typing import Any
 
 from stoker.contexts import payloads
-from stoker.contexts.call_stop import CallStop, Evicted
-from stoker.contexts.ranks import ALONE, Gang, SeatHook
 from stoker.errors import SerializationError, StokerError
 from stoker.units import show_bytes
+
+# ---- call stop
+
+
+class Evicted(BaseException):
+    """Ends a call that was told to stop: at its `stoker.progress(...)`, or while it waits for a model. `state` is its
+    checkpoint, pickled.
+
+    It is not an `Exception`: the `except Exception` of a retry loop would swallow it and start the next request of a
+    call whose client has left.
+    """
+
+    def __init__(self, state: bytes = b"") -> None:
+        super().__init__("the call was told to stop")
+        self.state = state
+
+
+class CallStop:
+    """The order to one call to stop. One thread gives it; the call's threads check it and register how to wake them."""
+
+    __slots__ = ("_wakes", "asked")
+
+    def __init__(self) -> None:
+        self.asked = False
+        """True once the call was told to stop."""
+        self._wakes: dict[Callable[[], None], None] = {}
+
+    def ask(self) -> None:
+        """Tell the call to stop, and wake its waits."""
+        self.asked = True
+        for wake in list(self._wakes):
+            wake()
+
+    def check(self) -> None:
+        """Raise Evicted if the call was told to stop."""
+        if self.asked:
+            raise Evicted
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when the call is told to stop, at once if it was told already. `wake` may be called twice and in
+        any thread; it must not wait or raise."""
+        self._wakes[wake] = None
+        if self.asked:
+            wake()
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        """Do not call `wake` any more. No-op if it is not registered."""
+        self._wakes.pop(wake, None)
+
+
+def comes_of_stop(error: BaseException) -> bool:
+    """True if an exception was raised because `Evicted` ended the code below: user code may translate exceptions, and
+    a group of tasks puts them together."""
+    seen: set[int] = set()
+    open_ones: list[BaseException | None] = [error]
+    while open_ones:
+        found = open_ones.pop()
+        if found is None or id(found) in seen:
+            continue
+        if isinstance(found, Evicted):
+            return True
+        seen.add(id(found))
+        open_ones += (found.__cause__, found.__context__)
+        if isinstance(found, BaseExceptionGroup):
+            open_ones += found.exceptions
+    return False
+
+
+# ---- ranks
+
+
+class Gang:
+    """This rank's place. Ranks count from 0 to `size` - 1.
+
+    `rendezvous` is the `host:port` at which rank 0 awaits the others. It is rank 0's to serve: `listener` is a socket
+    that listens there already, so nobody else can take the port (None for the other ranks, and in a gang of one). The
+    call's end closes it, unless it was `detach`ed. What is said there is the function's own business: a store of
+    torch.distributed (`master_listen_fd`), or any other protocol.
+
+    Everybody in the network can connect there. `key` is known to the ranks of this call alone: have each connection
+    prove it before anything else is said (for instance with `hmac`).
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        rendezvous: str = "",
+        listener: socket.socket | None = None,
+        key: bytes = b"",
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.rendezvous = rendezvous
+        self.listener = listener
+        self.key = key
+
+    def __repr__(self) -> str:
+        where = f" meeting at {self.rendezvous}" if self.rendezvous else ""
+        return f"<rank {self.rank} of {self.size}{where}>"
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self.listener is not None:
+            self.listener.close()
+
+
+SeatHook = Callable[[float], Gang]
+"""Takes how many seconds to wait for rank 0's address, and gives the place."""
+ALONE = Gang(rank=0, size=1)
+"""The place of a call that runs by itself."""
+
+
+# ---- ambient
+
 
 MOST_STATE_BYTES = 16_000_000
 """No checkpoint is larger: it travels whole in a frame, of which a manager takes 64 MB, and lies in the journal."""

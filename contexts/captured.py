@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from stoker.contexts.bytecode import global_names
+from stoker.contexts.function_code import global_names
 from stoker.contexts.user_code import is_installed
 
 _MOST_FUNCTIONS = 1_000

@@ -23,8 +23,7 @@ from importlib.readers import FileReader
 from types import ModuleType
 from typing import Any
 
-from stoker.contexts.editable import stamps_of
-from stoker.contexts.user_modules import Table
+from stoker.contexts.user_modules import Table, stamps_of
 
 
 class CarriedModules:

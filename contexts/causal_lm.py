@@ -22,10 +22,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.cache_needs import with_cache
 from stoker.contexts.factory import RecipeFactory, context
 from stoker.contexts.inference.adapter import OWN_OPTIONS, VLLM_OPTIONS
-from stoker.contexts.model_source import CallableModule, architectures, encoder_class, model_source, shown_name
+from stoker.contexts.model_source import (
+    CallableModule,
+    architectures,
+    encoder_class,
+    model_source,
+    shown_name,
+    with_cache,
+)
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import RecipeError
 

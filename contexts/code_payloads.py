@@ -16,9 +16,8 @@ from typing import Any
 from stoker.contexts import payloads
 from stoker.contexts.carried_modules import NO_MODULES, CarriedModules
 from stoker.contexts.digest import digest_of_code
-from stoker.contexts.editable import stamps_of
 from stoker.contexts.payload_layout import Buffer
-from stoker.contexts.user_modules import Table, modules_for
+from stoker.contexts.user_modules import Table, modules_for, stamps_of
 from stoker.errors import SerializationError
 
 _HEAD = struct.Struct("<cBHI")  # magic, version, unused, length of the table

@@ -28,13 +28,12 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.contexts.bytecode import asks_where_it_lies, attribute_names, global_names
-from stoker.contexts.editable import stamp_of
+from stoker.contexts.by_value import CACHED, is_dispatcher
+from stoker.contexts.function_code import asks_where_it_lies, attribute_names, global_names
 from stoker.contexts.object_parts import ObjectParts, Raw, Text, kind_name, parts_of
-from stoker.contexts.reducers import CACHED, is_dispatcher
 from stoker.contexts.unpicklable import future_kind
 from stoker.contexts.user_code import ModuleSource, is_installed, source_of, version_of
-from stoker.contexts.user_modules import code_of, imported_by, package_around, package_of
+from stoker.contexts.user_modules import code_of, imported_by, package_around, package_of, stamp_of
 from stoker.errors import RecipeError
 
 _MODULE_NAMES = frozenset({"__name__", "__file__", "__spec__", "__package__", "__loader__", "__builtins__", "__doc__"})

@@ -18,10 +18,9 @@ from transformers import (
 from transformers.utils import cached_file
 
 from stoker.contexts import ambient
-from stoker.contexts.compiling import compile_runtime
-from stoker.contexts.encoder_inputs import RuntimeShape
+from stoker.contexts.compiling import RuntimeShape, compile_runtime
+from stoker.contexts.encoder_facts import sentence_facts
 from stoker.contexts.encoding import EncoderModel
-from stoker.contexts.sentence_facts import sentence_facts
 from stoker.contexts.streamed_model import StreamedWeights
 from stoker.contexts.torch_settings import be_quiet, dtype_of
 from stoker.units import show_seconds

@@ -1,4 +1,9 @@
-"""`@context`: from a loader to recipes.
+"""The loaders that recipes of this process were made of, and their arguments: for the advisor.
+
+A recipe is a value that may have come from elsewhere; its loader travels in it as bytes. Here is what this process
+knows besides. Loaders are held weakly.
+
+`@context`: from a loader to recipes.
 
     @context(memory="4 GB")              nothing is loaded, here or on the next line
     def llm(path): ...
@@ -14,23 +19,58 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
-from stoker.contexts import glance, loaders
-from stoker.contexts.callables import how_it_yields, is_async
+from stoker.contexts import payload_layout
 from stoker.contexts.captured import made_recipe
 from stoker.contexts.code_payloads import dumps_code
 from stoker.contexts.digest import digest_of
-from stoker.contexts.loading import ObjectPath
+from stoker.contexts.folders import program_folder
+from stoker.contexts.function_code import SourceLines, how_it_yields, is_async
+from stoker.contexts.loading import ObjectPath, modules_of
 from stoker.contexts.objects import object_of
-from stoker.contexts.options import ContextOptions, Size, checked_options
-from stoker.contexts.preload import modules_of
-from stoker.contexts.program_folder import program_folder
-from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
-from stoker.contexts.source_lines import SourceLines
+from stoker.contexts.recipe import Awareness, ContextOptions, Needs, ObjectRef, Recipe, Size, checked_options
 from stoker.errors import RecipeError, SerializationError
+
+# ---- loaders
+
+
+_MOST = 1_000
+_LONGEST = 300
+_made: OrderedDict[str, tuple[weakref.ref[Any], dict[str, Any]]] = OrderedDict()
+
+
+def made(key: str, loader: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A recipe of this key was made of a loader. What cannot be held weakly, or bound by name, is not remembered."""
+    try:
+        bound = inspect.signature(loader).bind(*args, **kwargs)
+        bound.apply_defaults()
+        plain = {
+            name: value
+            for name, value in bound.arguments.items()
+            if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
+        }
+        _made[key] = (weakref.ref(loader), plain)
+    except (TypeError, ValueError):
+        return
+    _made.move_to_end(key)
+    if len(_made) > _MOST:
+        _made.popitem(last=False)
+
+
+def loader_of(key: str) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+    """The loader of a recipe and those of its arguments that are plain values; None if this process does not know."""
+    known = _made.get(key)
+    loader = known[0]() if known is not None else None
+    return (loader, known[1]) if known is not None and loader is not None else None
+
+
+# ---- factory
+
 
 Loader = Callable[..., Any]
 
@@ -194,7 +234,7 @@ def make_recipe(
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
     made_recipe(digest[:32], loader)
-    loaders.made(digest[:32], loader, *given)
+    made(digest[:32], loader, *given)
     return Recipe(
         key=digest[:32],
         name=f"{shown or name}-{digest[:4]}",
@@ -241,7 +281,7 @@ def _short_arguments(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, An
         names = list(inspect.signature(loader).parameters)
     except (TypeError, ValueError):  # a builtin that does not tell
         names = []
-    return glance.short_arguments(args, kwargs, names=names) if args or kwargs else ""
+    return payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
 
 
 def _check_returns(loader: Loader) -> None:

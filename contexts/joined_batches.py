@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from stoker.contexts import ambient
-from stoker.contexts.call_stop import CallStop
+from stoker.contexts.ambient import CallStop
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")

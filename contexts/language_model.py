@@ -24,15 +24,13 @@ import msgspec
 import torch
 
 from stoker.contexts import ambient
-from stoker.contexts.forward import ModelRunner
+from stoker.contexts.forward import ModelRunner, RunnerScorer, TailScorer
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling
 from stoker.contexts.inference.choosing import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.inference.engine_thread import EngineThread
-from stoker.contexts.inference.profiling import EngineProfiler
-from stoker.contexts.inference.step_collector import StepCollector
+from stoker.contexts.inference.profiling import EngineProfiler, StepCollector
 from stoker.contexts.prompts import PromptReader, end_tokens
-from stoker.contexts.scoring import RunnerScorer, TailScorer
 from stoker.contexts.step_times import StepProfile, StepTimes
 from stoker.contexts.text_writer import Completion, CompletionToken, TextWriter
 from stoker.errors import StokerError

@@ -1,4 +1,6 @@
-"""What contexts and calls have cost so far, by recipe and device kind: the second run of a program plans with facts.
+"""The times of steps in a file of measurements: a row a cell, so that several writers only need to take turns.
+
+What contexts and calls have cost so far, by recipe and device kind: the second run of a program plans with facts.
 
 One file in the user's state folder, shared by every session on it (`stoker.contexts.measurements`). Each quantity is
 kept as count, mean and sum of squared deviations (Welford), so that a row never grows and two writers only need to take
@@ -10,13 +12,70 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
-from stoker.contexts import step_rows
 from stoker.contexts.measurements import Measurements
-from stoker.contexts.step_times import StepTimes
+from stoker.contexts.step_times import MOST_SAMPLES, StepCell, StepError, StepTimes, power_of
+
+# ---- step rows
+
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS steps (
+    recipe TEXT NOT NULL, kind TEXT NOT NULL, stage TEXT NOT NULL, tokens_power INTEGER NOT NULL,
+    length_power INTEGER NOT NULL, tokens REAL NOT NULL, length REAL NOT NULL, value REAL NOT NULL,
+    count INTEGER NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (recipe, kind, stage, tokens_power, length_power)
+) WITHOUT ROWID;
+"""
+ADD = f"""
+INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
+    tokens = tokens + (excluded.tokens - tokens) * excluded.count / (count + excluded.count),
+    length = length + (excluded.length - length) * excluded.count / (count + excluded.count),
+    value = value + (excluded.value - value) * excluded.count / (count + excluded.count),
+    count = min({MOST_SAMPLES}, count + excluded.count), at = excluded.at
+"""
+READ = "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
+_ERROR = " error"
+"""Behind a stage's name: the row holds how far its table is off."""
+
+
+def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
+    """The values of `ADD` for all that is known."""
+    for stage, cells in (("prefill", times.prefill), ("decode", times.decode)):
+        for cell in cells:
+            place = power_of(cell.tokens), power_of(cell.length)
+            yield recipe, kind, stage, *place, cell.tokens, cell.length, cell.seconds, cell.count, at
+    for stage, error in (("prefill", times.prefill_error), ("decode", times.decode_error)):
+        if error.count:
+            yield recipe, kind, stage + _ERROR, 0, 0, 0.0, 0.0, error.mean, error.count, at
+
+
+def times_of(rows: Iterable[tuple[Any, ...]]) -> dict[str, StepTimes]:
+    """What `READ` has found, by device kind."""
+    cells: dict[str, dict[str, list[StepCell]]] = {}
+    errors: dict[tuple[str, str], StepError] = {}
+    for kind, stage, tokens, length, value, count in rows:
+        of_kind = cells.setdefault(kind, {})
+        if stage.endswith(_ERROR):
+            errors[kind, stage.removesuffix(_ERROR)] = StepError(value, count)
+        else:
+            of_kind.setdefault(stage, []).append(StepCell(tokens, length, value, count))
+    return {
+        kind: StepTimes(
+            tuple(found.get("prefill", ())), tuple(found.get("decode", ())),
+            errors.get((kind, "prefill"), StepError()), errors.get((kind, "decode"), StepError()),
+        )
+        for kind, found in cells.items()
+    }  # fmt: skip
+
+
+# ---- performance
+
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS measured (
@@ -81,7 +140,7 @@ class PerformanceStore:
     """The measurements in one file. Safe with several processes and threads; no method raises for want of a disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = Measurements(path, schema=_SCHEMA + step_rows.SCHEMA, shape=_SHAPE)
+        self._file = Measurements(path, schema=_SCHEMA + SCHEMA, shape=_SHAPE)
 
     def record_load(
         self,
@@ -124,11 +183,11 @@ class PerformanceStore:
 
     def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
         """What steps of a recipe's engine took on a device of this kind."""
-        self._file.write((step_rows.ADD, step_rows.rows_of(times, recipe_key, kind, at=time.time())))
+        self._file.write((ADD, rows_of(times, recipe_key, kind, at=time.time())))
 
     def step_times(self, recipe_key: str) -> dict[str, StepTimes]:
         """What is known of the steps of a recipe's engine, by device kind."""
-        return step_rows.times_of(self._file.read(step_rows.READ, (recipe_key,)))
+        return times_of(self._file.read(READ, (recipe_key,)))
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
         """What is known of a recipe, by device kind."""

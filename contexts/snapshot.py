@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 from huggingface_hub import snapshot_download
 
 from stoker.contexts import ambient
+from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.objects import object_of
-from stoker.contexts.state import snapshot_folder
 from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)

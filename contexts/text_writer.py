@@ -14,9 +14,8 @@ import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.forward import Ids
-from stoker.contexts.inference.adapter import NewToken, Sampling, TokenChance
+from stoker.contexts.inference.adapter import NewToken, Sampling, TokenChance, check_sampling
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
-from stoker.contexts.inference.written import check_sampling
 from stoker.contexts.prompts import PromptReader
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]

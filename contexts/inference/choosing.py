@@ -12,14 +12,12 @@ import torch
 from stoker.contexts import ambient
 from stoker.contexts.batching import BatchLimits
 from stoker.contexts.forward import ModelRunner
-from stoker.contexts.inference.adapter import InferenceEngine
+from stoker.contexts.inference.adapter import InferenceEngine, ModelTexts
 from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
-from stoker.contexts.inference.decode_graphs import DecodeGraphs
+from stoker.contexts.inference.decode_graphs import DecodeGraphs, GraphBackend, graphs_for
 from stoker.contexts.inference.decoder import LeanDecoder, decoder_of
-from stoker.contexts.inference.linear import packed_dtypes
+from stoker.contexts.inference.kernels import packed_dtypes
 from stoker.contexts.inference.static import StaticEngine
-from stoker.contexts.inference.step_graphs import GraphBackend, graphs_for
-from stoker.contexts.inference.written import ModelTexts
 
 log = logging.getLogger(__name__)
 

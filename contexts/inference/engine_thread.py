@@ -30,10 +30,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.call_stop import CallStop, Evicted
+from stoker.contexts.ambient import CallStop, Evicted
 from stoker.contexts.device_turns import EngineTurns, EngineWork, new_turns, work_of
 from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
-from stoker.contexts.inference.compute_threads import release_helper_threads
+from stoker.contexts.inference.core_share import release_helper_threads
 from stoker.errors import StokerError
 
 log = logging.getLogger(__name__)

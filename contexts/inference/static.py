@@ -15,8 +15,15 @@ import msgspec
 import torch
 
 from stoker.contexts.forward import ModelRunner, PrefilledBatch
-from stoker.contexts.inference.adapter import OWN_OPTIONS, EngineLoad, EngineMemory, GenerationRequest, NewToken
-from stoker.contexts.inference.written import ModelTexts, Written
+from stoker.contexts.inference.adapter import (
+    OWN_OPTIONS,
+    EngineLoad,
+    EngineMemory,
+    GenerationRequest,
+    ModelTexts,
+    NewToken,
+    Written,
+)
 from stoker.contexts.sampling import TokenDraw, chances_of, failed_token, take_tokens
 
 

@@ -10,6 +10,8 @@ prompt are compared after each wake. vLLM has no sleep on CPUs: there only kept 
 
 Labels are scored by the engine as well: each place of each label is a request of one token whose log-likelihoods are
 asked for. It shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt anew.
+
+A model in vLLM: where its weights lie, what memory it may take, and what its texts are made of.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from stoker.contexts import ambient
+from stoker.contexts.forward import go_on
 from stoker.contexts.inference.adapter import (
     OWN_OPTIONS,
     VLLM_OPTIONS,
@@ -33,14 +38,17 @@ from stoker.contexts.inference.adapter import (
     NewToken,
     Sampling,
     TokenChance,
+    Written,
 )
 from stoker.contexts.inference.vllm_start import VLLMStart
-from stoker.contexts.inference.written import Written
-from stoker.contexts.prompts import Ids, PromptReader
+from stoker.contexts.prompts import Ids, PromptReader, end_tokens
 from stoker.contexts.sampling import draw_seed
-from stoker.contexts.scoring import go_on
+from stoker.contexts.snapshot import weights_folder
 from stoker.errors import StokerError
 from stoker.units import show_bytes
+
+# ---- vllm engine
+
 
 log = logging.getLogger(__name__)
 
@@ -332,3 +340,19 @@ def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
     for token, chance in told.items():
         if token in chances:
             chances[token] = float(chance.logprob)
+
+
+# ---- vllm model
+
+
+def start_engine(path: str, *, dtype: Any, device: str, name: str = "", why: str = "") -> tuple[VLLMEngine, str]:
+    """vLLM with the model at `path`, within the memory that this library's recipe declares; and how its weights were
+    found, for people."""
+    folder, how = weights_folder(path, dtype=dtype, name=name)
+    start = VLLMStart(
+        folder, dtype=str(dtype).removeprefix("torch."), device=device,
+        device_memory_bytes=ambient.device_memory_bytes(), why=why,
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ends = end_tokens(start.end_tokens, tokenizer)
+    return VLLMEngine(start, PromptReader(tokenizer, ends=ends, longest=start.model_longest)), how

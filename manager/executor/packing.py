@@ -27,8 +27,8 @@ from parsl.app.python import timeout
 
 from stoker.contexts.captured import Captured
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code
+from stoker.contexts.function_code import SourceLines
 from stoker.contexts.payloads import dump_parts
-from stoker.contexts.source_lines import SourceLines
 from stoker.contexts.user_code import is_installed
 from stoker.errors import SerializationError
 from stoker.manager.executor.large import LargeArguments
