@@ -1,17 +1,11 @@
-"""Stops one running call.
+"""The functions that user code in a library calls: its device, context and folder, progress, gang and stop.
 
-A library stops a call when its client cancels it or leaves, when its `timeout` is over, and when a policy evicts it. It
-asks the call's `CallStop`, which wakes the call's waits: an engine aborts the call's requests before its next
-step, a batch drops the call's rows. The wait raises `Evicted`, and so do later waits of the call and its next
-`stoker.progress(...)`. The slot is free within a step, and the library continues to serve its other calls.
+Two scopes. The *library* scope belongs to the process: one context on its devices. The *call* scope belongs to a slot
+and is a context variable; a thread that the user's function starts falls back to the call that began last.
 
-A call's place in its gang: which of its ranks this process is, and where they meet.
-
-What code that runs inside a library may ask: its device, its context, its folder; and how it reports progress.
-
-Two scopes. The *library* scope is the process's: it holds one context on its devices for as long as it lives. The
-*call* scope is a slot's: with several slots, calls run in threads side by side, so it is a context variable; a thread
-that the user's function starts by itself sees no context variable and falls back to the call that began last.
+A library stops a call when its client cancels it, its `timeout` is over, or a policy evicts it. It asks the call's
+`CallStop`, which wakes the call's waits: an engine aborts the call's requests before its next step. The wait raises
+`Evicted`, and so do later waits and the next `progress(...)`.
 """
 
 from __future__ import annotations

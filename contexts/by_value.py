@@ -1,15 +1,9 @@
-"""Classes of modules that have travelled: they go by name, so that there is one of each.
+"""cloudpickle, with the user's own functions, classes and modules by value.
 
-A function that imports `Color` in its body compares it with the `Color` that it was given: both must be the class of
-the module that travelled with the function. What the program has set on the class goes along, as far as it is simple.
-
-How objects of the user's own travel that cloudpickle sends by name alone, in part, or not at all.
-
-A reducer answers as `__reduce_ex__` does, or None to leave the object to cloudpickle. A cache, a dispatching function
-or a cell may refer to itself through its function; pickle copes, since the function is remembered before its globals
-are written. Type variables and sentinels are compared with `is`: each is one object in a process, by an id of its own.
-
-cloudpickle, with what is the user's own by value: functions, classes, modules, and what `reducers` knows.
+A reducer answers as `__reduce_ex__` does, or None to leave an object to cloudpickle. Type variables and sentinels are
+compared with `is`, so each has an id and is one object in a process. Classes of modules that travel with a function go
+by name, with the simple attributes that the program has set: a function that imports `Color` in its body compares it
+with the `Color` that it was given.
 """
 
 from __future__ import annotations

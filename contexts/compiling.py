@@ -1,24 +1,12 @@
-"""What an encoder's network is given: rows of tokens as tensors, padded on the right to the longest of them, or to the
-shape of a runtime. It loads torch.
+"""Compiled runtimes: an encoder's network for one shape of batch, by torch.compile; on a GPU as CUDA graphs.
 
-What a compiler has made, kept as a snapshot, so that the first library compiles and the others load.
+A runtime is compiled and computed in one thread: a CUDA graph belongs to the thread that recorded it, and code for a
+CPU is compiled for a number of threads, which other threads would change (`core_share`).
 
-PyTorch's compiler keeps all that it makes in a folder: graphs, kernels and shared objects. (Its own "cache artifacts",
-torch.compiler.save_cache_artifacts, leave out the shared objects of a CPU: a library that started from them called g++
-again, 18 s of 27 s.) That folder is the snapshot: it is made once and whole as other snapshots are (`snapshot.py`), it
-goes to other pilots under its *form*, and a library works on a copy, so that what others were given never changes.
-
-An artifact that is of no use costs the time to compile, never the load: one that is damaged is moved aside, and one
-that was compiled for another machine (files came to its copy) is replaced.
-
-Runtimes that are compiled: the network of an encoder for one shape of batch, by torch.compile; on a GPU as CUDA
-graphs (mode `reduce-overhead`).
-
-All of a runtime is compiled, and then computed, in one thread of its own: a CUDA graph belongs to the thread that
-recorded it, and code for a CPU is compiled for a number of threads, which others would change (`core_share.py`). So
-nothing is compiled anew while calls run.
-
-What was compiled is kept as an object, so that other pilots need not compile (`compiled_artifacts.py`).
+The compiler's folder (graphs, kernels, shared objects) is kept as a snapshot: the first library compiles, the others
+load. PyTorch's `save_cache_artifacts` leaves out the shared objects of a CPU, which cost 18 s of 27 s. Other
+pilots get the snapshot under its *form*, and a library works on a copy. A damaged artifact is moved aside, and one of
+another machine is replaced: it costs the time to compile, never the load.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a folder of a sentence-transformers model says beyond Transformers: its pooling, and how long texts may be.
+"""The longest input, pooling and normalization of an encoder, read from the files of its folder.
 
-How long the texts of an encoder may be: what its config, its tokenizer and its folder say of it. Pure but for the
-files of a folder; it needs no GPU library, so that a login node can check a recipe.
+It imports no GPU library, so a login node can check a recipe.
 """
 
 from __future__ import annotations

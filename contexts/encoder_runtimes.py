@@ -1,11 +1,8 @@
-"""Families: contexts that serve the same calls, each of them inputs up to a length of its own (Arlo §3.1).
+"""Families: contexts that serve the same calls, each for inputs up to a length (Arlo §3.1).
 
 A *runtime* is a context whose library pads, or is compiled, for one length: `Recipe.longest_input`. A family lists a
-model's runtimes, the shortest first. A call names those that are long enough for its input: the shortest is its ideal,
-and the longer ones serve it too, with more padding. A policy that honours variants chooses among them.
-
-The family of an encoder's runtimes: one context for each of several lengths, of which a call gets one that is long
-enough (Arlo).
+model's runtimes, the shortest first. A call names those that are long enough for its input; a policy that honours
+variants chooses among them.
 
     from stoker import app, encoder_family
 
@@ -13,7 +10,7 @@ enough (Arlo).
     def embed(model, texts):
         return model.embed(texts)
 
-docs/embeddings.md tells the rest. Nothing here imports a GPU library.
+See docs/embeddings.md. Nothing here imports a GPU library.
 """
 
 from __future__ import annotations

@@ -1,20 +1,14 @@
-"""Measures what texts of each length take, each padded to its length: the staircase of Arlo §3.3, Fig. 2.
+"""An encoder as a context: `embed` and `classify`; and a profile of the time that texts of each length take.
 
-Runs inside a library. A batch is one text, a token shorter than its length, so that there is something to mask as
-there is for nearly every text. Lengths take turns, so that what slows the machine down for a while slows all of them;
-runtimes that are compiled are measured one after the other, because each is compiled anew.
+An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's (`last`, for
+models that read from left to right). A sentence-transformers folder says which (`encoder_facts`); else it is the mean.
 
-An encoder as a context: `embed` and `classify`.
+Padding is masked, so results do not depend on the batch, beyond rounding. Calls of several slots join: texts of like
+length are one batch (`joined_batches`). A *runtime* computes every batch in one shape (Arlo §3.1): texts are padded to
+its length, and rows are added up to its batch, so that it can be compiled.
 
-A text's embedding is made of the model's last hidden states: their mean over the text's tokens (`mean`), the first
-token's (`cls`), or the last one's (`last`, for models that read from left to right). Which of these a model was trained
-for, a sentence-transformers folder says (`sentence_facts.py`); without it, it is the mean.
-
-Texts are padded on the right and what is padded is masked, so results do not depend on the batch, beyond rounding.
-Calls of several slots join: texts of like length, whoever sent them, are one batch (`joined_batches.py`).
-
-A *runtime* computes every batch in one shape (Arlo §3.1): each text is padded to the runtime's length, and texts are
-added until there are as many as the shape has; what comes of those is dropped. So it can be compiled (`compiling.py`).
+The profile (Arlo §3.3, Fig. 2) runs inside a library. Its texts are a token shorter than their length, so that padding
+is masked. Lengths take turns, so that a slow machine slows all of them.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""The loaders that recipes of this process were made of, and their arguments: for the advisor.
-
-A recipe is a value that may have come from elsewhere; its loader travels in it as bytes. Here is what this process
-knows besides. Loaders are held weakly.
-
-`@context`: from a loader to recipes.
+"""`@context`: from a loader to recipes.
 
     @context(memory="4 GB")              nothing is loaded, here or on the next line
     def llm(path): ...
 
     recipe = llm("models/small")         a value with a key: the digest of the loader, its arguments and its needs
 
-What the loader needs is checked when the recipe is made: arguments that don't fit it, that can't be sent, files that
-don't exist.
+Arguments that don't fit the loader or can't be sent, and files that don't exist, are refused when the recipe is made.
+For the advisor, this process remembers the loaders of its recipes, weakly.
 """
 
 from __future__ import annotations

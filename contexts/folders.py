@@ -1,14 +1,10 @@
-"""Where the user's state lies on this machine: measurements, digests of files, snapshots of models.
+"""The user's state folder on this machine, and the folder in which a program runs.
 
-`STOKER_HOME` names it; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. A home may be shared by all nodes
-of a cluster, so a pilot keeps snapshots elsewhere: on its own disk (it sets `STOKER_SNAPSHOTS` for its libraries).
+`STOKER_HOME` names the state folder; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes of a cluster
+may share it, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk for its libraries.
 
-The folder that a program runs in, with the proof by which another process knows whether it sees that folder.
-
-A path proves nothing: every machine has a `/tmp`. The inode has to be the same too. On the program's own machine the
-device must be as well. On any other machine the folder must lie on a file system that machines can share: an inode
-number of a local disk says nothing about another machine's disk, and two nodes that were installed from one image have
-the same ones.
+Another process sees the program's folder if the inode is the same, and on the program's machine also the device. On
+other machines the folder must lie on a shared file system: two nodes with one disk image have the same inodes.
 """
 
 from __future__ import annotations

@@ -1,19 +1,11 @@
-"""Running a causal model over token ids: rows of different length, with a prefix that they share.
+"""Run a causal model over token ids: rows of different length with a shared prefix; log-likelihoods of labels.
 
-Rows are padded on the right. A token of a causal model sees only what stands before it, so padding after a row's end
-changes nothing in it, and the same row gives the same numbers (up to rounding) in every batch. Positions are counted
-from the row's own start; only what stands after a row's padding (labels, generated tokens) needs it masked.
+Rows are padded on the right. A token sees only what stands before it, so padding changes nothing, and a row gives the
+same numbers (up to rounding) in every batch.
 
-A prompt and all its labels are one pass (`prefill_with_tails`): the labels stand side by side after the prompt, each
-at the positions that follow it, and a mask lets each see the prompt and itself but not the others. It is the tree
-attention of speculative decoding (SpecInfer, arXiv:2305.09781), and costs as many tokens as there are, where a row a
-label would copy the prompt's keys for each. An architecture that does not take such a mask is found out by comparing
-the two on a few tokens, once.
-
-How likely texts are after prompts, through a model of Transformers.
-
-One pass over the prompt gives the log-likelihood of every label of one token; labels of more tokens add just their own
-to that pass, all labels together (`forward.py`).
+A prompt and all its labels are one pass (`prefill_with_tails`): the labels stand side by side after the prompt, and a
+mask lets each see the prompt and itself (the tree attention of SpecInfer, arXiv:2305.09781). A row per label would copy
+the prompt's keys for each. Whether an architecture takes such a mask is found out on a few tokens, once.
 """
 
 from __future__ import annotations

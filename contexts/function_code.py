@@ -1,15 +1,7 @@
-"""What code refers to, read from its bytecode: globals, modules that it imports, names that it takes from them.
+"""Facts about a function: the names that its bytecode refers to, its kind, and its source lines.
 
-An import is the three instructions of every Python since 3.6: its level, its names, IMPORT_NAME.
-
-What kind of callable a user's function is, looked at through `functools.partial`, methods and `__call__`.
-
-Source lines of functions whose files do not exist elsewhere: cells of a notebook, lines typed at a prompt.
-
-A traceback shows a line of code by reading its file. The file of a notebook's cell exists in the notebook's process
-alone, and a script's may not be seen by a pilot. So the lines of functions that travel by value travel with them: put a
-`SourceLines` behind a function in what is pickled (`payloads`), and where that is unpickled Python's `linecache` knows
-the lines. A file that exists there is not replaced.
+The source lines of a notebook's cell exist in the notebook's process alone. Put a `SourceLines` behind a function in a
+value to pickle (`payloads`): the lines travel, and the `linecache` of the other process shows them in tracebacks.
 """
 
 from __future__ import annotations

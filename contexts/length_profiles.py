@@ -1,17 +1,13 @@
-"""The lengths for which a model is worth a runtime of its own (Arlo §3.3). Pure.
-
-A *runtime* pads every text to its own length. Between two steps of the latency staircase padding costs nothing, so a
-runtime within a step would not be any faster; where latency rises steadily, each further runtime helps less than the
-one before. So of the lengths that were profiled those are chosen that make the mean latency of the expected texts
-lowest, and no more of them than pay: without any of them the mean would be at least `LEAST_GAIN` longer.
-
-What texts of each length take on an encoder (Arlo §3.3, Fig. 2): records, where they are kept, and the lengths that
-are worth a runtime by them.
+"""Measured times of texts of each length on an encoder, and the lengths worth a runtime (Arlo §3.3, Fig. 2).
 
     <state folder>/encoder-lengths/<digest>.json        one file for a model, its options and a kind of device
 
-A login node reads them, so nothing here imports a GPU library. A file that is damaged, or was written by another
-version, is ignored with a warning.
+A *runtime* pads every text to its own length. Within a step of the latency staircase padding costs nothing; where
+latency rises steadily, each further runtime helps less. So the lengths with the lowest mean latency of the expected
+texts are chosen, and only as many as pay: without any of them the mean would be `LEAST_GAIN` longer.
+
+A login node reads the files, so nothing here imports a GPU library. A file that is damaged, or of another version, is
+ignored with a warning.
 """
 
 from __future__ import annotations

@@ -1,18 +1,10 @@
-"""From a recipe to its live context: what a library process does first.
+"""Load a recipe's context in a library, import what loaders need ahead, and explain a missing model hub.
 
-Which modules a loader imports, read from its bytecode; and importing them ahead in a process that will fork.
+An entry of `preload` is a module (`torch`) or `module:attribute` (`transformers:AutoModelForCausalLM`): some packages
+import their parts when an attribute is touched.
 
-An entry is a module's name (`torch`), or `module:attribute` (`transformers:AutoModelForCausalLM`) for packages that
-import their parts on first use: touching the attribute is what makes the import happen.
-
-A node without internet and a model that lies on the model hub: a load that fails at once, and says what to do.
-
-`huggingface_hub` asks again six times a file, for half a minute each, before a loader hears that there is no network.
-So while a loader runs, its log is read: when it says that the hub cannot be reached at all (no such name, no route,
-refused, or no connection in time), the library works from local files from then on, as with `HF_HUB_OFFLINE=1`. A
-model in the cache still loads; one that is not there fails with the hub's own error, and `advice` says how to bring it.
-
-Nothing is imported here, and nothing is asked: a loader that needs no hub costs nothing.
+`huggingface_hub` retries six times a file, half a minute each, when a node has no internet. `HubWatch` reads its log
+while a loader runs. When the hub cannot be reached, the library works from local files, as with `HF_HUB_OFFLINE=1`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""A file of measurements: SQLite, shared by everything of one user, and never in the way.
+"""A file of measurements in SQLite, and the history of sources of pilots that is kept in one.
 
-Measurements are a help, never a need: a file that is damaged, or of another shape, is moved aside and said; where none
-can be made nothing is remembered; a disk that is full costs a warning. Several processes and threads may use one file.
+Measurements are never needed: a damaged file is moved aside with a warning, and where no file can be made nothing is
+remembered. Several processes and threads may use one file.
 
-What sources of pilots have given so far: how long their blocks waited, how long pilots stayed and how that ended,
-how many there were over time. `stoker plan` forecasts with it.
-
-One file in the user's state folder (`stoker.contexts.measurements`), written by managers as they run. Bounded: of each
-source the last rows are kept, since a queue of a year ago says little about tomorrow's.
+`stoker plan` forecasts with the history: how long blocks waited, how long pilots stayed and how they ended, and how
+many ran over time. Only the last rows of each source are kept.
 """
 
 from __future__ import annotations

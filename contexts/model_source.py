@@ -1,14 +1,8 @@
-"""Where a model lies and what it is called: what the recipes of ready-made models have in common.
+"""Facts about a model before it is loaded: its place, its cache size and the token counts of texts.
 
-What a language model's cache of keys and values takes, told by its config.json before anything is loaded.
-
-A policy that shares devices by the token (SLINFER §VII) reserves memory by it: each token of a request takes
-`token_bytes`, and what a recipe declares has room for the longest text.
-
-How many tokens a text has for a model, told without the model: by the `tokenizers` library and `tokenizer.json`.
-
-A login node counts the tokens of a call's texts so that the call goes to a runtime that is long enough. It counts those
-that the tokenizer puts around a text, as `EncoderModel.count_tokens` does.
+A policy that shares devices by the token (SLINFER §VII) reserves `token_bytes` for each token of a request. A login
+node counts tokens with the `tokenizers` library to choose a runtime that is long enough, special tokens included, as
+`EncoderModel.count_tokens` does.
 """
 
 from __future__ import annotations

@@ -1,23 +1,15 @@
-"""Files and folders as objects: their content's digest is their name.
+"""Files and folders as objects: a name is `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
-A name is `<kind>-<digest><suffix>`: kind `file` or `folder`; the digest is that of the object's manifest, which lists
-what it is made of and the digests of all its parts (`stoker.contexts.manifest`); a file keeps a short plain suffix
-(`.gguf`), because loaders look at it.
+Content: a file's bytes and whether its owner may execute it; a folder's names, files, folders and links. A link that
+leads out of the folder counts as its target. Times, owners and other mode bits do not count. A file keeps a short
+suffix (`.gguf`), because loaders look at it.
 
-What counts: a file's bytes and whether its owner may execute it; a folder's names, files, folders (empty ones too) and
-links. A link that stays inside the folder is a link; one that leads out of it (as in a model hub's cache) counts as
-what it leads to, since the pilot has nothing else there. What does not count: times, owners, other mode bits.
-
-Reading a model takes seconds, so the digests of files' parts are remembered in the state folder by path, size, mtime,
-ctime and inode; a file that changed within the last two seconds is not, as git does it, since a second change could
-leave no trace. A process also keeps the manifests of the objects that it named last: it will be asked for them.
-
-Which objects the seed of a session may hand out, and where they lie: a file that clients append to and the seed
-reads.
+The digests of files' parts are remembered in the state folder by path, size, mtime, ctime and inode; not those of a
+file that changed within the last two seconds, because a second change could leave no trace (as in git).
 
     <session folder>/objects/index.jsonl        one line an object: {"name": ..., "size_bytes": ..., "source": ...}
 
-The client says so when it defines a recipe with objects, and nothing else on its disk is ever served.
+The client lists there the objects that the session's seed may hand out.
 """
 
 from __future__ import annotations

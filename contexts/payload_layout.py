@@ -1,11 +1,8 @@
-"""How a pickle and its out-of-band buffers lie in the bytes of a payload (`payloads`). Nothing is unpickled here, so
-managers and pilots can look at a payload's pickle without what travels by value needs.
+"""The bytes of a payload, and short texts of arguments for people. Nothing is unpickled.
 
-Arguments in short, for people: `('Paris is in …', n=3)`. Of values, or of a call's pickled arguments.
-
-Pickled arguments are read here without running any of their code: the classes and functions that they name are not
-imported, and a stand-in takes the place of everything that they would make. So a command that looks at a session may
-show them, whoever has made them. Values of parameters whose names sound secret (`token`, `password`) are not shown.
+A payload is a pickle and its out-of-band buffers (`payloads`). `short_payload` reads a pickle with stand-ins for all
+classes and functions, so no code of its author runs. Values of parameters with secret names (`token`, `password`) are
+hidden.
 """
 
 from __future__ import annotations
@@ -106,7 +103,7 @@ _OF_MONITORING = "_parsl_monitoring_"
 """How the names of arguments begin that Parsl's monitoring adds to a call."""
 
 
-def of_payload(payload: bytes) -> str:
+def short_payload(payload: bytes) -> str:
     """The short form of a call's pickled `(args, kwargs)`; empty where it cannot be read."""
     try:
         args, kwargs = _read(payload)

@@ -1,24 +1,17 @@
-"""Values of a library, rebuilt in a process whose classes stay as they are.
-
-A class that travels by value takes its attributes along. In a library this is wanted: a program that sets `Config.lr`
-between two calls sets it there too. In the program it is not: a result that holds a `Config` would set `Config.lr` back
-to what it was when the call began, and replace each method by a copy with globals of its own.
-
-cloudpickle finds a class again by its own id for it, and then sets its attributes (`_class_setstate`). Here such a
-class stays as it is, and so does a class that is found by name. A new class counts as found once its attributes are
-set, not before: another thread may need it at that moment, and the thread that made it may fail half-way.
-
-Values as bytes that travel: arguments, results, functions, exceptions. Only libraries and the client open them.
+"""Values as bytes that travel: arguments, results, functions, exceptions. Only libraries and the client open them.
 
 Two forms, told apart by their first byte:
 
-- `0x80`: a plain pickle. Small values made of exact builtin types take this path, about a microsecond.
-- `B`: a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes, so that a numpy array in a
-  300 MB argument is copied once on its way out and, from a writable buffer such as a private memory map, not at all
-  on its way in.
+- `0x80`: a plain pickle. Small values of builtin types take this path, in about a microsecond.
+- `B`: a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes. A large array is copied once
+  on its way out, and not at all on its way in from writable memory.
 
-What plain pickle can't hold goes through cloudpickle. Functions, classes and modules of the user's own go by value, as
-those of `__main__` do: a pilot can't import a file that lies beside the user's script.
+cloudpickle handles what plain pickle cannot. Functions, classes and modules of the user's own go by value: a pilot
+cannot import a file that lies beside the user's script.
+
+A class that travels by value takes its attributes along. A library sets them, so it sees `Config.lr = 2` of the
+program. The program does not (`keep_classes`): a result must not set `Config.lr` back. There a class that exists keeps
+its attributes, and a new class counts as found once its attributes are set, because threads share it.
 """
 
 from __future__ import annotations

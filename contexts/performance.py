@@ -1,10 +1,7 @@
-"""The times of steps in a file of measurements: a row a cell, so that several writers only need to take turns.
+"""Measured costs of contexts, calls and engine steps, by recipe and device kind.
 
-What contexts and calls have cost so far, by recipe and device kind: the second run of a program plans with facts.
-
-One file in the user's state folder, shared by every session on it (`stoker.contexts.measurements`). Each quantity is
-kept as count, mean and sum of squared deviations (Welford), so that a row never grows and two writers only need to take
-turns.
+One file in the user's state folder, shared by all sessions (`measurements`). A quantity is kept as count, mean and sum
+of squared deviations (Welford), a table of steps as a row per cell: writers only need to take turns.
 """
 
 from __future__ import annotations

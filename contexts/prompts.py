@@ -1,7 +1,4 @@
-"""The text of one token, with its bytes if it is a part of a character: a character may take several tokens.
-
-Texts as a language model's tokens, and tokens as texts: what a model context asks of the model's tokenizer.
-"""
+"""Texts as a language model's tokens, and tokens as texts. A character may take several tokens."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""What a context is before it is loaded: a value that says how to load it, from what, and what it needs.
+"""A recipe: a value that says how to load a context, from what, and what it needs; and the options of `@context`.
 
-A recipe's key is a digest of its content, so the same recipe is the same context wherever it was written (`digest.py`
-makes the key, `factory.py` turns a decorated loader into recipes).
-
-What `@context(...)` may be told, checked where it is written: an error names the option.
+A recipe's key is a digest of its content, so the same recipe is the same context wherever it was written (`digest`).
 """
 
 from __future__ import annotations

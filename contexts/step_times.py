@@ -1,29 +1,16 @@
-"""How long a step of an engine takes: by the tokens that it reads, and by how many tokens each of them attends to.
+"""Seconds of an engine's step, by the tokens that it reads and the mean number of tokens that each attends to.
 
-SLINFER (§VI-B) quantifies the two stages of a model apart, on each kind of device: *prefill* by the length of the
-prompt, *decode* by the batch and the mean length of its requests, sampled at powers of two and linear between. The
-table of decode is that one: each request of the batch reads one token, which attends to all of the request.
+SLINFER (§VI-B) measures prefill by the length of the prompt, and decode by the batch and the mean length of its
+requests, at powers of two, linear between. Our decode table is the same. Our prefill has the same two dimensions,
+because a step may read several prompts, or a part of a prompt behind what was read before: 512 tokens cost twice as
+much behind 4,000 others. SLINFER's line is the diagonal of this table.
 
-Prefill differs. SLINFER's engine reads one prompt whole, so one length says all. A step of ours may read several
-prompts, or a part of a long one behind what was read before: 512 tokens cost twice as much behind 4,000 others as at
-the beginning. What tells these apart is the mean number of tokens that a token attends to; attention's part grows with
-the tokens read times that. So prefill has the same two dimensions as decode, and SLINFER's line is its diagonal: a
-prompt that is read whole, whose tokens attend to half of it in the mean.
+Our engine computes attention over all rows of one size at once, each as long as the longest: up to a third more than
+the mean says. Callers that know the lengths ask with `padded_length`.
 
-The mean length of a batch hides one thing more: our engine computes attention over all rows of one size (a power of
-two) at once, each as long as the longest of them. In a batch of mixed lengths that is up to a third more than the mean,
-so whoever knows the lengths asks with `padded_length`, which is the mean where all are alike.
-
-A *cell* holds the samples whose two coordinates lie nearest to the same powers of two: their mean coordinates and mean
-seconds. So samples of any steps can be used, and where all lie on powers of two, the interpolation is SLINFER's.
-
-The seconds of very many steps, of one table of step times.
-
-A simulator and a policy that looks ahead ask for a million steps. A decode step of a batch follows another one that
-differs by one token of length, and a table is linear between its cells: for each size of a batch, its seconds by
-length are a few straight lines. They are found once, and then asked. Where a table is not linear (its cells do not lie
-on a grid, as those of steps that were measured while calls ran), the table itself is asked; the answer is always the
-table's, up to rounding.
+A *cell* holds the samples nearest to the same powers of two: their mean coordinates and mean seconds. `StepSeconds`
+answers the million questions of a simulator: for each batch size, the seconds by length are a few straight lines.
+Where a table is not linear, it asks the table itself.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""Read weights from safetensors files into tensors on a device.
+"""Load a model of Transformers onto a GPU: weights stream from safetensors files into tensors on the device.
 
-Transformers copies from pageable memory, a tensor at a time: 4 GB/s on an H100 whose link carries 53 GB/s. Here several
-threads read spans of the files into pinned buffers and copy them asynchronously, each thread on a CUDA stream. A thread
-fills one buffer while the other is copied; an event tells when a buffer is free. Weights of another dtype are converted
-on the device (docs/decisions/092).
-
-With a CPU as the device copies are synchronous; the tests use it.
-
-Loads a model of Transformers onto a GPU from a stream of its weights (`weight_stream`).
+Transformers copies a tensor at a time from pageable memory: 4 GB/s on an H100 whose link carries 53 GB/s. Here several
+threads read spans of the files into pinned buffers and copy them asynchronously, each on a CUDA stream, one buffer
+filling while the other is copied. Weights of another dtype are converted on the device (docs/decisions/092). With a CPU
+as the device copies are synchronous; the tests use it.
 
 Transformers builds the model around tensors that are on the device already: it renames keys, ties weights and computes
-buffers as it always does, and copies nothing. Where a folder is unusual, or anything fails, Transformers reads the
-weights itself, so errors are its own.
+buffers, and copies nothing. Where a folder is unusual, or anything fails, Transformers reads the weights itself, so
+errors are its own.
 """
 
 from __future__ import annotations

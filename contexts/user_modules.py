@@ -1,19 +1,12 @@
 """The user's own modules that functions import when they run, read without importing them.
 
-A function that travels by value takes its globals and helpers along. What it imports in its body comes later, where it
-runs; there the module may be missing, or be that of another program or of an hour ago. So the sources of these modules
-travel with the function, those of the modules that they import too (`carried_modules` imports them there), and a digest
-covers them.
+The sources of these modules travel with a function (`carried_modules` imports them), with those that they import. A
+module's `version` is the digest of its code, of its packages' and of all that these import of the user's own. Comments
+do not count, and two programs with the same sources share one module, unless it asks for `__file__`.
 
-A module's `version` is the digest of its code, of its packages' and of all that these import of the user's own. So
-comments do not count, a change below changes all above, and two programs that hold the same sources share one module,
-unless it asks where it lies (`__file__`).
-
-Packages that were installed as a link to their source (`pip install -e`), and whether that has been edited.
-
-They travel by name, like all that is installed. But a library of a session that stays up outlives the edit, and would
-run the code of before: so a function brings the stamps of these packages along, and a library that has imported one at
-another stamp imports it anew (`carried_modules`). A recipe's key covers the stamps of its loader's packages.
+Packages that were installed as a link (`pip install -e`) travel by name. A library may outlive an edit, so a function
+brings their stamps along: a library that has imported a package at another stamp imports it again. A recipe's key
+covers the stamps of its loader's packages.
 """
 
 from __future__ import annotations

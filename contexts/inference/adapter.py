@@ -1,7 +1,7 @@
-"""The shape of an inference engine: what a language model context needs of it, and what its contract tests ask.
+"""The interface of an inference engine, and the text that a request has written.
 
 An engine holds one model on its devices and writes tokens for many requests at once. Requests join and leave between
-steps. It is driven by one thread (`engine_thread.py`), so no engine needs locks:
+steps. One thread drives it (`engine_thread`), so no engine needs locks:
 
     engine.add(request)                  the request waits; ValueError says why it can never run
     for token in engine.step():          one pass through the model; a request's last token has a `finish`
@@ -9,14 +9,11 @@ steps. It is driven by one thread (`engine_thread.py`), so no engine needs locks
 
 The contract (tests/engine_contract.py):
 
-- At temperature 0 a request's tokens are those that the model's own `generate` gives, whatever else is in the batch;
-  with a seed they depend on the seed alone. Both up to rounding: two tokens that are equally likely may change places.
-- `abort` frees the request's memory before the next step, in which the request has no part, whether its prompt was
-  read or not; no other request's tokens change.
+- At temperature 0 a request's tokens are those of the model's own `generate`, whatever else is in the batch; with a
+  seed they depend on the seed alone. Both up to rounding: two equally likely tokens may change places.
+- `abort` frees the request's memory before the next step, in which the request has no part.
 - `memory().held_bytes` never exceeds the budget that `resize` has set.
 - A request gets the same tokens after `sleep` and `wake` as before.
-
-What a request has written: its tokens as text, as it comes, and where it ends.
 """
 
 from __future__ import annotations

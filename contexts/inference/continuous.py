@@ -1,23 +1,18 @@
-"""Decode steps that are launched before the tokens of the step before were read.
+"""The default engine: continuous batching over a model of Transformers, on a CPU or a GPU.
 
-A device that waits for the host between two steps is idle while Python handles tokens. So the engine launches step n+1
-with the tokens that step n has left on the device, and then reads the tokens of step n.
+`batching` decides what is computed next; keys and values lie in rows, and a lean decoder computes the layers
+(`decoder`). Shared beginnings of prompts are read once (`prefixes`). On a GPU decode steps may run as captured graphs,
+launched ahead: step n+1 starts with the tokens that step n has left on the device, and then step n is read.
 
 The invariant: between two calls of `step` at most one launched step is unread. The batch, the rows and the texts are
 those before its tokens. The device runs launches, copies and moves of rows in their order, so:
 
-- A step is launched ahead only if its requests, rows and reservations do not depend on the unread tokens: no waiting
-  request could join, and no request outgrows its row. Otherwise the tokens are read first, and the batch decides.
-- A request that has ended or was aborted still has a row in the unread step. Its token is dropped when the
-  step is read. Its row is free at once: the device writes to it again only after the unread step.
+- A step is launched ahead only if no waiting request could join and no request outgrows its row. Otherwise the tokens
+  are read first, and the batch decides.
+- A request that has ended or was aborted still has a row in the unread step. Its token is dropped. Its row is free at
+  once: the device writes to it again only after the unread step.
 - Each kept token has used the next random number of its request.
 - A resize and an eager step read the unread step before they free or move memory. Sleep and stop wait for it.
-
-The default engine: continuous batching over a model of Transformers, on a CPU or a GPU.
-
-What is computed next is `contexts/batching.py`'s to say; the keys and values lie in rows (`kv_store.py`); the model's
-layers are computed by a lean decoder (`decoder.py`). What prompts have in common at their beginning is not read again
-(`prefixes.py`). On a GPU decode steps may be captured as graphs, which run a step ahead of what was read (`ahead.py`).
 """
 
 from __future__ import annotations

@@ -1,22 +1,14 @@
-"""How many threads a library computes with, where others compute on its cores too.
+"""The number of compute threads of a library that shares its cores.
 
-PyTorch's threads wait for each other between two operations, and they use the processor while they wait. That is the
-fastest way as long as every thread has a core. It is the slowest where there are more threads than cores (two pilots on
-one node, a node without bound cores, a user's other program): a waiting thread keeps its core, and a thread with work
-has none. Two libraries of two threads each, on two cores, computed at a thirtieth of the speed of two libraries of one
-thread each (docs/decisions/066).
+PyTorch's threads spin between two operations. With more threads than cores a spinning thread keeps its core from a
+thread with work: two libraries of two threads on two cores computed at a thirtieth of the speed of two libraries of one
+thread (docs/decisions/066). So a library measures its processor time. If `n` threads had clearly less than `n` cores
+give and no core was idle, it continues with as many threads as it had cores. When cores become idle it tries more, and
+waits twice as long after each failure.
 
-So a library measures its processor time. If `n` threads had clearly less of it than `n` cores give, and no core was
-idle, the library goes on with as many threads as it had cores. When cores become idle it tries more threads. Each time
-that this fails, it waits twice as long before the next try.
-
-Helper threads of a thread that computes: given back when another thread computes from now on.
-
-PyTorch's operations share their work among helper threads by OpenMP, and each thread that computes has helpers of its
-own, which it keeps. GNU's OpenMP counts them all: as soon as there are more than cores, helpers sleep between
-operations instead of waiting awake, and a decode step, which is hundreds of short operations, takes 1.7 times as long
-(measured: docs/decisions/058). So a thread that has loaded a model, and leaves the rest to the engine's thread, gives
-its helpers back.
+Each thread that computes keeps OpenMP helper threads. GNU's OpenMP counts them all: with more than cores, helpers sleep
+between operations and a decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded a model
+releases its helpers.
 """
 
 from __future__ import annotations

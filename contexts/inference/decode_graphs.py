@@ -1,19 +1,14 @@
-"""The device side of captured decode steps: record a function once, replay it without Python.
+"""Decode steps as captured graphs, one for each shape of the batch.
 
-A captured function reads and writes tensors whose addresses do not change, and reads no value on the host. Values move
-between host and device without a wait: they are copied from and to pinned memory, and only the reader of a step's
-tokens waits, for the event that follows the copy.
+On a GPU an eager decode step launches hundreds of small kernels, which takes longer than they run. A graph launches
+them at once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row length and a
+number of rows (a power of two, or all), and how tokens are chosen. Rows without a request compute too, and their tokens
+are dropped.
 
-Decode steps as captured graphs, one for each shape of the batch.
-
-On a GPU an eager decode step launches hundreds of small kernels, and launching them takes longer than they run. A graph
-launches them at once. It is captured for a *shape*: for each array of rows in use, the array's row length and a number
-of rows (a power of two, or all of the array's rows), and how tokens are chosen. Rows without a request compute too, and
-their tokens are dropped. A shape is captured after a few eager uses.
-
-A graph holds addresses: of the weights, of its arrays' keys and values, and of `RowBuffers`. When an array gets other
-memory (`RowArray.version`), its graphs are dropped. Each replay leaves the tokens that it wrote, and their positions,
-in the buffers as the next step's input, so the next step needs no copy from the host.
+A captured function reads and writes tensors at fixed addresses, and reads no value on the host. Copies go from and to
+pinned memory; only the reader of a step's tokens waits, for an event. When an array gets other memory
+(`RowArray.version`), its graphs are dropped. Each replay leaves its tokens and positions in `RowBuffers` as the next
+step's input.
 """
 
 from __future__ import annotations

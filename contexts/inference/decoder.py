@@ -1,23 +1,15 @@
-"""The key-value cache of a batch: a row a request, in arrays of rows of equal length.
+"""A decoder of the Llama family over a batch of requests of any lengths, with few operations, and its key-value rows.
 
-A row's length is a power of two (`batching.row_tokens`), so an array holds requests of like length, and attention over
-the whole array computes at most twice what is needed. Rows are dense: when one leaves, the last takes its place, so the
-first `n` rows are those of `n` requests and no step copies or gathers. A request that outgrows its row moves to the
-next longer array.
+On a CPU, Transformers' modules spend most of a small model's decode step between operations (docs/decisions/058). Here
+the tokens of all requests lie behind each other, `[tokens, width]`: products run over all at once, and attention takes
+one request at a time while it is read, and an array of rows at a time while they write. It covers pre-norm decoders
+with rotary positions, grouped-query attention and a gated feed-forward network: Llama, SmolLM, Mistral, Qwen 2 and
+Qwen 3. `decoder_of` refuses all others, and compares the two on a few tokens.
 
-Paged memory (vLLM §4.1, arXiv:2309.06180) wastes less, but needs a kernel of its own; PyTorch's attention kernels take
-arrays.
-
-A decoder of the Llama family, computed over a batch of requests of any lengths with as few operations as it takes.
-
-Transformers' own modules compute the same, but on a CPU a decode step of a small model spends most of its time between
-their operations (measured: docs/decisions/058). Here the tokens of all requests lie behind each other, `[tokens,
-width]`: products run over all of them at once, and only attention looks at requests one by one (while they are read)
-or an array of rows at a time (while they write).
-
-It reads the weights of a Transformers model and covers pre-norm decoders with rotary positions, grouped-query attention
-and a gated feed-forward network: Llama, SmolLM, Mistral, Qwen 2 and Qwen 3. `decoder_of` refuses all others, and
-compares the two on a few tokens before it trusts itself.
+A request has a row of keys and values in an array of rows of equal length, a power of two (`batching.row_tokens`), so
+attention over an array computes at most twice what is needed. Rows are dense: when one leaves, the last takes its
+place, so no step copies or gathers. A request that outgrows its row moves to the next longer array. Paged memory (vLLM
+§4.1, arXiv:2309.06180) wastes less, but needs a kernel of its own.
 """
 
 from __future__ import annotations

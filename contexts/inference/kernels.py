@@ -1,24 +1,13 @@
-"""What the processor multiplies by itself: which way of computing is fastest depends on it.
+"""Matrix products and decode attention, computed in the way that is fastest on this processor.
 
-Asked of PyTorch, once for each model. A processor that PyTorch says nothing about counts as one that multiplies half
-precision, as do all that are not of the x86 family.
+On a CPU, PyTorch's linear layer reorders the weights at every call, which takes longer than the product for the few
+rows of a decode step (docs/decisions/058). oneDNN keeps a copy in the order that its kernels read. A processor without
+`bfloat16` instructions multiplies `float32` four times as fast, so the copy is in `float32` there, and each product is
+rounded to the model's precision.
 
-Matrix products with weights that the processor reads in its own order.
-
-On a CPU, PyTorch's plain linear layer puts the weights in order at every call, which for the few rows of a decode step
-takes longer than the product (measured: docs/decisions/058). oneDNN keeps a copy in the order that its kernels read.
-Where PyTorch has no such kernel (a GPU, a build without oneDNN), the plain product serves.
-
-A processor without instructions for `bfloat16` multiplies `float32` four times as fast. There the copy is in `float32`:
-the same weights, times the same inputs, added up in `float32` as before, and rounded to the model's precision after
-each product as before.
-
-Attention of a decode step: one new token of each request over the keys and values of its row.
-
-PyTorch has one call for it, which is the fastest of three equal ways on some processors and four to seven times slower
-than the best on others (measured: docs/decisions/058). The way is chosen by the kind of processor and the precision
-alone, never by the number of rows or by a trial run: a request gets the same tokens whoever shares its batch, and on
-every pilot of one kind.
+PyTorch has one call for attention, the fastest of three equal ways on some processors and up to seven times slower than
+the best on others. The way depends on the processor and the precision alone, never on the batch: a request gets the
+same tokens on every pilot of one kind.
 """
 
 from __future__ import annotations

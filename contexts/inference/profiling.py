@@ -1,16 +1,11 @@
-"""Times the steps of an engine as calls run: what `ContinuousEngine(took=...)` is given.
+"""Measure an engine's steps: while calls run, and ahead of calls with a table that is checked (SLINFER §VI-B).
 
-The engine's thread tells of each step; the library's process takes what has come together every few seconds and sends
-it on. A step costs some microseconds here.
+`StepCollector` takes the time of each step on the engine's thread, in a few microseconds; the library's process sends
+what it has collected every few seconds.
 
-Measures what steps of an engine take, and how well a table of them foretells others (SLINFER §VI-B).
-
-It asks the engine for texts as anybody does, and times its steps. Samples lie at powers of two of what a step reads and
-of what its tokens attend to; each is repeated, and its median is kept. Then 100 workloads of other sizes, drawn from a
-seed, are measured in the same way and compared with what the table says.
-
-A long beginning is read once: requests that share it differ in their last tokens, and the engine copies what it has
-kept of it (`prefixes.py`). That makes minutes of what would be hours on a CPU.
+A profile asks the engine for texts and times its steps at powers of two of what a step reads and attends to; the median
+of repeats is kept. Then 100 workloads of other sizes, drawn from a seed, are compared with the table. Requests share a
+long beginning, which is read once (`prefixes`): minutes instead of hours on a CPU.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """vLLM as an engine: in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
 
-vLLM decides what is computed next; this adapter hands it requests and turns what it returns into tokens. Texts are made
-by `written.py`, as for every engine, so that pieces, stop texts and ends are the same whichever engine writes.
+This adapter hands requests to vLLM and turns its output into tokens; `adapter` makes the texts, as for every engine.
 
-vLLM takes its whole cache when it starts and keeps it, so the cache has the size that the recipe's device memory
-allows and cannot be resized. Sleep (level 1) moves the weights to the host's memory and drops the cache. It has broken
-more than once between versions, so each is audited: what the device got back is measured, and the tokens of a fixed
-prompt are compared after each wake. vLLM has no sleep on CPUs: there only kept prefixes are forgotten.
+vLLM takes its whole cache when it starts, so the cache has the size that the recipe's device memory allows and cannot
+be resized. Sleep (level 1) moves the weights to host memory and drops the cache. It broke between versions, so each
+sleep is audited: the memory that returned is measured, and after each wake the tokens of a fixed prompt are compared.
+On CPUs vLLM has no sleep: only kept prefixes are dropped.
 
-Labels are scored by the engine as well: each place of each label is a request of one token whose log-likelihoods are
-asked for. It shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt anew.
-
-A model in vLLM: where its weights lie, what memory it may take, and what its texts are made of.
+The engine also scores labels: each place of a label is a request of one token whose log-likelihoods are asked for. It
+shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt again.
 """
 
 from __future__ import annotations
