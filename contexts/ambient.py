@@ -74,8 +74,8 @@ class CallStop:
 
 
 def comes_of_stop(error: BaseException) -> bool:
-    """True if an exception was raised because `Evicted` ended the code below: user code may translate exceptions, and
-    a group of tasks puts them together."""
+    """True if the exception was raised because of `Evicted`: user code may translate exceptions, and task groups
+    collect them."""
     seen: set[int] = set()
     open_ones: list[BaseException | None] = [error]
     while open_ones:
@@ -152,8 +152,6 @@ SnapshotHook = Callable[[str, str, float], None]
 
 
 class _ProcessScope:
-    """The process's scope."""
-
     def __init__(
         self,
         *,
@@ -171,8 +169,8 @@ class _ProcessScope:
 
 
 class _SlotScope:
-    """A slot's scope. `seat` is what a member of a gang asks for its place, which is then kept. `dues`: see
-    `token_dues`; `stop`: see `call_stop`."""
+    """`seat` gives a member of a gang its place, which is then kept. `dues`: see `token_dues`; `stop`: see
+    `call_stop`."""
 
     __slots__ = ("dues", "folder", "hook", "place", "seat", "state", "stop")
 
@@ -215,7 +213,7 @@ def device() -> str:
 
 
 def devices() -> tuple[str, ...]:
-    """All devices of this library, as PyTorch names them here (a library sees only its own, counted from 0)."""
+    """Return all devices of this library by PyTorch's names here: a library sees only its own, counted from 0."""
     if _library is not None:
         return _library.devices
     torch = sys.modules.get("torch")
@@ -270,7 +268,7 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
 
 
 def saved_state(default: Any = None) -> Any:
-    """The checkpoint that this call left when it was evicted elsewhere, or `default` if it starts afresh."""
+    """Return the checkpoint that this call left when it was evicted, or `default` on a first start."""
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
@@ -310,7 +308,7 @@ def call_stop(*, own_thread: bool = False) -> CallStop:
 
 
 def scratch() -> Path:
-    """A folder on local disk for this call alone; it is cleared when the call ends."""
+    """Return a folder on local disk for this call alone; it is cleared when the call ends."""
     scope = _current()
     if scope is not None and scope.folder:
         return Path(scope.folder)
@@ -326,7 +324,7 @@ _hand_made: tempfile.TemporaryDirectory[str] | None = None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Where an object of this recipe lies on this machine, by its cache name; any other path is given back as it is."""
+    """Return the path of an object of this recipe on this machine, by its cache name; any other path unchanged."""
     given = os.fspath(path)
     if _library is not None:
         found = _library.objects.get(given)
@@ -336,7 +334,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def object_at(path: str | os.PathLike[str]) -> str:
-    """The cache name of the object of this recipe that lies at this path here; empty for any other path."""
+    """Return the cache name of this recipe's object at a path; empty for any other path."""
     objects = _library.objects if _library is not None else {}
     return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
 
@@ -353,8 +351,8 @@ def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) 
 
 
 def device_memory_bytes() -> int:
-    """What this library may hold of each of its devices, as its recipe declares; 0 if it does not, and outside of a
-    library. For loaders of engines that take their memory when they start."""
+    """Return the declared memory of this library on each of its devices; 0 if the recipe declares none, and outside of
+    a library. For engines that reserve memory when they start."""
     return _library.device_memory_bytes if _library is not None else 0
 
 
@@ -388,7 +386,7 @@ def enter_library(
 
 
 def leave_library() -> None:
-    """End the process's scope (tests; a library process simply exits)."""
+    """End the process's scope (for tests)."""
     global _library, _latest_call
     _library = _latest_call = None
     _running.clear()
@@ -403,8 +401,8 @@ def enter_call(
     dues: TokenDues | None = None,
     stop: CallStop | None = None,
 ) -> None:
-    """Begin a call in this thread: its progress hook, its folder, the checkpoint from which it resumes, the function
-    that gives a member of a gang its place, the function that says when its tokens are due, and its stop."""
+    """Begin a call in this thread, with its progress hook, folder, checkpoint, seat in a gang, token deadlines and
+    stop."""
     global _latest_call
     _latest_call = scope = _SlotScope(hook=hook, folder=folder, state=state, seat=seat, dues=dues, stop=stop)
     _running[scope] = None
@@ -425,7 +423,7 @@ def leave_call() -> None:
 
 
 def set_progress_hook(hook: ProgressHook | None) -> None:
-    """Where this thread's running call reports to; `None` ends the call's scope."""
+    """Set the hook of this thread's running call; `None` ends the call's scope."""
     if hook is None:
         leave_call()
         return

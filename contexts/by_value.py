@@ -40,7 +40,7 @@ _MOST_PARTS = 64
 
 
 def is_found_by_name(kind: type) -> bool:
-    """Whether a class is what its module has under its name."""
+    """True if a class is found under its name in its module."""
     found: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
         found = getattr(found, "__dict__", {}).get(name)
@@ -48,14 +48,14 @@ def is_found_by_name(kind: type) -> bool:
 
 
 def simple_attributes(kind: type) -> dict[str, Any]:
-    """Attributes of a class itself that are numbers, texts or small containers of these."""
+    """Return attributes of a class that are numbers, texts or small containers of these."""
     if isinstance(kind, enum.EnumMeta):
         return {}
     return {name: part for name, part in vars(kind).items() if not name.startswith("__") and _is_simple(part)}
 
 
 def class_by_name(module: str, name: str, attributes: dict[str, Any]) -> Any:
-    """The class of this name, with these attributes."""
+    """Return the class of this name, with these attributes set."""
     kind: Any = importlib.import_module(module)
     for part in name.split("."):
         kind = getattr(kind, part)
@@ -100,12 +100,12 @@ def _reduce_cached(value: Any) -> Any:
 
 
 def new_cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
-    """A function behind an empty cache."""
+    """Return a function behind an empty cache."""
     return functools.lru_cache(maxsize, typed)(function)
 
 
 def reduce_dispatcher(function: Any) -> Any:
-    """How to rebuild a function under `functools.singledispatch`."""
+    """Reduce a function under `functools.singledispatch`."""
     own = ("__wrapped__", "register", "dispatch", "registry", "_clear_cache")
     attributes = {name: part for name, part in vars(function).items() if name not in own}
     state = attributes, list(function.registry.items())
@@ -113,7 +113,7 @@ def reduce_dispatcher(function: Any) -> Any:
 
 
 def fill_dispatcher(function: Any, state: tuple[dict[str, Any], list[tuple[type, Any]]]) -> None:
-    """Give a dispatching function its attributes and its implementations."""
+    """Set the attributes and implementations of a dispatching function."""
     attributes, implementations = state
     vars(function).update(attributes)
     for kind, implementation in implementations:
@@ -134,7 +134,7 @@ def _reduce_cell(cell: types.CellType) -> Any:
 
 
 def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
-    """Bind the variable that functions share."""
+    """Bind a closure cell that functions share."""
     cell.cell_contents = state[0]
 
 
@@ -164,7 +164,7 @@ def class_reduction(kind: type) -> Any:
 
 
 def _wanted_by_bases(kind: type) -> str:
-    """A keyword that `__init_subclass__` of a base must be given, or empty."""
+    """Return a keyword that `__init_subclass__` of a base requires, or an empty string."""
     hook: Any = getattr(super(kind, kind), "__init_subclass__", None)
     if not isinstance(hook, types.MethodType):
         return ""
@@ -206,7 +206,7 @@ def _reduce_new_type(value: Any) -> Any:
 def new_named(
     kind: Any, arguments: tuple[Any, ...], options: dict[str, Any], attributes: dict[str, Any], identity: str
 ) -> Any:
-    """A type variable or a NewType: the one with this id, if it is here."""
+    """Return a type variable or a NewType: the one with this id, if it exists."""
     made = kind(*arguments, **options)
     for name, value in attributes.items():
         with contextlib.suppress(AttributeError):
@@ -233,7 +233,7 @@ def _reduce_sentinel(value: object) -> Any:
 
 
 def sentinel(identity: str) -> object:
-    """The `object()` with this id: the same one each time."""
+    """Return the `object()` with this id: the same one each time."""
     with _sentinels_lock:
         value = _sentinels.get(identity)
         if value is None:
@@ -293,7 +293,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
     def reducer_override(self, obj: Any) -> Any:
-        """What to rebuild an object from; NotImplemented for what plain pickle does well."""
+        """Reduce an object; NotImplemented leaves it to plain pickle."""
         if isinstance(obj, types.FunctionType):
             return self._function(obj)
         if isinstance(obj, type):
@@ -336,7 +336,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return class_reduction(kind) if reduced is not NotImplemented and reduced[-1] is _FILLS_A_CLASS else reduced
 
     def _by_value(self, home: Any) -> bool:
-        """True for a module of the user's own from which things go by value."""
+        """True for a module of the user's own whose functions and classes go by value."""
         if not isinstance(home, str) or home == "__main__" or home not in sys.modules or is_installed(home):
             return False
         if self._prefers_names:
@@ -344,7 +344,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return not self._prefers_names
 
     def _is_found(self, obj: Any) -> bool:
-        """True for what goes by name, and what its module has under its name."""
+        """True for an object that goes by name and is found under its name in its module."""
         home, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
         name = name or getattr(obj, "__name__", None)
         if not isinstance(home, str) or not isinstance(name, str) or home == "__main__" or self._by_value(home):
@@ -355,7 +355,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return found is obj
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
-        """cloudpickle's, with the variables that functions share, and the globals that bodies of classes in it use."""
+        """cloudpickle's reduction, with the closure cells that functions share, and globals that class bodies in it
+        use."""
         make, arguments, (attributes, state), *rest = super()._dynamic_function_reduce(func)
         known = func.__globals__
         for name in names_in_class_bodies(func.__code__):

@@ -89,8 +89,6 @@ class Captured:
 
 
 class _FunctionNames:
-    """One function: its code and the objects that its names are bound to."""
-
     __slots__ = ("_code", "_objects", "_used", "name")
 
     def __init__(self, function: types.FunctionType) -> None:
@@ -119,7 +117,7 @@ class _FunctionNames:
 
 
 def _values(function: types.FunctionType, used: Iterable[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """All objects that travel with a function, with their names, in the same order each time."""
+    """Yield all objects that travel with a function, with their names, in the same order each time."""
     namespace = function.__globals__
     for name in sorted(global_names(function.__code__)) if used is None else used:
         yield name, namespace.get(name, _MISSING)

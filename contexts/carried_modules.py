@@ -46,13 +46,13 @@ class CarriedModules:
                 self._enter()
 
     def over(self, other: CarriedModules) -> CarriedModules:
-        """These, and below them those of another."""
+        """Return these modules, with those of `other` below them."""
         both = CarriedModules({}, {**other._stamps, **self._stamps})
         both.found = {**other.found, **self.found}
         return both
 
     def enter_for_good(self) -> None:
-        """The same, for as long as the process lives: these are a context's."""
+        """Enter the modules of a context's loader, for as long as the process lives."""
         self.enter()
         _finder.context = self
 
@@ -148,7 +148,7 @@ class _Carried(importlib.abc.ExecutionLoader):
         self._is_package = is_package
 
     def spec(self, name: str) -> ModuleSpec:
-        """How `name` is imported."""
+        """Return the import specification of `name`."""
         places = None
         if self._is_package:
             is_folder = not self.path.endswith(".py")
@@ -172,11 +172,11 @@ class _Carried(importlib.abc.ExecutionLoader):
         return self._is_package
 
     def get_resource_reader(self, fullname: str) -> FileReader | None:  # noqa: ARG002
-        """Data files beside the module, where this machine sees them (`importlib.resources`)."""
+        """Read data files next to the module, where this machine sees them (`importlib.resources`)."""
         return FileReader(self) if self._is_package and self.path.endswith(".py") else None  # type: ignore[arg-type]
 
     def get_data(self, path: str) -> bytes:
-        """A data file beside the module, where this machine sees it (`pkgutil.get_data`)."""
+        """Read a data file next to the module, where this machine sees it (`pkgutil.get_data`)."""
         with open(path, "rb") as file:
             return file.read()
 
@@ -185,8 +185,6 @@ NO_MODULES = CarriedModules({}, {})
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what travelled, before the search path is looked at."""
-
     def __init__(self) -> None:
         self.context = NO_MODULES
         self.known: dict[str, _Carried] = {}

@@ -82,7 +82,7 @@ def load_causal_lm(
 def language_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
-    """Load the model once, into a process that then serves call after call."""
+    """Load the model once; the process then serves call after call."""
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 
@@ -90,7 +90,7 @@ def language_model(
 def language_model_with_graphs(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
-    """`language_model` with captured steps: a loader of another name, so that the other's keys stay the same."""
+    """`language_model` with captured steps: a loader of another name keeps the keys of the other's recipes."""
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, graphs=True)
 
 
@@ -224,7 +224,8 @@ def default_model() -> str:
 
 
 def _preload(source: str) -> tuple[str, ...]:
-    """What a pilot imports ahead: the model's architecture too, if it is told cheaply (not so in a GGUF file)."""
+    """Return the modules that a pilot imports ahead, with the model's architecture if its folder names it (a GGUF file
+    does not)."""
     names = architectures(source) or (_USUAL_ARCHITECTURE,)
     return (*_PRELOAD, *(f"transformers:{name}" for name in names))
 

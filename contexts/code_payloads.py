@@ -74,7 +74,7 @@ _MOST_NAMES = 1000
 
 
 def names_carried(key: str, data: bytes) -> frozenset[str]:
-    """The modules that travel in `dumps_code`'s bytes, which are known by a key."""
+    """Return the names of modules in `dumps_code`'s bytes. `key` identifies the bytes."""
     if data[:1] != b"M":
         return _NONE
     known = _names.get(key)
@@ -106,7 +106,7 @@ def _table(data: Buffer) -> Table:
 
 
 def _head_of_file(path: str) -> bytes:
-    """The first bytes of a file, with the table if it has one."""
+    """Return the first bytes of a file, with the table if it has one."""
     with open(path, "rb") as file:
         head = file.read(_HEAD.size)
         if head[:1] != b"M":

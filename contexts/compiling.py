@@ -38,14 +38,14 @@ from stoker.units import show_seconds
 
 
 class TokenRow(NamedTuple):
-    """A text's tokens, and which of a pair's texts each is of (empty where the model is not told)."""
+    """A text's tokens, and for each the number of its text in a pair (empty where the model takes none)."""
 
     ids: list[int]
     types: list[int]
 
 
 class RuntimeShape(NamedTuple):
-    """The shape of every batch of a runtime: tokens of each text, and how many texts."""
+    """The shape of every batch of a runtime: tokens of each text, and number of texts."""
 
     length: int
     batch: int = 1
@@ -85,15 +85,15 @@ _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 class _Had(NamedTuple, Generic[Made]):
-    """What was made, and True if it was compiled now."""
+    """The compiled result, and True if it was compiled now."""
 
     made: Made
     is_new: bool
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """What `compile` makes, from what this or another pilot has kept under this form, else anew; and how it came about.
-    Without a form nothing is kept. Raises what compiling raises."""
+    """Return the result of `compile`, from a snapshot of this form if one exists, and its origin. Without a form
+    nothing is kept. Raises what compiling raises."""
     if not form:
         return _alone(compile), _NOT_KEPT
     place, came = snapshot_folder() / form, ambient.local_path(form)
@@ -115,7 +115,7 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
 
 
 def _offered(form: str, place: Path, how: str) -> str:
-    """Offer what is kept at `place`, if the disk has taken it. How it came about, for people."""
+    """Offer the snapshot at `place` if it was written; return its origin, for people."""
     facts = snapshot_facts(place)
     if facts is None:
         return _NOT_KEPT
@@ -125,8 +125,7 @@ def _offered(form: str, place: Path, how: str) -> str:
 
 
 def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
-    """Compile, and keep what comes of it at `place`; None if it is there, or cannot be kept. Raises what compiling
-    raises."""
+    """Compile, and keep the result at `place`; None if it exists or cannot be kept. Raises what compiling raises."""
     found: list[Made] = []
     failed: list[Exception] = []
 
@@ -148,8 +147,7 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
 
 
 def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | None:
-    """What comes of an artifact; None if it is damaged. Where something was compiled in spite of it, that is kept at
-    `place`."""
+    """Load an artifact; None if it is damaged. If something was compiled nevertheless, keep that at `place`."""
     try:
         with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
             cache = Path(folder, _CACHE)
@@ -166,13 +164,12 @@ def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | 
 
 
 def _files(cache: Path) -> set[str]:
-    """The files that the compiler has made there."""
     found = (path.relative_to(cache) for path in cache.rglob("*") if path.is_file())
     return {str(path) for path in found if path.parts[0] != _LOCKS}
 
 
 def _replace(place: Path, cache: Path, *, made_s: float) -> None:
-    """Keep what lies in `cache` in the place of what was compiled for another machine."""
+    """Replace the artifact of another machine by the content of `cache`."""
     log.info("%s was compiled for another machine; it is replaced", place)
     shutil.rmtree(place, ignore_errors=True)
 
@@ -192,7 +189,7 @@ def _alone(compile: Compile[Made]) -> Made:
 
 @contextlib.contextmanager
 def inductor_cache(folder: Path) -> Iterator[None]:
-    """The compiler keeps what it makes in this folder during the block, and nothing elsewhere."""
+    """Have the compiler keep its files in this folder during the block, and nowhere else."""
     from torch._inductor import config, utils
 
     before = {name: os.environ.get(name) for name in _VARIABLES}
@@ -287,7 +284,7 @@ class Compiler:
 
 
 def wants_compiling(device: str, wanted: bool | str) -> bool:
-    """True where a runtime is compiled: `auto` means on a GPU."""
+    """True if a runtime is compiled: `auto` means on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 
@@ -320,14 +317,14 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
 
 
 def device_kind(device: str) -> str:
-    """The kind of a device, as far as code is compiled for it: a GPU's name, or a CPU's instruction set."""
+    """Return the device kind that code is compiled for: a GPU's name, or a CPU's instruction set."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(torch.device(device)))
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _form(model: Runtime) -> str:
-    """A name for what is compiled: with the version of PyTorch, the kind of device, and a digest of all else."""
+    """Return a name for the compiled code: PyTorch's version, the device kind, and a digest of the rest."""
     kind, shape = device_kind(model.device), model.runtime
     facts = [
         _FORMAT, model.source, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,
@@ -340,7 +337,7 @@ def _form(model: Runtime) -> str:
 
 
 def _short(error: Exception) -> str:
-    """The kind of an error and its first two lines: of PyTorch's, the first names the backend, the second says why."""
+    """Return an error's class and first two lines: PyTorch names the backend first and the reason second."""
     lines = [line.strip().rstrip(":.") for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines[:2] if not line.startswith(_ADVICE)]
     return ": ".join([type(error).__name__, *said])[:300]

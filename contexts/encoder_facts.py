@@ -42,7 +42,7 @@ class SentenceFacts(msgspec.Struct, frozen=True):
 
 
 def sentence_facts(read: Read) -> SentenceFacts:
-    """The facts of a model whose files `read` reads. One without such files pools by the mean."""
+    """Return the facts of a model whose files `read` reads. A model without such files pools by the mean."""
     modules = _object(read("modules.json"), list)
     types = [str(each.get("type", "")).rpartition(".")[2] for each in modules or () if isinstance(each, dict)]
     other = [name for name in types if name not in _MODULES]
@@ -57,7 +57,7 @@ def sentence_facts(read: Read) -> SentenceFacts:
 
 
 def _pooling(config: dict[str, Any] | None) -> tuple[str, str]:
-    """What a pooling's settings ask for, and what of that is not computed here."""
+    """Return the pooling that the settings name, and the settings that are not supported here."""
     if config is None:
         return "mean", ""
     asked = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
@@ -73,7 +73,7 @@ def _pooling(config: dict[str, Any] | None) -> tuple[str, str]:
 
 
 def _object(text: str | None, kind: type[Any]) -> Any:
-    """What JSON says, if it is of this kind; None for a file that is missing or damaged."""
+    """Parse JSON of this kind; None for a file that is missing or damaged."""
     try:
         found = json.loads(text) if text is not None else None
     except (ValueError, RecursionError):
@@ -120,7 +120,7 @@ def longest_input(path: str, *, writes: bool = False) -> int:
 
 
 def longest_of_folder(folder: str) -> int:
-    """`longest_text` of the model in a folder, as far as its files say it; 0 for a name on the model hub."""
+    """Return `longest_text` of the model in a folder, as far as its files state it; 0 for a name on the model hub."""
     config, tokenizer = _json_file(folder, "config.json"), _json_file(folder, "tokenizer_config.json")
     return longest_text(
         model_type=str(config.get("model_type", "")),

@@ -62,7 +62,7 @@ def load_encoder(
 
 
 def _file_of(path: str, name: str) -> str | None:
-    """The text of a model's file; None if it has no such file, or the hub does not give it."""
+    """Return the text of a model's file; None if it has no such file, or the hub does not give it."""
     try:
         place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
         return place.read_text()

@@ -50,7 +50,7 @@ class Family(msgspec.Struct, frozen=True):
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:
-        """The contexts that can serve an input of this length, the shortest first. Raises InputTooLongError."""
+        """Return the contexts that can serve an input of this length, the shortest first. Raises InputTooLongError."""
         found = tuple(recipe for recipe in self.recipes if recipe.longest_input >= tokens)
         if not found:
             longest = self.lengths[-1]
@@ -63,7 +63,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None = None) -> Family:
-    """The family of some contexts, each under the longest input that it takes, in tokens. `count` as in `Family`."""
+    """Make a family of contexts, each under the longest input that it takes, in tokens. `count` as in `Family`."""
     for tokens, recipe in runtimes.items():
         if not isinstance(recipe, Recipe):
             raise RecipeError(f"a family wants a recipe for each length; for {tokens} it got {recipe!r:.80}")
@@ -128,7 +128,6 @@ def _chosen(
 
 
 def _told(value: bool | str) -> str:
-    """An option's value as the command has it."""
     return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else value
 
 

@@ -70,7 +70,7 @@ class TimedRuntime(Runtime, Protocol):
 
 
 class MeasuredEncoder(Protocol):
-    """What is measured: an `EncoderModel`, or what stands for one in a test."""
+    """The model to measure: an `EncoderModel`, or a stand-in in a test."""
 
     name: str
     longest: int
@@ -147,7 +147,7 @@ def _in_turns(model: MeasuredEncoder, lengths: Sequence[int], *, repeats: int, t
 def _one_after_the_other(
     model: MeasuredEncoder, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
 ) -> tuple[Samples, bool]:
-    """The samples, and True if every runtime was compiled."""
+    """Return the samples, and True if every runtime was compiled."""
     samples: Samples = {}
     compiled_all = True
     for number, tokens in enumerate(lengths):
@@ -256,7 +256,7 @@ class EncoderModel:
 
     @property
     def origin(self) -> str:
-        """Where the code of a compiled runtime comes from, for people; empty for one that is not compiled."""
+        """The origin of a compiled runtime's code, for people; empty if it is not compiled."""
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
@@ -288,7 +288,7 @@ class EncoderModel:
         return time.perf_counter() - began
 
     def count_tokens(self, text: str) -> int:
-        """The length of a text in tokens, with those that the tokenizer puts around it."""
+        """Return the length of a text in tokens, special tokens included."""
         return len(self._rows([text], truncate=False, check=False)[0].ids)
 
     def embed(
@@ -406,7 +406,7 @@ class EncoderModel:
     # ---- the model
 
     def _compute(self, kind: Hashable, rows: list[TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
-        """The scores of some rows (`classify`), or their hidden states, pooled in the way that is named."""
+        """Return the scores of some rows (`classify`), or their hidden states, pooled in the named way."""
         if self._compiler is not None:
             return list(self._compiler.run(lambda: self._numbers(kind, rows)))
         with self._computing():
@@ -435,7 +435,7 @@ class EncoderModel:
 
 
 def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
-    """The most tokens of a text: the runtime's, else the model's. Raises RecipeError for a runtime that is longer."""
+    """Return the most tokens of a text: the runtime's, else the model's. Raises RecipeError for a longer runtime."""
     if runtime is None:
         return longest
     if longest and runtime.length > longest:

@@ -32,7 +32,7 @@ def state_folder() -> Path:
 
 
 def snapshot_folder() -> Path:
-    """Where snapshots of models are kept: `STOKER_SNAPSHOTS`, else `snapshots` in the state folder."""
+    """Return the folder of model snapshots: `STOKER_SNAPSHOTS`, else `snapshots` in the state folder."""
     named = os.environ.get(SNAPSHOTS)
     return Path(named).absolute() if named else state_folder() / "snapshots"
 
@@ -75,7 +75,7 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
 
 
 def is_seen_here(folder: ProgramFolder) -> bool:
-    """True if the program's folder, and no other one of its name, is at its path in this process."""
+    """True if this process sees the program's folder, and not another folder, at its path."""
     try:
         facts = os.stat(folder.path)
         if facts.st_ino != folder.inode:
@@ -111,7 +111,7 @@ def _boot() -> str:
 
 
 def _kind_of(device: int) -> str:
-    """The kind of the file system with this device number; of one that is mounted nowhere (a subvolume) `overlay`."""
+    """Return the kind of the file system with this device number; `overlay` for one without a mount (a subvolume)."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with open(_MOUNTS) as file:
         for line in file:

@@ -82,7 +82,7 @@ class ModelRunner:
         return batch.logits, self._extend(batch, tails)
 
     def _extend(self, batch: PrefilledBatch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
-        """Logits after each token of each tail, with a row a tail."""
+        """Return logits after each token of each tail, with a row per tail."""
         reads = [(row, tail) for row, some in enumerate(tails) for tail in some if tail]
         cache, index = DynamicCache(), torch.tensor([row for row, _ in reads], device=self.device)
         for number, (keys, values) in enumerate(_all_rows(batch.cache)):
@@ -146,7 +146,7 @@ class ModelRunner:
         return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
 
     def _takes_trees(self, ids: Ids) -> bool:
-        """Whether the model reads tails side by side as it reads them alone."""
+        """True if the model gives tails side by side the same logits as tails alone."""
         tails = [[ids[:2], (), ids[-2:]]]
         try:
             _, together = self._prefill([ids], tails=tails, keep=False)
@@ -167,7 +167,7 @@ class ModelRunner:
         return torch.tensor(padded, device=self.device), longest
 
     def _mask(self, lengths: list[int], width: int, more: int) -> torch.Tensor | None:
-        """What may be seen: each row's own tokens and the `more` that come after the width; None if that is all."""
+        """Return a mask of each row's own tokens and the `more` after the width; None if all are visible."""
         if all(length == width for length in lengths):
             return None
         seen = self._arange(width)[None, :] < torch.tensor(lengths, device=self.device)[:, None]
@@ -178,7 +178,7 @@ class ModelRunner:
 
 
 class _Tree:
-    """Tails of each row, side by side after the row's prompt: their tokens, positions, and who sees whom."""
+    """Tails of each row, side by side after the row's prompt: their tokens, positions and mask."""
 
     def __init__(self, tails: Sequence[Sequence[Ids]], *, start: int, longest: int, lengths: list[int]) -> None:
         self._tails = [list(dict.fromkeys(tail for tail in some if tail)) for some in tails]
@@ -247,7 +247,7 @@ def _layers(cache: Any) -> Layers:
 
 
 def _cut(layers: Layers, length: int) -> Layers:
-    """A copy of the first tokens, so that the rest can be freed."""
+    """Copy the first tokens, so that the rest can be freed."""
     return [(keys[:, :, :length].clone(), values[:, :, :length].clone()) for keys, values in layers]
 
 
@@ -307,7 +307,7 @@ class RunnerScorer:
         return scores
 
     def _groups(self, rows: list[Ids], *, prefix: Ids, batch_size: int) -> list[list[int]]:
-        """Prompts to compute together, by index: of like length, to pad little. What all have is computed first."""
+        """Group prompts of like length by index, to pad little. The shared beginning is computed first."""
         if prefix:
             self._runner.share(shared_beginning([*rows, prefix]))
         if len(rows) > 1:
@@ -329,7 +329,7 @@ class RunnerScorer:
         return scores
 
     def _whole(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        """For models without a cache that can be shared: every tail with its whole prompt."""
+        """Compute every tail with its whole prompt, for models without a cache that can be shared."""
         scores: list[list[float]] = []
         for row, some in zip(rows, tails, strict=True):
             logits = self._runner.whole([row + tail[:-1] for tail in some])

@@ -90,7 +90,7 @@ class JoinedBatches(Generic[Row, Result]):
         self._open.append(request)
 
     def _wait(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        """Wait until the request is over, or leads, or its call is told to stop."""
+        """Wait until the request is done, or leads, or its call is told to stop."""
         wake = request.woken.set
         stop.wakes(wake)
         try:
@@ -103,14 +103,14 @@ class JoinedBatches(Generic[Row, Result]):
                     self._drop(request)
 
     def _drop(self, request: _Request[Row, Result]) -> None:
-        """Take out a request and its rows that are not computed. No-op if it is over. The caller holds the lock."""
+        """Remove a request and its waiting rows. No-op if it is done. The caller holds the lock."""
         if request in self._open:
             self._open.remove(request)
             waiting = self._waiting[request.kind]
             waiting[:] = [entry for entry in waiting if entry[3] is not request]
 
     def _lead(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        """Compute batches until this request is over or its call is told to stop; then let another caller lead."""
+        """Compute batches until this request is done or its call is told to stop; then let another caller lead."""
         try:
             while not (request.is_over or stop.asked):
                 self._step(request)

@@ -57,8 +57,8 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
 
 
 class _EngineMaker:
-    """Makes the engine of a model of Transformers. It does not hold the context, whose thread holds it: a context that
-    its program drops can end."""
+    """Makes the engine of a Transformers model. It does not hold the context, so a context that its program drops can
+    end."""
 
     def __init__(self, make: Callable[[], tuple[InferenceEngine, str]]) -> None:
         self.why = ""
@@ -218,7 +218,7 @@ class CausalLM:
             engine.wake()
 
     def close(self) -> None:
-        """End the engine; what is asked for afterwards is refused."""
+        """End the engine; later requests are refused."""
         self._thread.close()
 
     # ---- prompts
@@ -392,7 +392,6 @@ class CausalLM:
 
 
 def _prompt_reader(model: Any, tokenizer: Any) -> PromptReader:
-    """What the model's own configuration says of its texts."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     longest = int(getattr(model.config, "max_position_embeddings", 0) or 0)
     return PromptReader(tokenizer, ends=end_tokens(configured, tokenizer), longest=longest)

@@ -90,10 +90,8 @@ def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIME
 def _best_of_each_count(
     seconds: Sequence[float], before: Sequence[float], *, most: int
 ) -> list[tuple[float, list[int]]]:
-    """For one runtime, two, and so on: the least sum of latencies of all texts, and the places of the lengths.
-
-    Dynamic programming over the length of the longest runtime so far.
-    """
+    """For each number of runtimes, return the least sum of latencies of all texts, and the places of the lengths.
+    Dynamic programming over the longest length so far."""
     places = range(len(seconds))
     costs = [before[place + 1] * seconds[place] for place in places]
     ways: list[list[int]] = [[place] for place in places]

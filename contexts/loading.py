@@ -103,7 +103,7 @@ def is_loaded(context: Any) -> bool:  # noqa: ARG001
 
 
 def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
-    """Arguments, and containers of them, with local paths in place of ObjectPath."""
+    """Return arguments, and containers of them, with local paths for each ObjectPath."""
     if isinstance(value, ObjectPath):
         if value.name not in objects:
             raise RecipeError(
@@ -241,7 +241,7 @@ class HubWatch(logging.Handler):
 
 
 def _takes_connections(url: str) -> bool:
-    """True if a connection to a URL's host can be made in little time, or only a proxy could tell."""
+    """True if a URL's host accepts a connection in a short time, or a proxy is in between."""
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "ALL_PROXY")):
         return True
     try:
@@ -254,7 +254,7 @@ def _takes_connections(url: str) -> bool:
 
 
 def _is_offline_error(error: BaseException) -> bool:
-    """True if an error, or one that it was raised from, is the hub's own word that it may not be asked."""
+    """True if an error, or its cause, is the hub's own offline error."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

@@ -91,7 +91,7 @@ class Measurements:
         return None
 
     def _trouble(self, error: sqlite3.Error) -> None:
-        """The file went bad while it was open. The lock is held."""
+        """Handle a file that failed while it was open. The lock is held."""
         damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
         if self._db is not None and damaged:
             with closing(self._db):
@@ -171,7 +171,7 @@ class Stay(msgspec.Struct, frozen=True):
 
 
 def _stay(stay_s: float, ended: str) -> Stay:
-    """`ended` as `record_stay` wrote it: `lost: preempted`."""
+    """Return a stay from `ended` as `record_stay` wrote it: `lost: preempted`."""
     how, _, why = ended.partition(": ")
     return Stay(stay_s, how, why)
 
@@ -199,7 +199,7 @@ class Availability(msgspec.Struct, frozen=True):
 
 
 class AvailabilityStore:
-    """What was recorded, in one file. Safe with several processes; no method raises for want of a disk."""
+    """The history of sources, in one file. Safe with several processes; no method raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = Measurements(path, schema=_SCHEMA, shape=_SHAPE)

@@ -98,7 +98,7 @@ _MOST = 1 << 24
 
 
 def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
-    """The needs of a model in the folder `source`, with what its cache takes; as they are where nobody can tell."""
+    """Return the needs of a model in the folder `source`, with its cache; unchanged if its size is unknown."""
     try:
         config = json.loads((Path(source) / "config.json").read_text())
         weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
@@ -117,8 +117,8 @@ def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
 
 
 def _token_bytes(config: Any, *, dtype: str, on_cpu: bool) -> int:
-    """Bytes of the keys and values of one token in all layers; 0 where the configuration does not tell. `auto` is
-    float32 on a CPU and the model's own on a GPU: the larger, where it may be loaded on both."""
+    """Return the bytes of one token's keys and values in all layers; 0 if the configuration does not state it. For
+    `auto` the larger of float32 (CPU) and the model's own dtype (GPU), if it may load on both."""
     layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
     width = _number(config, "head_dim") or (_number(config, "hidden_size") // heads if heads else 0)
     own = dtype

@@ -133,7 +133,7 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
 
 
 def _write_back(file: Path) -> None:
-    """Have what was written to a file through a memory map on disk: the next such write then changes its times."""
+    """Flush writes through a memory map to disk: the next such write then changes the file's times."""
     if file.is_file():
         with suppress(OSError), file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -189,7 +189,7 @@ def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
 
 
 def _read_parts(path: Path) -> bytes:
-    """The digests of a file's parts, one after another."""
+    """Return the digests of a file's parts, one after another."""
     digests: list[bytes] = []
     view = memoryview(bytearray(PART_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -203,7 +203,7 @@ def _read_parts(path: Path) -> bytes:
 
 
 def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
-    """Everything below a folder, sorted by relative name as bytes: `(name, path, kind)`."""
+    """Return everything below a folder, sorted by relative name as bytes: `(name, path, kind)`."""
     found: list[tuple[bytes, Path, EntryKind]] = []
     real_root = os.path.realpath(root)
 
@@ -235,8 +235,7 @@ def _stays_inside(link: Path, real_root: str) -> bool:
 
 
 class _Memo:
-    """Digests of files' parts by what `stat` says of the file. A memo that can't be used is none: it only costs
-    time."""
+    """Digests of files' parts by the results of `stat`. Without a usable memo, files are read again."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

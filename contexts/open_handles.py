@@ -107,7 +107,7 @@ def tell_of_finalizer(kind: type) -> None:
 
 
 def _shown(value: Any) -> str:
-    """The name and mode of a handle, as far as it has them."""
+    """Return the name and mode of a handle, as far as it has them."""
     facts = _facts(value)
     name, mode = facts["name"], facts["mode"]
     if name is None and isinstance(value, zipfile.ZipFile):

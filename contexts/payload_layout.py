@@ -91,7 +91,7 @@ _SECRET = re.compile(r"token|secret|passw|passphrase|credential|api_?key|auth", 
 
 
 def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Sequence[str] = ()) -> str:
-    """`(3, name='x')`, at most `LONGEST` characters. `names`: the parameters that `args` are for, in turn."""
+    """Return `(3, name='x')`, at most `LONGEST` characters. `names`: the parameters of `args`, in order."""
     secret = [at < len(names) and _SECRET.search(names[at]) is not None for at in range(len(args))]
     parts = ["…" if hidden else short(value) for value, hidden in zip(args, secret, strict=True)]
     parts += [f"{name}={'…' if _SECRET.search(str(name)) else short(value)}" for name, value in kwargs.items()]
@@ -114,7 +114,7 @@ def short_payload(payload: bytes) -> str:
 
 
 def short(value: Any, *, depth: int = _DEPTH) -> str:
-    """A value in short. Runs no code of the value's own class."""
+    """Return a value in short. Runs no code of the value's class."""
     kind = type(value)
     if value is None or kind in (bool, float, complex):
         return repr(value)
@@ -163,7 +163,7 @@ _KNOWN = {
 
 
 class _StandIn:
-    """In place of anything that a pickle would make."""
+    """Replaces every object that a pickle would make."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> _StandIn:
         return object.__new__(cls)
@@ -181,26 +181,26 @@ class _StandIn:
         pass
 
     def append(self, _item: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def extend(self, _items: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def add(self, _item: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class _Reader(pickle.Unpickler):
     """Builds plain values, and stand-ins for all others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """A stand-in, whatever is named."""
+        """Return a stand-in."""
         home, shown = module.partition(".")[0], str(name).rpartition(".")[2]
         text = _KNOWN.get(shown) or (f"{home} object" if shown.startswith("_") else f"{home}.{shown}")
         return type("_StandIn", (_StandIn,), {"stands_for": text})
 
     def persistent_load(self, _id: Any) -> Any:
-        """A stand-in."""
+        """Return a stand-in."""
         return _StandIn()
 
 

@@ -49,7 +49,7 @@ _filling = threading.RLock()
 
 
 def loads_keeping_classes(data: bytes | bytearray | memoryview, *, buffers: Iterable[Any] | None = None) -> Any:
-    """The value of a pickle. Classes that are in this process already keep their attributes."""
+    """Unpickle a value. Classes of this process keep their attributes."""
     if _NAMES_A_CLASS.search(data) is None:  # it brings no class
         return pickle.loads(data, buffers=buffers)
     return _ClassUnpickler(io.BytesIO(data), buffers=buffers).load()
@@ -62,7 +62,7 @@ class _ClassUnpickler(pickle.Unpickler):
 
 
 def _class(*parts: Any) -> Any:
-    """A class without its attributes. `parts` are those of cloudpickle: the last but one is the id of the class."""
+    """Return a class without its attributes. `parts` are cloudpickle's: the last but one is the id of the class."""
     return _found_or_made(parts[-2], _inside._make_skeleton_class, parts)
 
 
@@ -71,7 +71,7 @@ def _enumeration(*parts: Any) -> Any:
 
 
 def _found_or_made(identity: str | None, make: Callable[..., Any], parts: tuple[Any, ...]) -> Any:
-    """The class that has this id here, or a new one. Its bases hear of a new one alone (`__init_subclass__`)."""
+    """Return the class with this id, or a new one. Only a new one calls `__init_subclass__` of its bases."""
     if identity is None:
         found = None
     else:
@@ -177,14 +177,14 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """The code of a signal handler; None for SIG_DFL, SIG_IGN and handlers that are no Python function."""
+    """Return the code of a signal handler; None for SIG_DFL, SIG_IGN and handlers that are no Python function."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return getattr(handler, "__code__", None)
 
 
 def _plain(value: Any, depth: int) -> bool:
-    """Whether plain pickle gives what cloudpickle would, found out in less time than a Pickler takes to make."""
+    """True if plain pickle gives the same as cloudpickle; faster than making a Pickler."""
     kind = type(value)
     if kind in _ATOMS:
         return True
@@ -319,11 +319,8 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _saying(message: str, error: Any) -> Any:
-    """The exception, made again by its class where that brings its message back.
-
-    tblib, once a program has installed it, unpickles exceptions without their `__init__`, which is where
-    UnicodeDecodeError keeps what it says.
-    """
+    """Make the exception again by its class if that restores its message. With tblib installed, exceptions are
+    unpickled without their `__init__`, where UnicodeDecodeError keeps its message."""
     try:
         if str(error) == message:
             return error
@@ -379,7 +376,7 @@ def _rebuild_exception(parts: Any) -> Any:
 
 
 def _remake(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An exception of this class with these `args`, also where its `__init__` wants others."""
+    """Make an exception of this class with these `args`, also if its `__init__` takes others."""
     try:
         error: BaseException = kind(*args)
     except Exception:

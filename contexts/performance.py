@@ -42,7 +42,7 @@ _ERROR = " error"
 
 
 def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
-    """The values of `ADD` for all that is known."""
+    """Return the values of `ADD` for all cells."""
     for stage, cells in (("prefill", times.prefill), ("decode", times.decode)):
         for cell in cells:
             place = power_of(cell.tokens), power_of(cell.length)
@@ -53,7 +53,7 @@ def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[
 
 
 def times_of(rows: Iterable[tuple[Any, ...]]) -> dict[str, StepTimes]:
-    """What `READ` has found, by device kind."""
+    """Return the rows of `READ` by device kind."""
     cells: dict[str, dict[str, list[StepCell]]] = {}
     errors: dict[tuple[str, str], StepError] = {}
     for kind, stage, tokens, length, value, count in rows:
@@ -134,7 +134,7 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class PerformanceStore:
-    """The measurements in one file. Safe with several processes and threads; no method raises for want of a disk."""
+    """The measurements in one file. Safe with several processes and threads; no method raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = Measurements(path, schema=_SCHEMA + SCHEMA, shape=_SHAPE)
@@ -183,11 +183,11 @@ class PerformanceStore:
         self._file.write((ADD, rows_of(times, recipe_key, kind, at=time.time())))
 
     def step_times(self, recipe_key: str) -> dict[str, StepTimes]:
-        """What is known of the steps of a recipe's engine, by device kind."""
+        """Return the known step times of a recipe's engine, by device kind."""
         return times_of(self._file.read(READ, (recipe_key,)))
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
-        """What is known of a recipe, by device kind."""
+        """Return the estimates of a recipe, by device kind."""
         rows = self._file.read(
             "SELECT kind, what, function, count, mean, spread, most FROM measured WHERE recipe = ?", (recipe_key,)
         )
@@ -197,7 +197,7 @@ class PerformanceStore:
         return {kind: _estimate(facts) for kind, facts in found.items()}
 
     def recipes_of(self, function: str) -> list[Remembered]:
-        """Recipes on which calls of a function (its key or name) were measured, the last one first."""
+        """Return the recipes on which calls of a function (its key or name) were measured, the latest first."""
         rows = self._file.read(
             "SELECT recipe, group_concat(kind, char(10)), max(at) FROM measured WHERE what = 'run_s' AND function = ?"
             " GROUP BY recipe ORDER BY max(at) DESC",
@@ -206,18 +206,18 @@ class PerformanceStore:
         return [Remembered(recipe, tuple(sorted(kinds.split("\n"))), at) for recipe, kinds, at in rows]
 
     def functions(self) -> list[str]:
-        """The functions of which calls were measured, the last one first."""
+        """Return the functions with measured calls, the latest first."""
         rows = self._file.read(
             "SELECT function FROM measured WHERE what = 'run_s' GROUP BY function ORDER BY max(at) DESC"
         )
         return [function for (function,) in rows]
 
     def kinds(self) -> list[str]:
-        """The kinds of device on which anything was measured."""
+        """Return the device kinds with measurements."""
         return [kind for (kind,) in self._file.read("SELECT DISTINCT kind FROM measured ORDER BY kind")]
 
     def items_per_call(self, function: str) -> int:
-        """How many items the measured calls of a function had, on the average; 1 where none were packed."""
+        """Return the mean number of items in measured calls of a function; 1 if none were packed."""
         rows = self._file.read(
             "SELECT what, sum(count), sum(count * (mean - 1)) FROM measured"
             " WHERE what IN ('items', 'run_s') AND function = ? GROUP BY what",
@@ -271,7 +271,7 @@ def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> 
 
 
 def _beyond_one(records: tuple[int, float, float, float] | None) -> int:
-    """Calls that records have beside the one that each has at least."""
+    """Return the calls in records beyond the one that each has."""
     return round(records[0] * (records[1] - 1.0)) if records is not None else 0
 
 
@@ -282,7 +282,7 @@ def _measured(numbers: tuple[int, float, float, float]) -> Measured:
 
 
 def _together(groups: list[tuple[int, float, float, float]]) -> Measured:
-    """Several groups' counts, means and squared deviations as one (Chan's parallel form of Welford's)."""
+    """Merge the counts, means and squared deviations of groups (Chan's parallel form of Welford's)."""
     count, mean, spread, most = 0, 0.0, 0.0, 0.0
     for n, m, s, top in groups:
         total = count + n

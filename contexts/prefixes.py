@@ -60,7 +60,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """The prefix that all rows have in common for the most tokens, and how many (at least a row's last is left)."""
+        """Return the longest kept prefix of all rows, and its length (at least a row's last token remains)."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -75,7 +75,7 @@ class PrefixCache(Generic[KV]):
         return shared, length
 
     def wants(self, ids: tuple[int, ...]) -> bool:
-        """Whether this beginning, known to be shared, is worth computing by itself: nothing as long is kept."""
+        """True if this shared beginning is worth computing separately: nothing as long is kept."""
         if len(ids) < SHORTEST:
             return False
         _, shared = self._longest(self._shared, [ids], len(ids))
@@ -90,7 +90,7 @@ class PrefixCache(Generic[KV]):
         return prefix
 
     def saw(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
-        """Keep a whole prompt for a while, in case that the next begins like it."""
+        """Keep a whole prompt for a while: the next may begin like it."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
             self._trim()
@@ -125,7 +125,7 @@ class PrefixCache(Generic[KV]):
 
 
 def common_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int:
-    """How many first items two tuples have in common, `most` at the utmost."""
+    """Return the number of first items that two tuples share, at most `most`."""
     high = min(len(one), len(other), most)
     if high <= 0:
         return 0

@@ -46,7 +46,7 @@ def token_text(text: str, piece: str) -> str:
 
 
 def _bytes_of(piece: str) -> bytes | None:
-    """The bytes behind a token's name, or None."""
+    """Return the bytes of a token's name, or None."""
     if found := _BYTE.fullmatch(piece):
         return bytes([int(found[1], 16)])
     try:
@@ -56,8 +56,8 @@ def _bytes_of(piece: str) -> bytes | None:
 
 
 def _byte_level() -> dict[str, int]:
-    """The character that stands for each byte in vocabularies of bytes (GPT-2, Llama 3, Qwen): itself if it can be
-    printed, else one from U+0100 on."""
+    """Return the character for each byte in byte-level vocabularies (GPT-2, Llama 3, Qwen): itself if printable, else
+    one from U+0100 on."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
@@ -84,7 +84,7 @@ class PromptReader:
         self.longest = longest
 
     def texts(self) -> ModelTexts:
-        """What an engine needs of it."""
+        """The part of it that an engine needs."""
         return ModelTexts(decode=self.decode, ends=self.ends, longest=self.longest)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
@@ -94,7 +94,7 @@ class PromptReader:
         return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
 
     def rows(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
-        """Each prompt's tokens, after `prefix`. Raises ValueError for what is no list of prompts."""
+        """Return each prompt's tokens, after `prefix`. Raises ValueError for anything but a list of prompts."""
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list of texts, and is one text; write [prompt]")
         if batch_size < 0:

@@ -80,7 +80,7 @@ def mean_losses(
 
 
 def _losses(runner: ModelRunner, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> list[float]:
-    """The last token of a target is never read: what matters of it is how likely it was."""
+    """Return the losses of targets; the last token of a target is never read, only its likelihood counts."""
     tails = [one + target[:-1] for one, target in zip(inputs, targets, strict=True)]
     if runner.shares:
         first, after = runner.prefill_with_tails(rows, [tails] * len(rows))
@@ -125,7 +125,7 @@ def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
 
 
 def _alike(rows: list[Ids]) -> list[list[int]]:
-    """Texts to read together, by index: of like length, longest first."""
+    """Group texts of like length by index, the longest first."""
     groups: list[list[int]] = []
     for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
         if groups and (len(groups[-1]) + 1) * len(rows[groups[-1][0]]) <= BATCH_TOKENS:

@@ -117,7 +117,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """What people call it: `llm-7f3a('models/small')`, and `no context` for that of calls that want none."""
+        """The name for people: `llm-7f3a('models/small')`, or `no context` for calls without one."""
         return f"{self.name}{self.arguments}" if self.loader or self.key != BARE.key else "no context"
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ Size = str | Literal[0] | None
 
 
 class ContextOptions:
-    """What `@context(...)` was told, checked: sizes and times are read here, so that an error names the option."""
+    """The checked options of `@context(...)`: sizes and times are read here, so that an error names the option."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ def _size(option: str, value: Size) -> int:
 
 
 def _seconds(option: str, value: str | float, *, none_left: str = "it leaves no time to load") -> float:
-    """A time; one of no length is refused with `none_left`, unless that is empty."""
+    """Read a time; a time of 0 is refused with `none_left`, unless that is empty."""
     try:
         seconds = parse_seconds(value)
     except (ValueError, OverflowError) as error:
@@ -251,7 +251,7 @@ def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE) -> 
 
 
 def _slots(value: Any) -> int:
-    """A library's calls at once; 0 stands for `"auto"`: as many as the loaded context allows."""
+    """Read a library's number of calls at once; 0 stands for `"auto"`."""
     if value == "auto":
         return 0
     if type(value) is not int or value < 1:
@@ -275,7 +275,7 @@ def _paths(option: str, value: Any) -> tuple[str, ...]:
 
 
 def _wrong(option: str, value: Any, problem: str) -> RecipeError:
-    """The error for an option; a long value is cut."""
+    """Return the error for an option; a long value is cut."""
     shown = repr(value)
     return RecipeError(
         f"@context({option}={shown if len(shown) < 80 else shown[:77] + '...'}): {problem}", option=option

@@ -103,7 +103,7 @@ class StepTimes(msgspec.Struct, frozen=True):
         )
 
     def is_sound(self) -> bool:
-        """False if a number in it is none that a measurement gives."""
+        """False if it has numbers that no measurement gives."""
         cells = (*self.prefill, *self.decode)
         numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
         errors = [self.prefill_error, self.decode_error]
@@ -134,7 +134,7 @@ class StepTable:
         return bool(self._rows)
 
     def cell(self, tokens: float, length: float) -> StepCell | None:
-        """The cell that such a step belongs to."""
+        """Return the cell of such a step."""
         return self._rows.get(power_of(tokens), {}).get(power_of(length))
 
     def add(self, tokens: float, length: float, seconds: float, *, count: int = 1) -> None:
@@ -177,7 +177,7 @@ class StepTable:
         return step_s, token_s
 
     def _at(self, place: int, length: float) -> tuple[float, float]:
-        """Tokens and seconds of a row of cells at this length."""
+        """Return tokens and seconds of a row of cells at this length."""
         line = self._line(place)
         if len(line) == 1:
             only = line[0]
@@ -190,8 +190,7 @@ class StepTable:
         return a.tokens + (b.tokens - a.tokens) * min(max(share, 0.0), 1.0), seconds
 
     def _slope(self, place: int, only: StepCell) -> float:
-        """Seconds for one more token of length, where a row has one cell: as in the nearest row that has more, a
-        token that is read for a token."""
+        """Return seconds per token of length, for a row with one cell: as in the nearest row with more."""
         others = [other for other in self._order if len(self._rows[other]) > 1]
         if not others:
             return 0.0
@@ -248,7 +247,8 @@ class StepModel:
         return self._tables[prefill].seconds(tokens, length)
 
     def prompt_s(self, tokens: int, *, part: int = 0) -> float:
-        """What reading a prompt takes (SLINFER's prefill time): `part` tokens a step at the most, 0 = any number."""
+        """Return the seconds to read a prompt (SLINFER's prefill time): at most `part` tokens a step, 0 = any
+        number."""
         part, total = part or tokens, 0.0
         for start in range(0, tokens, part):
             count = min(part, tokens - start)
@@ -290,13 +290,13 @@ def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
 
 
 def powers_up_to(most: int, *, least: int = 1) -> list[int]:
-    """The powers of two from the first that is `least` or more, and `most` itself."""
+    """Return the powers of two from the first that is at least `least`, and `most` itself."""
     found = [1 << power for power in range(max(0, most).bit_length()) if least <= 1 << power <= most]
     return found if not found or found[-1] == most else [*found, most]
 
 
 def attended(reads: Sequence[tuple[int, int]]) -> float:
-    """How many tokens each token attends to in the mean, of reads that begin at a token and read so many."""
+    """Return the mean number of tokens that each token attends to, for reads of (first place, tokens)."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
@@ -312,13 +312,13 @@ def padded_length(rows: Iterable[tuple[int, float]]) -> float:
 
 
 def power_of(value: float) -> int:
-    """The nearest power of two, by its exponent."""
+    """Return the exponent of the nearest power of two."""
     return round(math.log2(value)) if value > 1 else 0
 
 
 def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float:
-    """On the line through two points. Beyond the second it never falls; before the first it is at least in proportion
-    to it."""
+    """Interpolate on the line through two points. Beyond the second it never falls; before the first it is at least
+    proportional."""
     if b[0] <= a[0]:
         return (a[1] + b[1]) / 2
     slope = (b[1] - a[1]) / (b[0] - a[0])
@@ -333,8 +333,8 @@ def _joined(first: Iterable[StepCell], second: Iterable[StepCell]) -> tuple[Step
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """What a profiler has found: the times, `left_out` samples for which there was no memory or no time left, and the
-    seconds that it took. `engine`, `device`: what was measured."""
+    """A profiler's result: the times, `left_out` samples without memory or time, and the seconds it took. `engine`,
+    `device`: the measured ones."""
 
     times: StepTimes
     engine: str
@@ -356,7 +356,7 @@ _KEPT_PREFILLS = 32_768
 
 
 class StepSeconds:
-    """What steps take, by a table that does not change. `factor`: each takes so many times longer than it says."""
+    """Seconds of steps by a table that does not change, times `factor`."""
 
     def __init__(self, times: StepTimes, *, factor: float = 1.0) -> None:
         self._model = StepModel(times)
@@ -369,8 +369,8 @@ class StepSeconds:
         where they do not lie on a line."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """What a step takes that reads so many tokens of prompts, each of which attends to `length`. Raises LookupError
-        if no such step has been measured."""
+        """Return the seconds of a step that reads this many tokens of prompts, each attending to `length`. Raises
+        LookupError if no such step has been measured."""
         known = self._prefills.get((tokens, length))
         if known is None:
             known = self._factor * self._model.step_s(prefill=True, tokens=tokens, length=length)

@@ -193,7 +193,7 @@ class WeightStream:
         return any(self._final(each) != each.dtype for each in self._stored)
 
     def told(self) -> str:
-        """Size, seconds and rate, for people."""
+        """Return size, seconds and rate, for people."""
         rate = self.size_bytes / max(self.seconds, 1e-6) / 1e9
         return f"{show_bytes(self.size_bytes)} of weights in {show_seconds(self.seconds)}, {rate:.1f} GB/s"
 
@@ -470,7 +470,7 @@ def _class_of(kind: Any, config: Any) -> Any:
 
 
 def _copied(model: Any, tensors: dict[str, torch.Tensor]) -> str:
-    """The name of a weight that is a copy and no streamed tensor; empty without one."""
+    """Return the name of a weight that is a copy and not a streamed tensor; empty without one."""
     streamed = {tensor.data_ptr() for tensor in tensors.values()}
     return next((name for name, each in model.state_dict().items() if each.data_ptr() not in streamed), "")
 
@@ -487,7 +487,7 @@ def _generation_config(place: str) -> Any:
 
 @contextlib.contextmanager
 def _without_reserve() -> Iterator[None]:
-    """Keep Transformers from reserving device memory for weights that are there already."""
+    """Keep Transformers from reserving device memory for weights that are already there."""
     plain = modeling_utils.caching_allocator_warmup
     modeling_utils.caching_allocator_warmup = lambda *_, **__: None
     try:

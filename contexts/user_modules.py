@@ -39,8 +39,6 @@ Table = dict[str, tuple[str, bool, str, bytes]]
 
 
 class _Read(NamedTuple):
-    """A module as its file was."""
-
     stamp: tuple[int, int]
     data: bytes
     digest: str
@@ -65,12 +63,12 @@ def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
 
 
 def package_of(name: str, *, is_package: bool) -> str:
-    """The package that a module's relative imports start from."""
+    """Return the package from which a module's relative imports start."""
     return name if is_package else name.rpartition(".")[0]
 
 
 def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
-    """Dotted names of all that may be a module among what functions import when they run."""
+    """Return dotted names of possible modules that functions import when they run."""
     return {name for function in functions for name in imported_by(function.__code__, package_around(function))}
 
 
@@ -108,7 +106,7 @@ def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -
 
 
 def code_of(source: ModuleSource) -> types.CodeType | None:
-    """The code of a module's source, not run; None if there is none: a compiled extension, a file that is gone."""
+    """Compile a module's source without running it; None for a compiled extension or a missing file."""
     data = _bytes_of(source)
     return _compiled(data, source.file) if data is not None else None
 
@@ -167,13 +165,13 @@ def _version(name: str, read: dict[str, tuple[ModuleSource, _Read]], below: dict
 
 
 def package_around(function: types.FunctionType) -> str:
-    """The package that the relative imports of a function start from; empty for one of a program or a plain module."""
+    """Return the package from which a function's relative imports start; empty for a program or a plain module."""
     given = function.__globals__.get("__package__")
     return given if isinstance(given, str) else (function.__module__ or "").rpartition(".")[0]
 
 
 def _with_packages(name: str) -> Iterator[str]:
-    """A dotted name and those of the packages that it lies in."""
+    """Yield a dotted name and its packages."""
     while name:
         yield name
         name = name.rpartition(".")[0]
@@ -189,8 +187,8 @@ _stamps: dict[str, tuple[float, str]] = {}
 
 
 def stamp_of(name: str) -> str:
-    """A digest of the names, sizes and times of change of all source files of the linked package that the module `name`
-    belongs to; empty for every other module."""
+    """Return a digest of the names, sizes and times of change of all source files of the linked package that holds the
+    module `name`; empty for every other module."""
     top = name.partition(".")[0]
     if not is_linked(top):
         return ""
@@ -202,7 +200,7 @@ def stamp_of(name: str) -> str:
 
 
 def stamps_of(names: Iterable[str] = ()) -> dict[str, str]:
-    """The stamps of all linked packages that this process has imported or that `names` lists."""
+    """Return the stamps of all linked packages that this process has imported or that `names` lists."""
     tops = {name for name in list(sys.modules) if "." not in name}
     tops.update(name.partition(".")[0] for name in names)
     return {top: stamp_of(top) for top in sorted(filter(is_linked, tops)) if stamp_of(top)}

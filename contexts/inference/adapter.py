@@ -116,7 +116,7 @@ class NewToken(msgspec.Struct, frozen=True):
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
-    """Bytes of device memory: what the weights take, what the key-value cache holds now, and its budget (0 = none)."""
+    """Bytes of device memory: weights, current key-value cache, and the cache's budget (0 = none)."""
 
     weights_bytes: int
     held_bytes: int
@@ -307,12 +307,12 @@ class Written:
             self._shown, self._complete = self._complete, len(self.tokens)
 
     def _stop_at(self, *, everywhere: bool = False) -> int:
-        """Where the first stop text begins; -1 if none is there. What was given already holds none."""
+        """Return the place of the first stop text; -1 if none occurs. Text that was already emitted holds none."""
         start = 0 if everywhere else max(0, self._given)
         return min((at for at in (self._text.find(one, start) for one in self._stop) if at >= 0), default=-1)
 
     def _held_back(self) -> int:
-        """Characters at the end that may be the beginning of a stop text."""
+        """Return the number of characters at the end that may begin a stop text."""
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(self._text)), longest, -1):

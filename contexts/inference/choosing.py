@@ -73,7 +73,7 @@ def own_engine(
 def _graphs(
     decoder: LeanDecoder, backend: Callable[[torch.device], GraphBackend | None], *, rows: int
 ) -> DecodeGraphs | None:
-    """Captured steps that compute what eager steps compute; None where there are none."""
+    """Return captured steps that agree with eager steps; None where they are not supported."""
     found = backend(decoder.device)
     if found is None:
         return None
@@ -84,8 +84,8 @@ def _graphs(
 
 
 def _packs(model: Any) -> torch.dtype | None:
-    """The precision of a second copy of the weights: the fastest that has room in what the library may hold, and twice
-    in the host's memory. A copy that is larger than the weights leaves as much again for the cache."""
+    """Return the precision of a second copy of the weights: the fastest that fits the library's memory, and twice the
+    host's. A copy larger than the weights leaves as much again for the cache."""
     weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
     declared, free = ambient.device_memory_bytes(), int(psutil.virtual_memory().available)
     for dtype in packed_dtypes(model.dtype):
@@ -97,9 +97,8 @@ def _packs(model: Any) -> torch.dtype | None:
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
-    """Memory for the cache of a batch: what the library may hold beside the weights; where nothing is declared, a
-    quarter
-    of what is free, 2 GB at the most on a CPU and 16 GB on a GPU."""
+    """Return the memory of a batch's cache: the declared memory without the weights; if undeclared, a quarter of the
+    free memory, at most 2 GB on a CPU and 16 GB on a GPU."""
     declared = ambient.device_memory_bytes()
     if declared:
         return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)

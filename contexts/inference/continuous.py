@@ -136,7 +136,7 @@ TookStep = Callable[[Step, int, float], None]
 
 
 class _Writing:
-    """A request: all its tokens, and what it has written of them."""
+    """A request: all its tokens and its text."""
 
     def __init__(self, request: GenerationRequest, written: Written) -> None:
         self.request = request

@@ -79,10 +79,8 @@ class CoreShare:
                 self._adapt(now, wanted)
 
     def _fit(self) -> tuple[int, int]:
-        """Set the calling thread's number of threads. Returns how many it would have alone, and how many it has now.
-
-        What somebody else has set since is a new wish.
-        """
+        """Set the calling thread's number of threads. Return the number it would have alone, and the number now. A
+        number that other code has set since becomes the new limit."""
         has = torch.get_num_threads()
         wanted, was_set = getattr(self._local, "set", (has, has))
         if has != was_set:
@@ -112,8 +110,7 @@ class CoreShare:
 
 
 class _IdleClock:
-    """What Linux counts as idle time of the cores that this process may use (proc_stat(5): what waits for a disk may
-    also fall)."""
+    """Idle time of this process's cores as Linux counts it (proc_stat(5): the counter for disk waits may also fall)."""
 
     def __init__(self) -> None:
         self._at, self._idle_s = 0.0, 0.0
@@ -164,7 +161,7 @@ def release_helper_threads() -> None:
 
 
 def _openmp_libraries() -> list[str]:
-    """The files of GNU's OpenMP in this process. There may be several: packages bring their own copies."""
+    """Return the files of GNU's OpenMP in this process. Packages may bring copies."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -46,8 +46,7 @@ class RowArray:
         self.values = [torch.empty((0, *self._shape), **self._options) for _ in range(layers)]
 
     def set_capacity(self, rows: int) -> None:
-        """Hold memory for so many rows, at least those that are in use. A layer at a time, so that only one is held
-        twice meanwhile."""
+        """Allocate this many rows, at least those in use. One layer at a time, so that only one layer is held twice."""
         used = len(self.requests)
         self.version += 1
         self.capacity = min(self.capacity, max(rows, used))  # if memory ends half way, some layers have more rows
@@ -197,7 +196,7 @@ class DecodePart:
 
 
 class _Layer:
-    """The weights of one layer, in the order in which they are used."""
+    """The weights of one layer, in the order of their use."""
 
     def __init__(self, layer: Any, *, packs: torch.dtype | None) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -237,7 +236,7 @@ class LeanDecoder:
 
     @property
     def packed_bytes(self) -> int:
-        """What copies of weights take beside the model's own."""
+        """Return the bytes of weight copies in addition to the model's own."""
         return sum(linear.packed_bytes for linear in self._linears())
 
     def fuse(self) -> None:
@@ -377,7 +376,8 @@ def decoder_of(model: Any, *, packs: torch.dtype | None = None) -> tuple[LeanDec
 
 
 def _difference(decoder: LeanDecoder, model: Any) -> float:
-    """How far the two are apart in the logits of a few tokens, read and then written, in parts of their spread."""
+    """Return the difference between the two in the logits of a few tokens, read and then written, relative to their
+    spread."""
     ids = torch.arange(_PROBE, device=decoder.device) * 7 % model.config.vocab_size
     expected = model(input_ids=ids[None]).logits[0, -2:].float()
     store = decoder.new_store()

@@ -122,7 +122,7 @@ class Generation:
 
 
 class _ModelJob(Generic[T]):
-    """A function that the engine's thread runs, and its result. It does not run if its call was told to stop before."""
+    """A function that the engine's thread runs, and its result. A job of a stopped call does not run."""
 
     def __init__(self, function: Callable[[], T], stop: CallStop) -> None:
         self._function = function
@@ -288,12 +288,12 @@ class EngineThread:
             self._turn.release()
 
     def _hand_over(self) -> None:
-        """This thread has computed, and the engine's thread computes from now on."""
+        """Release this thread's helpers: the engine's thread computes from now on."""
         if threading.current_thread() is not self._thread:
             release_helper_threads()
 
     def _check_process(self) -> None:
-        """Before any lock is taken: in a forked child it may be locked for ever."""
+        """Check before any lock is taken: in a forked child a lock may never be released."""
         if os.getpid() != self._pid:
             raise StokerError(
                 "a process that was forked from a library cannot use its model; ask in the library itself"
@@ -353,7 +353,7 @@ class EngineThread:
                 self._step_s += (took_s - self._step_s) * (_PACE if self._step_s else 1.0)
 
     def _begin_turn(self) -> float:
-        """Wait until this library may use its devices, where it shares them; returns the time from then on."""
+        """Wait until this library may use shared devices; return the time then."""
         turns = self._device_turns
         if turns is not None:
             due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
@@ -418,8 +418,8 @@ class EngineThread:
 
 
 def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, pid: int) -> None:
-    """End the thread before the interpreter ends: PyTorch aborts a process whose threads end while they compute, or
-    while they free tensors, as the thread of an engine does that nobody holds any more."""
+    """End the thread before the interpreter ends. PyTorch aborts a process whose threads end while they compute or free
+    tensors."""
     if os.getpid() != pid:
         return
     here = engine()
@@ -430,7 +430,7 @@ def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, 
 
 
 def _copy_of(error: BaseException) -> BaseException:
-    """The same error for another thread: one exception object raised in several would mix their tracebacks."""
+    """Copy an error for another thread: one exception raised in several threads would mix their tracebacks."""
     try:
         copy = type(error)(*error.args)
     except Exception:

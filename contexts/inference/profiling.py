@@ -80,7 +80,7 @@ class StepCollector:
             self._taken.clear()
 
     def taken(self, *, timeout_s: float) -> bool:
-        """Wait until somebody has taken what a profiler has measured; False if nobody has in time."""
+        """Wait until the profiler's measurements were fetched; False on timeout."""
         return self._taken.wait(timeout_s)
 
     def take(self) -> StepTimes:
@@ -107,8 +107,8 @@ _FIRST_ID = 1 << 60
 
 
 class _Effort(msgspec.Struct, frozen=True):
-    """How much is measured: repeats of each sample, the longest prompt, each how manieth power of two, and seconds for
-    the samples and for the workloads."""
+    """The extent of a measurement: repeats of each sample, longest prompt, exponent step between powers of two, and
+    seconds for samples and for workloads."""
 
     repeats: int
     longest: int
@@ -125,7 +125,8 @@ Told = Callable[[float, float], None]
 
 
 class EngineProfiler:
-    """One engine, which nobody else asks meanwhile. `part`: tokens that one step reads at the most, 0 = any number."""
+    """Profiles one engine, which serves no other caller meanwhile. `part`: most tokens that one step reads, 0 = any
+    number."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class EngineProfiler:
         self.part = max(int(step.tokens) for step in steps) if len(steps) > 1 else 0
 
     def _prefill_samples(self) -> Iterator[StepSample]:
-        """One prompt alone at the beginning, behind what was read before, and several short ones together."""
+        """Sample one prompt alone, one behind tokens that were read before, and several short ones together."""
         most = self.part or self._longest
         tokens = [count for count in powers_up_to(most) if count <= self._longest - 8]
         starts = [0, *powers_up_to(self._longest - 8, least=64)]
@@ -201,7 +202,7 @@ class EngineProfiler:
             self._left_out += 1
 
     def _keep_beginning(self, start: int) -> None:
-        """Ask twice for what begins alike: then the engine has kept that."""
+        """Ask twice for prompts with the same beginning, so that the engine keeps it."""
         for _ in range(2):
             self._read([self._document[:start] + self._tokens(8)], start=start)
 
@@ -221,7 +222,7 @@ class EngineProfiler:
     # ---- workloads
 
     def _compared(self, times: StepTimes) -> StepTimes:
-        """The table with its error over workloads of other sizes."""
+        """Return the table with its error over workloads of other sizes."""
         model = StepModel(times)
         deadline = self._clock() + self._effort.workloads_s
         for number in range(_WORKLOADS):
@@ -238,7 +239,7 @@ class EngineProfiler:
         return model.times
 
     def _compare_prefill(self, model: StepModel) -> None:
-        """The time until one to four prompts are read."""
+        """Compare the time until one to four prompts are read."""
         most = 2 * self.part or self._longest
         lengths = [min(self._length(), most) for _ in range(self._chance.randint(1, 4))]
         totals, expected = [], []
@@ -269,8 +270,8 @@ class EngineProfiler:
         return ids
 
     def _read(self, prompts: Sequence[tuple[int, ...]], *, start: int = 0) -> list[StepSample]:
-        """Read prompts until each has its first token: what each step took that read any of them. The engine has kept
-        the first `start` tokens of each, and reads one after the other."""
+        """Read prompts until each has its first token; return the time of each step. The engine has kept the first
+        `start` tokens of each, and reads one prompt after the other."""
         ids = self._ask(prompts, most=1)
         left, place = set(ids), {id: [start, len(prompt)] for id, prompt in zip(ids, prompts, strict=True)}
         steps = []
@@ -285,7 +286,7 @@ class EngineProfiler:
         return steps
 
     def _decode(self, lengths: Sequence[int]) -> StepSample | None:
-        """Steps in which requests of about these lengths write, all together; None where not all of them fit."""
+        """Time decode steps of requests of about these lengths together; None if not all of them fit."""
         repeats, rows = self._effort.repeats, len(lengths)
         parts = 1 + max(lengths) // (self.part or self._longest)
         most = repeats + 8 + rows * parts  # the first ones write while the last ones are read
@@ -318,7 +319,7 @@ class EngineProfiler:
 
 
 def _computed_length(engine: str, lengths: Sequence[int]) -> float:
-    """The mean length that a step of this engine computes, for requests of these lengths."""
+    """Return the mean length that a step of this engine computes for requests of these lengths."""
     match engine:
         case "continuous":
             return padded_length((row_tokens(length + 1), length) for length in lengths)
@@ -333,7 +334,7 @@ def _tell_nobody(done: float, total: float) -> None:
 
 
 def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
-    """Where the tokens lie that a step has read: prompts are read one after the other, each to its end."""
+    """Return the places of the tokens that a step has read: prompts are read in turn, each to its end."""
     found = []
     for part in place.values():
         some = min(count, part[1] - part[0])
@@ -345,7 +346,7 @@ def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
 
 
 def _middle(samples: Sequence[StepSample]) -> StepSample:
-    """Samples of nearly the same step as one: the median of their seconds."""
+    """Merge samples of nearly the same step into their median."""
     count = len(samples)
     tokens, length = sum(sample.tokens for sample in samples) / count, sum(sample.length for sample in samples) / count
     return StepSample(samples[0].prefill, tokens, length, median(sample.seconds for sample in samples))

@@ -28,7 +28,7 @@ from stoker.contexts.sampling import TokenDraw, chances_of, failed_token, take_t
 
 
 class _BatchMember:
-    """A request of the batch: all its tokens, and what it has written of them."""
+    """A request of the batch: all its tokens and its text."""
 
     def __init__(self, request: GenerationRequest, written: Written) -> None:
         self.request = request
@@ -160,7 +160,7 @@ class StaticEngine:
 
 
 class _Steps:
-    """A batch that grows by one token a row at a time."""
+    """A batch that grows by one token per row and step."""
 
     def __init__(self, runner: ModelRunner, batch: PrefilledBatch) -> None:
         self._runner = runner

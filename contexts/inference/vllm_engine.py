@@ -58,7 +58,7 @@ _LEAST_FREED = 0.5
 
 
 class _RunningText:
-    """A request: what it has written, and whether a token has come."""
+    """A request: its text, and whether a token has come."""
 
     def __init__(self, request: GenerationRequest, written: Written) -> None:
         self.request = request
@@ -135,7 +135,7 @@ class VLLMEngine:
     # ---- memory
 
     def memory(self) -> EngineMemory:
-        """What the weights take, and the cache: vLLM holds all of it from the beginning. Asleep, what the device did
+        """Return the weights and the cache, which vLLM holds from the beginning; asleep, the memory that the device did
         not get back."""
         weights, cache = self._start.weights_bytes, self._start.cache_bytes
         if not self._asleep:
@@ -243,7 +243,7 @@ class VLLMEngine:
     # ---- vLLM
 
     def _step(self, asked: dict[str, dict[int, float]]) -> list[NewToken]:
-        """One step of vLLM: new tokens of requests, and log-likelihoods for those of `asked`, which leave it."""
+        """Run one step of vLLM: new tokens of requests, and log-likelihoods of `asked`, which leave it."""
         began = time.perf_counter()
         new: list[NewToken] = []
         decoded = begun = read = 0
@@ -268,7 +268,7 @@ class VLLMEngine:
         return new
 
     def _tokens_of(self, output: Any, writing: _RunningText) -> list[NewToken]:
-        """What one of vLLM's outputs says of a request, which leaves when its text has ended."""
+        """Return the tokens in one of vLLM's outputs; a request whose text has ended leaves."""
         [written] = output.outputs
         id, asks = writing.request.id, writing.request.sampling.logprobs
         new: list[NewToken] = []
@@ -293,14 +293,14 @@ class VLLMEngine:
             raise ValueError(f"vLLM cannot take this request: {error}") from error
 
     def _ask(self, prompt: Ids, params: SamplingParams) -> str:
-        """Add a request of the engine's own; returns its name."""
+        """Add a request of the engine itself; return its name."""
         self._numbers += 1
         name = f"own-{self._numbers}"
         self._send(name, prompt, params)
         return name
 
     def _probe(self) -> tuple[int, ...]:
-        """The tokens that the model writes after a fixed prompt. No other request runs."""
+        """Return the tokens that the model writes after a fixed prompt. No other request runs."""
         params = SamplingParams(
             temperature=0.0, max_tokens=_PROBE_TOKENS, ignore_eos=True, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -313,7 +313,7 @@ class VLLMEngine:
 
 
 def _vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
-    """The same wishes in vLLM's words. The end tokens are ours; texts and stop texts are made here, not by vLLM."""
+    """Translate the sampling options for vLLM. Stoker handles end tokens, texts and stop texts itself."""
     schema = StructuredOutputsParams(json=sampling.json_schema) if sampling.json_schema else None
     others = {name: value for name, value in sampling.engine_options if name not in OWN_OPTIONS}
     return SamplingParams(
@@ -331,7 +331,7 @@ def _chances(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tup
 
 
 def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
-    """Write down the log-likelihoods that a request of `score` brings; it has ended."""
+    """Store the log-likelihoods that a request of `score` returns."""
     [told] = output.outputs[0].logprobs
     chances = asked.pop(output.request_id)
     for token, chance in told.items():
