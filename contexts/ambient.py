@@ -422,17 +422,5 @@ def leave_call() -> None:
     _call.set(None)
 
 
-def set_progress_hook(hook: ProgressHook | None) -> None:
-    """Set the hook of this thread's running call; `None` ends the call's scope."""
-    if hook is None:
-        leave_call()
-        return
-    scope = _call.get()
-    if scope is None:
-        enter_call(hook=hook)
-    else:
-        scope.hook = hook
-
-
 def _current() -> _SlotScope | None:
     return _call.get() or _latest_call

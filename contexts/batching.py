@@ -169,10 +169,6 @@ class RunningBatch:
         dues = [request.due_at for request in (*self.running.values(), *first)]
         return min(dues, default=math.inf)
 
-    def wanted_tokens(self, *, least: int = 0) -> int:
-        """Tokens of the cache that the running requests will probably need at their peak (SLINFER eq. 2)."""
-        return max(least, sum(self._expected(request) for request in self.running.values()))
-
     def why_not(self, *, prompt: int, most: int) -> str:
         """Return why no batch within these limits can hold such a request; empty if one can."""
         size = self.limits.row_tokens(prompt + most)

@@ -23,7 +23,7 @@ from importlib.readers import FileReader
 from types import ModuleType
 from typing import Any
 
-from stoker.contexts.user_modules import Table, stamps_of
+from stoker.contexts.user_modules import Table
 
 
 class CarriedModules:
@@ -119,12 +119,6 @@ def versions_of_context() -> Mapping[str, str]:
 def has_travelled(name: str) -> bool:
     """True if this module is here because it came with a function."""
     return name in sys.modules and _is_here(name)
-
-
-def note_linked_packages() -> None:
-    """Remember at which stamps the linked packages are that this process has imported just now."""
-    for top, stamp in stamps_of().items():
-        _imported_at.setdefault(top, stamp)
 
 
 def _is_here(name: str) -> bool:

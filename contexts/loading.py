@@ -1,4 +1,4 @@
-"""Load a recipe's context in a library, import what loaders need ahead, and explain a missing model hub.
+"""Load a recipe's context in a library, list the modules that a loader imports, and explain a missing model hub.
 
 An entry of `preload` is a module (`torch`) or `module:attribute` (`transformers:AutoModelForCausalLM`): some packages
 import their parts when an attribute is touched.
@@ -10,20 +10,18 @@ while a loader runs. When the hub cannot be reached, the library works from loca
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import os
 import re
 import socket
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import CoroutineType
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.contexts.carried_modules import note_linked_packages
 from stoker.contexts.code_payloads import loads_code
 from stoker.contexts.function_code import global_names, imported_names, imported_parts
 from stoker.contexts.recipe import Recipe
@@ -145,21 +143,6 @@ def modules_of(loader: Any) -> tuple[str, ...]:
         if isinstance(home, str) and is_installed(home):
             modules.append(home.partition(".")[0])
     return _tidy(modules, parts)
-
-
-def import_for(names: Iterable[str]) -> dict[str, str]:
-    """Import what a recipe's `preload` names. Returns what could not be, with the reason; raises nothing."""
-    failed: dict[str, str] = {}
-    for name in names:
-        module, _, attribute = name.partition(":")
-        try:
-            found = importlib.import_module(module)
-            if attribute:
-                getattr(found, attribute)
-        except Exception as error:  # an import runs code that may raise whatever it likes
-            failed[name] = f"{type(error).__name__}: {error}"
-    note_linked_packages()
-    return failed
 
 
 def _tidy(modules: list[str], parts: list[str]) -> tuple[str, ...]:

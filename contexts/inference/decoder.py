@@ -78,11 +78,6 @@ class KVStore:
         """Memory that all arrays hold."""
         return self.token_bytes * self.held_tokens
 
-    @property
-    def used_tokens(self) -> int:
-        """The length of all rows in use."""
-        return sum(array.tokens * len(array.requests) for array in self.arrays.values())
-
     def ensure(self, request: int, *, tokens: int, room_tokens: float) -> None:
         """Give the request a row that holds `tokens`; what its row holds already stays. All arrays together hold
         `room_tokens` at the most: the caller has checked that the rows in use fit."""

@@ -21,7 +21,7 @@ from stoker.contexts import carried_modules, payloads, user_code, user_modules
 from stoker.contexts.carried_modules import NO_MODULES, CarriedModules
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code, loads_code, names_carried
 from stoker.contexts.digest import digest_of
-from stoker.contexts.loading import import_for, modules_of
+from stoker.contexts.loading import modules_of
 from stoker.errors import SerializationError
 
 PROGRAM = """
@@ -419,15 +419,6 @@ def test_a_linked_package_that_was_edited_is_imported_anew(linked: Path) -> None
     again = opened(dumps_code(sys.modules["linked"].width, what="function"))
     assert again() == 8
     assert digest_of(sys.modules["linked"].width) != before
-
-
-def test_a_linked_package_that_a_pilot_imported_ahead_stays_as_long_as_it_is_the_same(linked: Path) -> None:
-    assert import_for(["linked"]) == {}
-    kind = sys.modules["linked"]
-    assert opened(dumps_code(kind.width, what="function"))() == 7
-    assert sys.modules["linked"] is kind
-    edit(linked / "inner.py", "WIDTH = 8\n")
-    assert opened(dumps_code(kind.width, what="function"))() == 8
 
 
 def test_neither_stoker_nor_what_lies_in_site_packages_is_linked() -> None:
