@@ -27,7 +27,7 @@ from stoker.contexts.user_modules import Table
 
 
 class CarriedModules:
-    """The modules of one function or loader, and the `stamps` of linked packages (`editable`) that it was made with;
+    """The modules of one function or loader, and the `stamps` of linked packages (`user_modules`) it was made with;
     `enter()` before it runs."""
 
     def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@
     def verify(model, claims):
         return model.label_scores([f"Claim: {claim}\\nAnswer:" for claim in claims], [" true", " false"])
 
-What the context is, is told in `engine.py`; how it is kept for the next load, in `snapshot.py`. This module imports
+`language_model` has the context, `snapshot` its copy for the next load. This module imports
 neither, so that a login node can write recipes without a GPU library.
 """
 

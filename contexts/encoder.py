@@ -6,7 +6,7 @@
     def embed(model, text):
         return model.embed([text])[0]
 
-What the context is, is told in `encoding.py`. This module does not import it, so that a login node can write recipes
+`encoding` has the context. This module does not import it, so that a login node can write recipes
 without a GPU library.
 """
 

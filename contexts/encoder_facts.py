@@ -33,8 +33,7 @@ Read = Callable[[str], str | None]
 
 class SentenceFacts(msgspec.Struct, frozen=True):
     """`pooling` is one of POOLINGS, `longest` the most tokens of a text (0 = it does not say). `trouble`: why the
-    model's
-    own pooling cannot be done here; empty if it can."""
+    model's own pooling cannot be done here; empty if it can."""
 
     pooling: str = "mean"
     longest: int = 0
@@ -136,11 +135,8 @@ def _whole(value: Any) -> int:
 
 
 def _json_file(folder: str, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(_text(folder, name) or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    found: dict[str, Any] | None = _object(_text(folder, name), dict)
+    return found or {}
 
 
 def _text(folder: str, name: str) -> str | None:

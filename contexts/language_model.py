@@ -1,15 +1,15 @@
 """A causal language model as a context: `generate`, `stream`, `complete` and `label_scores`.
 
-What is asked for in several slots at once is written in one batch (`text_writer.py`): each prompt becomes a request of
-the model's engine (`inference/`), which one thread steps; a slot's thread waits for its own.
+Calls of all slots are written in one batch (`text_writer`): each prompt becomes a request of the model's engine
+(`inference/`), which one thread steps; a slot's thread waits for its own requests.
 
-Scoring labels ("true", "false") is what verification wants, and is much cheaper than generating: the prompt is read
-once for all labels (`scoring.py`). It runs beside the batch, between two of its steps. What prompts have in common at
-their beginning is computed once (`prefixes.py`), within a call and from call to call, for texts and for scores.
+Verification scores labels ("true", "false"), which is much cheaper than generating: the prompt is read once for all
+labels (`forward`), between two steps of the batch. The shared beginning of prompts is computed once (`prefixes`),
+within a call and from call to call, for texts and for scores.
 
-With vLLM there is no model of Transformers in the process: the engine reads the weights, and scores labels too.
+With vLLM the process has no model of Transformers: the engine reads the weights, and scores labels too.
 
-Results do not depend on the batch, beyond rounding; random draws are seeded a prompt, by its place in the call.
+Results do not depend on the batch, beyond rounding; random draws are seeded by the prompt's place in the call.
 """
 
 from __future__ import annotations

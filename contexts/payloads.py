@@ -154,7 +154,7 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
     """The value of `dumps`' bytes.
 
     Arrays that were writable come back writable: as views if `data` is writable memory, else as copies. With
-    `keep_classes` the classes of this process keep their attributes (`kept_classes`): results, exceptions and
+    `keep_classes` the classes of this process keep their attributes: results, exceptions and
     checkpoints want it. Raises SerializationError for bytes that `dumps` has not made; whatever unpickling raises (a
     module that is not installed here) comes as it is.
     """

@@ -95,7 +95,7 @@ class Recipe(msgspec.Struct, frozen=True):
     A library runs `slots` calls at once; 0: as many as its context allows once it is loaded (see `slots_of`).
     A library that serves `calls_per_library` calls retires (0 = never). `arguments` are the loader's, in short: they
     tell people which of two recipes of one loader this is. `longest_input`: the longest input that it takes, in tokens,
-    where it is a runtime of a family (0 = any; see `runtime_family.py`). `home`: the folder of the program that made
+    where it is a runtime of a family (0 = any; see `encoder_runtimes`). `home`: the folder of the program that made
     the recipe; the loader runs in it where the pilot sees it. `named`: the relative paths that the program listed in
     `files`, each with the cache name of its object.
     """

@@ -20,7 +20,7 @@ from stoker.contexts.prompts import PromptReader
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
 """Of each new token the token's text, its log-likelihood, and the likeliest tokens with theirs. The text of a token
-that is part of a character is a `token_text.TokenText`, which has its bytes."""
+that is part of a character is a `prompts.TokenText`, which has its bytes."""
 
 
 class Completion(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ Other readings of the model (label scores) are jobs that the thread runs between
 thread that computes has helper threads of its own, so slots that computed themselves would each bring theirs. Code
 that wants the model for itself (tuning) holds it; the thread then waits.
 
-When a call is told to stop (`call_stop.py`), its waits end at once, its requests leave the engine before the next step,
-and jobs of it that have not begun do not run.
+When a call is told to stop (`ambient.CallStop`), its waits end at once, its requests leave the engine before the next
+step, and jobs of it that have not begun do not run.
 """
 
 from __future__ import annotations

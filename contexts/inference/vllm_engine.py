@@ -67,7 +67,7 @@ class _RunningText:
 
 
 class VLLMEngine:
-    """One model in vLLM (`adapter.InferenceEngine`), which scores labels too (`scoring.TailScorer`)."""
+    """One model in vLLM (`adapter.InferenceEngine`), which scores labels too (`forward.TailScorer`)."""
 
     name = "vllm"
     options = VLLM_OPTIONS

@@ -1,6 +1,6 @@
 """The folders and the umask of the calls of one slot.
 
-A call runs in the folder of its program where this process sees it (`contexts.program_folder`), with the program's
+A call runs in the folder of its program where this process sees it (`contexts.folders`), with the program's
 umask. Elsewhere it runs in a folder of the slot's own, which is empty when it begins: files that it leaves there are
 named in its end before they are removed. `TMPDIR` is a folder of the library's own in both cases.
 
