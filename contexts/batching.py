@@ -1,21 +1,19 @@
-"""What a language model computes next: which requests it reads, and which it lets write a token.
+"""The next step of a language model's engine: the prompts that it reads, and the requests that write a token.
 
-A request passes through two stages (SLINFER §III-A). Its prompt is read in *prefill* steps, the last of which writes
-its first token. Then it takes part in every *decode* step, which reads that token and writes the next one. Requests
-join and leave between steps (continuous batching), so a short request never waits for a long one.
+A request passes through two stages (SLINFER §III-A). *Prefill* steps read its prompt; the last one writes its first
+token. Then every *decode* step reads that token and writes the next one. Requests join and leave between steps
+(continuous batching), so a short request never waits for a long one.
 
 The engine, the pilot and the simulator follow the same rules:
 
-- A request joins as soon as a row and memory for it are free: the one whose next token is due first, then the oldest.
-- One prefill step reads `prefill_tokens` of prompts at most. A longer prompt is read in parts, and reading delays those
-  that write by one part at the most: a decode step follows every prefill step, or, where the engine computes both in
-  one step (`mixes`), those that write take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4). A short
-  prompt then costs little, since the weights are read once for all.
-- A request reserves memory for its prompt and for the tokens that it will probably write: those that it has written, at
-  least the mean of the requests that have ended (SLINFER eq. 2), at most those that it may write. A reservation is as
-  long as a row of the cache: a power of two, or whole pages.
-- A request that outgrows its reservation takes a larger one. Where none is free, the request with the longest headroom
-  (SLINFER §VII-D) leaves the batch, the youngest of several; it is read again later, with what it has written.
+- A request joins as soon as a row and memory for it are free: earliest next token first, then the oldest.
+- A prefill step reads at most `prefill_tokens`. A longer prompt is read in parts, each followed by a decode step; or,
+  with `mixes`, requests that write take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4).
+- A request reserves memory for its prompt and the tokens that it will probably write: at least its written tokens and
+  the mean of ended requests (SLINFER eq. 2), at most its limit. A reservation is as long as a row of the cache: a power
+  of two, or whole pages.
+- A request that outgrows its reservation takes a larger one. If none is free, the request with the longest headroom
+  (SLINFER §VII-D), the youngest of several, leaves the batch and is read again later with its written tokens.
 
 Seconds are of one clock; memory is counted in tokens of the key-value cache.
 """

@@ -6,8 +6,7 @@
     def verify(model, claims):
         return model.label_scores([f"Claim: {claim}\\nAnswer:" for claim in claims], [" true", " false"])
 
-`language_model` has the context, `snapshot` its copy for the next load. This module imports
-neither, so that a login node can write recipes without a GPU library.
+The context is in `language_model`. It is not imported here, so a login node writes recipes without a GPU library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A function or a loader as bytes that travel: what `payloads` makes of it, behind the modules that it imports.
+"""The bytes of a function or a loader: a table of the modules that it imports, then the value.
 
     M, version, length of the table | the pickled table of modules | gap to 64 bytes | the value, as payloads.dumps
 
-Without such modules it is the value alone. The table comes first, so that what is rebuilt already finds its modules.
+Without such modules it is the value alone. The table comes first, because the value is rebuilt with its modules.
 """
 
 from __future__ import annotations

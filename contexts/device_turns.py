@@ -1,7 +1,7 @@
-"""How an engine asks for its turn on devices that it shares with other libraries: the shape of who grants it.
+"""The interface by which an engine asks for its turn on devices that it shares with other libraries.
 
-The pilot's libraries keep the turns (`stoker.pilot.library.library_turns`); a library process offers them here before
-its context loads. Without one, as outside of a library, an engine computes whenever it likes.
+A library process offers turns (`stoker.pilot.library.library_turns`) before its context loads. Without an offer an
+engine computes at any time.
 """
 
 from __future__ import annotations

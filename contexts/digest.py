@@ -1,16 +1,14 @@
 """The digest of a value's *content*, code included: equal in every process, and different if the content differs.
 
-A pickle can't serve: its bytes depend on which strings happen to be one object, on the order of sets, on whether a
-function lies in `__main__` or in a module, and on line numbers. So the value is walked, and what matters is fed to
-SHA-256, each part with its type and length before it.
+A pickle cannot serve: its bytes depend on the identity of strings, the order of sets, the module of a function, and
+line numbers. So the value is walked, and each part is fed to SHA-256 after its type and length.
 
 Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to, recursively.
-          Not file names, line numbers, or the module that it lies in. (Bytecode is that of this Python version: another
-          minor version gives another key. Its environment is another one too.)
-Installed what comes from the environment counts by name and the version of its distribution (`user_code.py`).
-Cycles    a function, class or module that was met before is named by the number under which it was met first; a
-          container that contains itself, by how far up it is. Both depend on the order of the walk alone; it is sorted.
-Others    anything else is what it would be rebuilt from (`__reduce_ex__`); if there is no such thing, RecipeError.
+          Not file names, line numbers, or its module. Another minor version of Python gives another key.
+Installed code of the environment counts by name and the version of its distribution (`user_code`).
+Cycles    a function, class or module that was met before counts by the number of its first meeting; a container that
+          contains itself, by its distance upwards. Both depend on the order of the walk, which is sorted.
+Others    any other object counts by its `__reduce_ex__`; RecipeError without one.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
     def embed(model, text):
         return model.embed([text])[0]
 
-`encoding` has the context. This module does not import it, so that a login node can write recipes
-without a GPU library.
+The context is in `encoding`. It is not imported here, so a login node writes recipes without a GPU library.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""From the folder of an encoder, or its name on the model hub, to its loaded context. It loads torch: only libraries
-import it."""
+"""Load an encoder from its folder or its name on the model hub. It loads torch: only libraries import it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""Rows of many callers, computed in batches of like length: calls that run side by side share forward passes.
+"""Rows of many callers, computed in batches of like length: calls that run at the same time share forward passes.
 
 A caller adds its rows and waits. One caller at a time *leads*: it takes the row that has waited longest, joins rows of
-like length to it, whoever added them, and computes them as one batch, until its own are done; then the caller that has
-waited longest leads. So one batch is computed at a time, no thread is made, and a caller that is alone waits for
-nobody. When a call is told to stop, its rows that are not computed leave: at once if the caller waits, after the
-current batch if it leads.
+like length from all callers, and computes them as one batch, until its rows are done; then the caller that has waited
+longest leads. No thread is made, and a single caller never waits. When a call is told to stop, its waiting rows leave:
+at once if it waits, after the current batch if it leads.
 
-A batch's longest row has at most twice the tokens of its shortest and a few more: little is padded. A batch has no more
-rows than any caller in it asked for.
+A batch's longest row has at most twice the tokens of its shortest and a few more, so padding is small. A batch has no
+more rows than any caller in it asked for.
 """
 
 from __future__ import annotations

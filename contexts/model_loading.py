@@ -1,4 +1,4 @@
-"""Loading a language model in a library: its weights, its dtype, and the engine that writes with it.
+"""Load a language model in a library: its weights, its dtype, and its engine.
 
 vLLM reads weights itself, from a folder of safetensors; every other engine computes with a model of Transformers.
 """

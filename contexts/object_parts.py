@@ -1,4 +1,4 @@
-"""What the content of an object is made of, for kinds whose pickle does not tell: paths, methods, arrays, tensors, …
+"""The parts of objects whose pickle does not show their content: paths, methods, arrays, tensors, and others.
 
 `parts_of` takes an object apart without looking into its parts; `digest` walks over them.
 """

@@ -1,16 +1,15 @@
-"""Prefixes that prompts share, with their computed keys and values: found, kept and dropped.
+"""Prefixes that prompts share, with their computed keys and values (KV).
 
-Calls of one program fill a template: their prompts begin alike, and what a causal model computes of a beginning does
-not depend on what follows. So the keys and values (KV) of a shared beginning are computed once and used by every later
-prompt, in this call or in a later one. Nobody has to say what the template is:
+Calls of one program fill a template, and the KV of a beginning does not depend on what follows. So the KV of a shared
+beginning is computed once and used by every later prompt. The template is found without a hint:
 
-- The last few prompts are kept whole (*recent*). When a new prompt begins like one of them for long enough, that
-  beginning is cut out and becomes a *shared* prefix; it costs no computation, since the KV is there.
+- The last few prompts are kept whole (*recent*). If a new prompt begins like one of them for long enough, that
+  beginning is cut out and becomes a *shared* prefix, at no cost.
 - A longer beginning becomes another shared prefix only if it is longer by some tokens: two claims that both start with
-  "The" should not push the template out.
-- Both kinds are bounded in bytes together; shared prefixes go in the order of their last use.
+  "The" should not displace the template.
+- Both kinds share a limit in bytes; shared prefixes are dropped least recently used first.
 
-This file knows token ids and sizes; what KV is, it does not know (`cut` cuts one).
+This file knows token ids and sizes; `cut` cuts the KV.
 """
 
 from __future__ import annotations

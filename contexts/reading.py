@@ -1,9 +1,8 @@
-"""What a causal model makes of texts that it only reads: their mean hidden state, and how surprised it is by a target.
+"""Readings of texts by a causal model: the mean hidden state, and the loss on a target.
 
-Both are asked of many texts at once. Hidden states need no vocabulary, so only the backbone runs. Losses share work: a
-prompt is computed once, and all samples are read after it side by side (`forward.py`), which for 16 samples of 40
-tokens after a prompt of 64 is 704 tokens instead of 1,664. Prompts and samples come as tokens, apart from each other: a
-sample has the same tokens after every prompt.
+Hidden states need no vocabulary, so only the backbone runs. A prompt is computed once for all its samples, which are
+read side by side (`forward`): 16 samples of 40 tokens after a prompt of 64 are 704 tokens instead of 1,664. Prompts and
+samples are given as separate tokens: a sample has the same tokens after every prompt.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Loading a model, and keeping a converted copy so that the next load takes a second.
+"""Load a model of Transformers, and keep a converted copy so that the next load takes a second.
 
-A GGUF file takes long to load: its weights are dequantized and its tokenizer is rebuilt, every time. A *snapshot* is
-what comes of that, as `save_pretrained` writes it: weights in one safetensors file in the dtype that is computed in,
-which is mapped into memory rather than read, so that libraries of one machine share its pages.
+A GGUF file loads slowly: its weights are dequantized and its tokenizer is rebuilt every time. A *snapshot* is the
+result as `save_pretrained` writes it: one safetensors file in the computed dtype, which libraries of one machine map
+into memory and share.
 
-Made once: a lock file lets one process convert while others wait. Made whole: it is written into a draft folder and
-renamed, so a crash leaves a draft, which the next one to convert removes. A snapshot that can't be loaded is moved
-aside and made again. A disk that is full or closed costs the snapshot, never the load.
+A lock file lets one process convert while others wait. The snapshot is written into a draft folder and renamed; the
+draft of a crash is removed by the next conversion. A snapshot that fails to load is moved aside and made again. A full
+disk costs the snapshot, never the load.
 
-A snapshot's name holds the digest of what it was made from and the dtype, so it is never of another model. Its
-folder's name is its *form*: by that name other pilots are offered it, and one that came from a peer is taken as it is
-where there is none yet.
+Its name holds the digest of the source and the dtype. This name is its *form*, under which other pilots are offered it.
 """
 
 from __future__ import annotations

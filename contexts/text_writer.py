@@ -1,6 +1,6 @@
 """Texts of a language model: each prompt becomes a request of its engine, and a thread waits for its own requests.
 
-`CausalLM` has a writer and says what its methods mean; several threads may use one.
+See `CausalLM` for the meaning of the methods. Several threads may use one writer.
 """
 
 from __future__ import annotations

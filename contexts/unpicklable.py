@@ -1,4 +1,4 @@
-"""Which part of a value it was that could not be pickled, found by trying its parts one by one."""
+"""Find the part of a value that could not be pickled, by trying its parts one by one."""
 
 from __future__ import annotations
 

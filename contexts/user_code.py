@@ -1,9 +1,8 @@
-"""Which code is the user's own, and which is installed.
+"""Tell the user's own code from installed code.
 
-Installed code (standard library, site-packages, what `pip install --target` put into a folder of the search path,
-editable installs, Stoker) is the same wherever the environment is:
-it travels by name, and a digest names its version. The user's own modules (beside the script, in the working folder,
-in a test) may not be importable on a pilot: they travel by value, and a digest covers their content.
+Installed code (standard library, site-packages, `pip install --target` in a folder of the search path, editable
+installs, Stoker) is the same in the whole environment: it travels by name, and a digest names its version. The user's
+own modules may not be importable on a pilot: they travel by value, and a digest covers their content.
 """
 
 from __future__ import annotations

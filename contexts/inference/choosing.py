@@ -1,4 +1,4 @@
-"""Which engine writes for a model of Transformers: the continuous one where it can, else the static one."""
+"""Choose the engine for a model of Transformers: the continuous one if it supports the model, else the static one."""
 
 from __future__ import annotations
 

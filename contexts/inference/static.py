@@ -1,8 +1,8 @@
 """The engine for every other architecture: a batch that begins and ends together.
 
-Requests that wait are read together and write until the last of them has ended; what comes meanwhile waits. It is
-slower where texts differ in length, and takes whatever Transformers can compute: sliding windows, recurrent layers,
-caches of their own kind.
+Waiting requests are read together and write until the last of them has ended; new requests wait. It is slower where
+texts differ in length, and supports everything that Transformers computes: sliding windows, recurrent layers, caches of
+other kinds.
 """
 
 from __future__ import annotations

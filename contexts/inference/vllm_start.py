@@ -1,4 +1,4 @@
-"""How vLLM starts in a library's process: the memory that it takes, and what is measured of it."""
+"""Start vLLM in a library's process, and measure the memory that it takes."""
 
 from __future__ import annotations
 
