@@ -9,91 +9,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
-    "Awareness": "stoker.contexts.recipe",
-    "CausalLM": "stoker.contexts.language_model",
-    "EncoderModel": "stoker.contexts.encoding",
-    "EncoderProfile": "stoker.contexts.length_profiles",
-    "Evicted": "stoker.contexts.call_stop",
-    "Family": "stoker.contexts.runtime_family",
-    "Gang": "stoker.contexts.ranks",
-    "Needs": "stoker.contexts.recipe",
-    "ObjectRef": "stoker.contexts.recipe",
-    "Recipe": "stoker.contexts.recipe",
-    "RecipeFactory": "stoker.contexts.factory",
-    "RuntimeLengths": "stoker.contexts.runtime_lengths",
-    "as_recipe": "stoker.contexts.factory",
-    "causal_lm": "stoker.contexts.causal_lm",
-    "context": "stoker.contexts.factory",
-    "default_model": "stoker.contexts.causal_lm",
-    "device": "stoker.contexts.ambient",
-    "devices": "stoker.contexts.ambient",
-    "dtype_named": "stoker.contexts.causal_lm",
-    "encoder": "stoker.contexts.encoder",
-    "encoder_class": "stoker.contexts.model_source",
-    "encoder_family": "stoker.contexts.encoder_runtimes",
-    "engine_options": "stoker.contexts.causal_lm",
-    "family": "stoker.contexts.runtime_family",
-    "gang": "stoker.contexts.ambient",
-    "keep_encoder_profile": "stoker.contexts.length_profiles",
-    "kept_encoder_profile": "stoker.contexts.length_profiles",
-    "lengths_that_pay": "stoker.contexts.length_profiles",
-    "load_causal_lm": "stoker.contexts.causal_lm",
-    "longest_input": "stoker.contexts.encoder_facts",
-    "load_variable_from_serverless": "stoker.contexts.ambient",
-    "local_path": "stoker.contexts.ambient",
-    "model_recipe": "stoker.contexts.causal_lm",
-    "progress": "stoker.contexts.ambient",
-    "recipe_of": "stoker.contexts.factory",
-    "saved_state": "stoker.contexts.ambient",
-    "scratch": "stoker.contexts.ambient",
-    "state_folder": "stoker.contexts.state",
-    "token_counter": "stoker.contexts.token_counts",
+    name: f"stoker.contexts.{module}"
+    for module, names in {
+        "ambient": (
+            "Evicted Gang device devices gang load_variable_from_serverless local_path progress saved_state scratch"
+        ),
+        "causal_lm": "causal_lm default_model dtype_named engine_options load_causal_lm model_recipe",
+        "encoder": "encoder",
+        "encoder_facts": "longest_input",
+        "encoder_runtimes": "Family encoder_family family",
+        "encoding": "EncoderModel",
+        "factory": "RecipeFactory as_recipe context recipe_of",
+        "folders": "state_folder",
+        "language_model": "CausalLM",
+        "length_profiles": "EncoderProfile RuntimeLengths keep_encoder_profile kept_encoder_profile lengths_that_pay",
+        "model_source": "encoder_class token_counter",
+        "recipe": "Awareness Needs ObjectRef Recipe",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [
-    "Awareness",
-    "CausalLM",
-    "EncoderModel",
-    "EncoderProfile",
-    "Evicted",
-    "Family",
-    "Gang",
-    "Needs",
-    "ObjectRef",
-    "Recipe",
-    "RecipeFactory",
-    "RuntimeLengths",
-    "as_recipe",
-    "causal_lm",
-    "context",
-    "default_model",
-    "device",
-    "devices",
-    "dtype_named",
-    "encoder",
-    "encoder_class",
-    "encoder_family",
-    "engine_options",
-    "family",
-    "gang",
-    "keep_encoder_profile",
-    "kept_encoder_profile",
-    "lengths_that_pay",
-    "load_causal_lm",
-    "load_variable_from_serverless",
-    "local_path",
-    "longest_input",
-    "model_recipe",
-    "progress",
-    "recipe_of",
-    "saved_state",
-    "scratch",
-    "state_folder",
-    "token_counter",
-]
+    "Awareness", "CausalLM", "EncoderModel", "EncoderProfile", "Evicted", "Family", "Gang", "Needs", "ObjectRef",
+    "Recipe", "RecipeFactory", "RuntimeLengths", "as_recipe", "causal_lm", "context", "default_model", "device",
+    "devices", "dtype_named", "encoder", "encoder_class", "encoder_family", "engine_options", "family", "gang",
+    "keep_encoder_profile", "kept_encoder_profile", "lengths_that_pay", "load_causal_lm",
+    "load_variable_from_serverless", "local_path", "longest_input", "model_recipe", "progress", "recipe_of",
+    "saved_state", "scratch", "state_folder", "token_counter",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from stoker.contexts.ambient import (
+        Evicted,
+        Gang,
         device,
         devices,
         gang,
@@ -103,7 +51,6 @@ if TYPE_CHECKING:
         saved_state,
         scratch,
     )
-    from stoker.contexts.call_stop import Evicted
     from stoker.contexts.causal_lm import (
         causal_lm,
         default_model,
@@ -114,23 +61,20 @@ if TYPE_CHECKING:
     )
     from stoker.contexts.encoder import encoder
     from stoker.contexts.encoder_facts import longest_input
-    from stoker.contexts.encoder_runtimes import encoder_family
+    from stoker.contexts.encoder_runtimes import Family, encoder_family, family
     from stoker.contexts.encoding import EncoderModel
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
+    from stoker.contexts.folders import state_folder
     from stoker.contexts.language_model import CausalLM
     from stoker.contexts.length_profiles import (
         EncoderProfile,
+        RuntimeLengths,
         keep_encoder_profile,
         kept_encoder_profile,
         lengths_that_pay,
     )
-    from stoker.contexts.model_source import encoder_class
-    from stoker.contexts.ranks import Gang
+    from stoker.contexts.model_source import encoder_class, token_counter
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
-    from stoker.contexts.runtime_family import Family, family
-    from stoker.contexts.runtime_lengths import RuntimeLengths
-    from stoker.contexts.state import state_folder
-    from stoker.contexts.token_counts import token_counter
 
 
 def __getattr__(name: str) -> Any:

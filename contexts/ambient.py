@@ -1,8 +1,11 @@
-"""What code that runs inside a library may ask: its device, its context, its folder; and how it reports progress.
+"""The functions that user code in a library calls: its device, context and folder, progress, gang and stop.
 
-Two scopes. The *library* scope is the process's: it holds one context on its devices for as long as it lives. The
-*call* scope is a slot's: with several slots, calls run in threads side by side, so it is a context variable; a thread
-that the user's function starts by itself sees no context variable and falls back to the call that began last.
+Two scopes. The *library* scope belongs to the process: one context on its devices. The *call* scope belongs to a slot
+and is a context variable; a thread that the user's function starts falls back to the call that began last.
+
+A library stops a call when its client cancels it, its `timeout` is over, or a policy evicts it. It asks the call's
+`CallStop`, which wakes the call's waits: an engine aborts the call's requests before its next step. The wait raises
+`Evicted`, and so do later waits and the next `progress(...)`.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextvars
 import math
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,10 +21,124 @@ from pathlib import Path
 from typing import Any
 
 from stoker.contexts import payloads
-from stoker.contexts.call_stop import CallStop, Evicted
-from stoker.contexts.ranks import ALONE, Gang, SeatHook
 from stoker.errors import SerializationError, StokerError
 from stoker.units import show_bytes
+
+# ---- call stop
+
+
+class Evicted(BaseException):
+    """Ends a call that was told to stop: at its `stoker.progress(...)`, or while it waits for a model. `state` is its
+    checkpoint, pickled.
+
+    It is not an `Exception`: the `except Exception` of a retry loop would swallow it and start the next request of a
+    call whose client has left.
+    """
+
+    def __init__(self, state: bytes = b"") -> None:
+        super().__init__("the call was told to stop")
+        self.state = state
+
+
+class CallStop:
+    """The order to one call to stop. One thread gives it; the call's threads check it and register how to wake them."""
+
+    __slots__ = ("_wakes", "asked")
+
+    def __init__(self) -> None:
+        self.asked = False
+        """True once the call was told to stop."""
+        self._wakes: dict[Callable[[], None], None] = {}
+
+    def ask(self) -> None:
+        """Tell the call to stop, and wake its waits."""
+        self.asked = True
+        for wake in list(self._wakes):
+            wake()
+
+    def check(self) -> None:
+        """Raise Evicted if the call was told to stop."""
+        if self.asked:
+            raise Evicted
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when the call is told to stop, at once if it was told already. `wake` may be called twice and in
+        any thread; it must not wait or raise."""
+        self._wakes[wake] = None
+        if self.asked:
+            wake()
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        """Do not call `wake` any more. No-op if it is not registered."""
+        self._wakes.pop(wake, None)
+
+
+def comes_of_stop(error: BaseException) -> bool:
+    """True if the exception was raised because of `Evicted`: user code may translate exceptions, and task groups
+    collect them."""
+    seen: set[int] = set()
+    open_ones: list[BaseException | None] = [error]
+    while open_ones:
+        found = open_ones.pop()
+        if found is None or id(found) in seen:
+            continue
+        if isinstance(found, Evicted):
+            return True
+        seen.add(id(found))
+        open_ones += (found.__cause__, found.__context__)
+        if isinstance(found, BaseExceptionGroup):
+            open_ones += found.exceptions
+    return False
+
+
+# ---- ranks
+
+
+class Gang:
+    """This rank's place. Ranks count from 0 to `size` - 1.
+
+    `rendezvous` is the `host:port` at which rank 0 awaits the others. It is rank 0's to serve: `listener` is a socket
+    that listens there already, so nobody else can take the port (None for the other ranks, and in a gang of one). The
+    call's end closes it, unless it was `detach`ed. What is said there is the function's own business: a store of
+    torch.distributed (`master_listen_fd`), or any other protocol.
+
+    Everybody in the network can connect there. `key` is known to the ranks of this call alone: have each connection
+    prove it before anything else is said (for instance with `hmac`).
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        rendezvous: str = "",
+        listener: socket.socket | None = None,
+        key: bytes = b"",
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.rendezvous = rendezvous
+        self.listener = listener
+        self.key = key
+
+    def __repr__(self) -> str:
+        where = f" meeting at {self.rendezvous}" if self.rendezvous else ""
+        return f"<rank {self.rank} of {self.size}{where}>"
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self.listener is not None:
+            self.listener.close()
+
+
+SeatHook = Callable[[float], Gang]
+"""Takes how many seconds to wait for rank 0's address, and gives the place."""
+ALONE = Gang(rank=0, size=1)
+"""The place of a call that runs by itself."""
+
+
+# ---- ambient
+
 
 MOST_STATE_BYTES = 16_000_000
 """No checkpoint is larger: it travels whole in a frame, of which a manager takes 64 MB, and lies in the journal."""
@@ -34,8 +152,6 @@ SnapshotHook = Callable[[str, str, float], None]
 
 
 class _ProcessScope:
-    """The process's scope."""
-
     def __init__(
         self,
         *,
@@ -53,8 +169,8 @@ class _ProcessScope:
 
 
 class _SlotScope:
-    """A slot's scope. `seat` is what a member of a gang asks for its place, which is then kept. `dues`: see
-    `token_dues`; `stop`: see `call_stop`."""
+    """`seat` gives a member of a gang its place, which is then kept. `dues`: see `token_dues`; `stop`: see
+    `call_stop`."""
 
     __slots__ = ("dues", "folder", "hook", "place", "seat", "state", "stop")
 
@@ -97,7 +213,7 @@ def device() -> str:
 
 
 def devices() -> tuple[str, ...]:
-    """All devices of this library, as PyTorch names them here (a library sees only its own, counted from 0)."""
+    """Return all devices of this library by PyTorch's names here: a library sees only its own, counted from 0."""
     if _library is not None:
         return _library.devices
     torch = sys.modules.get("torch")
@@ -152,7 +268,7 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
 
 
 def saved_state(default: Any = None) -> Any:
-    """The checkpoint that this call left when it was evicted elsewhere, or `default` if it starts afresh."""
+    """Return the checkpoint that this call left when it was evicted, or `default` on a first start."""
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
@@ -192,7 +308,7 @@ def call_stop(*, own_thread: bool = False) -> CallStop:
 
 
 def scratch() -> Path:
-    """A folder on local disk for this call alone; it is cleared when the call ends."""
+    """Return a folder on local disk for this call alone; it is cleared when the call ends."""
     scope = _current()
     if scope is not None and scope.folder:
         return Path(scope.folder)
@@ -208,7 +324,7 @@ _hand_made: tempfile.TemporaryDirectory[str] | None = None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Where an object of this recipe lies on this machine, by its cache name; any other path is given back as it is."""
+    """Return the path of an object of this recipe on this machine, by its cache name; any other path unchanged."""
     given = os.fspath(path)
     if _library is not None:
         found = _library.objects.get(given)
@@ -218,7 +334,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def object_at(path: str | os.PathLike[str]) -> str:
-    """The cache name of the object of this recipe that lies at this path here; empty for any other path."""
+    """Return the cache name of this recipe's object at a path; empty for any other path."""
     objects = _library.objects if _library is not None else {}
     return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
 
@@ -235,8 +351,8 @@ def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) 
 
 
 def device_memory_bytes() -> int:
-    """What this library may hold of each of its devices, as its recipe declares; 0 if it does not, and outside of a
-    library. For loaders of engines that take their memory when they start."""
+    """Return the declared memory of this library on each of its devices; 0 if the recipe declares none, and outside of
+    a library. For engines that reserve memory when they start."""
     return _library.device_memory_bytes if _library is not None else 0
 
 
@@ -270,7 +386,7 @@ def enter_library(
 
 
 def leave_library() -> None:
-    """End the process's scope (tests; a library process simply exits)."""
+    """End the process's scope (for tests)."""
     global _library, _latest_call
     _library = _latest_call = None
     _running.clear()
@@ -285,8 +401,8 @@ def enter_call(
     dues: TokenDues | None = None,
     stop: CallStop | None = None,
 ) -> None:
-    """Begin a call in this thread: its progress hook, its folder, the checkpoint from which it resumes, the function
-    that gives a member of a gang its place, the function that says when its tokens are due, and its stop."""
+    """Begin a call in this thread, with its progress hook, folder, checkpoint, seat in a gang, token deadlines and
+    stop."""
     global _latest_call
     _latest_call = scope = _SlotScope(hook=hook, folder=folder, state=state, seat=seat, dues=dues, stop=stop)
     _running[scope] = None
@@ -304,18 +420,6 @@ def leave_call() -> None:
     if _latest_call is scope:
         _latest_call = None
     _call.set(None)
-
-
-def set_progress_hook(hook: ProgressHook | None) -> None:
-    """Where this thread's running call reports to; `None` ends the call's scope."""
-    if hook is None:
-        leave_call()
-        return
-    scope = _call.get()
-    if scope is None:
-        enter_call(hook=hook)
-    else:
-        scope.hook = hook
 
 
 def _current() -> _SlotScope | None:

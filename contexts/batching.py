@@ -1,21 +1,19 @@
-"""What a language model computes next: which requests it reads, and which it lets write a token.
+"""The next step of a language model's engine: the prompts that it reads, and the requests that write a token.
 
-A request passes through two stages (SLINFER §III-A). Its prompt is read in *prefill* steps, the last of which writes
-its first token. Then it takes part in every *decode* step, which reads that token and writes the next one. Requests
-join and leave between steps (continuous batching), so a short request never waits for a long one.
+A request passes through two stages (SLINFER §III-A). *Prefill* steps read its prompt; the last one writes its first
+token. Then every *decode* step reads that token and writes the next one. Requests join and leave between steps
+(continuous batching), so a short request never waits for a long one.
 
 The engine, the pilot and the simulator follow the same rules:
 
-- A request joins as soon as a row and memory for it are free: the one whose next token is due first, then the oldest.
-- One prefill step reads `prefill_tokens` of prompts at most. A longer prompt is read in parts, and reading delays those
-  that write by one part at the most: a decode step follows every prefill step, or, where the engine computes both in
-  one step (`mixes`), those that write take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4). A short
-  prompt then costs little, since the weights are read once for all.
-- A request reserves memory for its prompt and for the tokens that it will probably write: those that it has written, at
-  least the mean of the requests that have ended (SLINFER eq. 2), at most those that it may write. A reservation is as
-  long as a row of the cache: a power of two, or whole pages.
-- A request that outgrows its reservation takes a larger one. Where none is free, the request with the longest headroom
-  (SLINFER §VII-D) leaves the batch, the youngest of several; it is read again later, with what it has written.
+- A request joins as soon as a row and memory for it are free: earliest next token first, then the oldest.
+- A prefill step reads at most `prefill_tokens`. A longer prompt is read in parts, each followed by a decode step; or,
+  with `mixes`, requests that write take part in every prefill step (Sarathi-Serve, arXiv:2403.02310 §4).
+- A request reserves memory for its prompt and the tokens that it will probably write: at least its written tokens and
+  the mean of ended requests (SLINFER eq. 2), at most its limit. A reservation is as long as a row of the cache: a power
+  of two, or whole pages.
+- A request that outgrows its reservation takes a larger one. If none is free, the request with the longest headroom
+  (SLINFER §VII-D), the youngest of several, leaves the batch and is read again later with its written tokens.
 
 Seconds are of one clock; memory is counted in tokens of the key-value cache.
 """
@@ -77,11 +75,11 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of prompts that it reads."""
+        """Tokens of prompts that the step reads."""
         return sum(self.tokens) - self.writing
 
     def without(self, id: int, *, writes: bool) -> Step:
-        """The step without one of its requests, which writes in it or reads its prompt."""
+        """Return the step without one of its requests."""
         at = self.requests.index(id)
         requests, tokens, starts = (
             values[:at] + values[at + 1 :] for values in (self.requests, self.tokens, self.starts)
@@ -127,7 +125,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def decodes(self) -> bool:
-        """True if a decode step takes it further."""
+        """True if its next step is a decode step."""
         return self.read > 0 and self.unread == 1
 
 
@@ -137,7 +135,7 @@ def row_tokens(tokens: int) -> int:
 
 
 class RunningBatch:
-    """The requests of one engine, and what it computes next."""
+    """The requests of one engine; chooses the next step."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
@@ -169,12 +167,8 @@ class RunningBatch:
         dues = [request.due_at for request in (*self.running.values(), *first)]
         return min(dues, default=math.inf)
 
-    def wanted_tokens(self, *, least: int = 0) -> int:
-        """Tokens of the cache that the running requests will probably need at their peak (SLINFER eq. 2)."""
-        return max(least, sum(self._expected(request) for request in self.running.values()))
-
     def why_not(self, *, prompt: int, most: int) -> str:
-        """Why no batch within these limits can ever hold such a request; empty if one can."""
+        """Return why no batch within these limits can hold such a request; empty if one can."""
         size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
@@ -194,7 +188,7 @@ class RunningBatch:
         self._wait(BatchedRequest(id, prompt, most, self._arrivals, due_at, tpot_s))
 
     def next(self) -> Step | None:
-        """What to compute now; None if there are no requests. The caller says with `did` that it was computed."""
+        """Return the next step; None without requests. The caller confirms it with `did`."""
         evicted = self.make_room()
         self._admit()
         unread = [request for request in self.running.values() if not request.decodes]
@@ -251,14 +245,14 @@ class RunningBatch:
             self.mean_output += (request.made - self.mean_output) / self._ended
 
     def abort(self, id: int) -> None:
-        """The request leaves, wherever it is. No-op if absent."""
+        """Remove the request, waiting or running. No-op if absent."""
         self.running.pop(id, None)
         request = self._waiting.pop(id, None)
         if request is not None:
             del self.waiting[bisect_left(self.waiting, _urgency(request), key=_urgency)]
 
     def has_room_for(self, request: BatchedRequest) -> bool:
-        """True if a request that waits could join the batch now."""
+        """True if a waiting request could join the batch now."""
         return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
 
     def peak_tokens(self, *, prompt: int, output: float) -> int:
@@ -288,7 +282,7 @@ class RunningBatch:
             del self._waiting[request.id]
 
     def make_room(self) -> tuple[int, ...]:
-        """Enlarge the reservations that are full; returns the requests that had to leave for it."""
+        """Enlarge the reservations that are full; return the requests that were evicted for it."""
         evicted: list[int] = []
         full = [request for request in self.running.values() if request.length > request.reserved]
         for request in sorted(full, key=_urgency):
@@ -304,7 +298,7 @@ class RunningBatch:
         return tuple(evicted)
 
     def _evict(self) -> int:
-        """The request with the longest headroom leaves the batch and waits."""
+        """Move the request with the longest headroom from the batch to the waiting ones."""
         last = max(self.running.values(), key=_urgency)
         del self.running[last.id]
         last.read = last.reserved = 0
@@ -312,13 +306,12 @@ class RunningBatch:
         return last.id
 
     def _wait(self, request: BatchedRequest) -> None:
-        """Put a request in its place among those that wait."""
+        """Insert a request among the waiting ones by its urgency."""
         insort(self.waiting, request, key=_urgency)
         self._waiting[request.id] = request
 
 
 def _step(parts: list[tuple[BatchedRequest, int]], *, prefill: bool, evicted: tuple[int, ...]) -> Step:
-    """A step that reads these counts of tokens of these requests."""
     return Step(
         prefill=prefill, requests=tuple(request.id for request, _ in parts), tokens=tuple(count for _, count in parts),
         starts=tuple(request.read for request, _ in parts), writing=sum(request.decodes for request, _ in parts),

@@ -1,21 +1,269 @@
-"""cloudpickle, with what is the user's own by value: functions, classes, modules, and what `reducers` knows."""
+"""cloudpickle, with the user's own functions, classes and modules by value.
+
+A reducer answers as `__reduce_ex__` does, or None to leave an object to cloudpickle. Type variables and sentinels are
+compared with `is`, so each has an id and is one object in a process. Classes of modules that travel with a function go
+by name, with the simple attributes that the program has set: a function that imports `Color` in its body compares it
+with the `Color` that it was given.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import functools
+import importlib
+import inspect
+import pickle
 import sys
+import threading
 import types
+import typing
+import uuid
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 from cloudpickle import cloudpickle as _inside
 
-from stoker.contexts.bytecode import names_in_class_bodies
 from stoker.contexts.carried_modules import has_travelled
-from stoker.contexts.classes_by_name import class_by_name, is_found_by_name, simple_attributes
+from stoker.contexts.function_code import SourceLines, know, lines_of, names_in_class_bodies
 from stoker.contexts.open_handles import SUSPECTS, reduce_handle, tell_of_finalizer
-from stoker.contexts.reducers import REDUCERS, class_reduction, is_dispatcher, reduce_dispatcher
-from stoker.contexts.source_lines import SourceLines, know, lines_of
 from stoker.contexts.user_code import is_installed
+
+# ---- classes by name
+
+
+_SIMPLE = frozenset({int, str, float, bool, bytes, complex, type(None)})
+_CONTAINERS = frozenset({tuple, list, set, frozenset, dict})
+_MOST_PARTS = 64
+
+
+def is_found_by_name(kind: type) -> bool:
+    """True if a class is found under its name in its module."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    return found is kind
+
+
+def simple_attributes(kind: type) -> dict[str, Any]:
+    """Return attributes of a class that are numbers, texts or small containers of these."""
+    if isinstance(kind, enum.EnumMeta):
+        return {}
+    return {name: part for name, part in vars(kind).items() if not name.startswith("__") and _is_simple(part)}
+
+
+def class_by_name(module: str, name: str, attributes: dict[str, Any]) -> Any:
+    """Return the class of this name, with these attributes set."""
+    kind: Any = importlib.import_module(module)
+    for part in name.split("."):
+        kind = getattr(kind, part)
+    for attribute, value in attributes.items():
+        here = vars(kind).get(attribute)
+        if type(here) is not type(value) or here != value:
+            setattr(kind, attribute, value)
+    return kind
+
+
+def _is_simple(part: Any) -> bool:
+    if type(part) in _SIMPLE:
+        return True
+    if type(part) not in _CONTAINERS or len(part) > _MOST_PARTS:
+        return False
+    parts = [*part.keys(), *part.values()] if type(part) is dict else part
+    return all(type(each) in _SIMPLE for each in parts)
+
+
+# ---- reducers
+
+
+CACHED = type(functools.lru_cache(len))
+"""The class of functions under `functools.cache` and `lru_cache`."""
+_DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-defined]  # it is a function
+
+
+def is_dispatcher(function: types.FunctionType) -> bool:
+    """True for a function under `functools.singledispatch`."""
+    return function.__code__ is _DISPATCHER and hasattr(function, "registry")
+
+
+# ---- functions
+
+
+def _reduce_cached(value: Any) -> Any:
+    if not hasattr(value, "cache_parameters"):  # made by hand
+        return None
+    options = value.cache_parameters()
+    attributes = {name: part for name, part in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}
+    return new_cached, (value.__wrapped__, options["maxsize"], options["typed"]), attributes
+
+
+def new_cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    """Return a function behind an empty cache."""
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def reduce_dispatcher(function: Any) -> Any:
+    """Reduce a function under `functools.singledispatch`."""
+    own = ("__wrapped__", "register", "dispatch", "registry", "_clear_cache")
+    attributes = {name: part for name, part in vars(function).items() if name not in own}
+    state = attributes, list(function.registry.items())
+    return functools.singledispatch, (function.__wrapped__,), state, None, None, fill_dispatcher
+
+
+def fill_dispatcher(function: Any, state: tuple[dict[str, Any], list[tuple[type, Any]]]) -> None:
+    """Set the attributes and implementations of a dispatching function."""
+    attributes, implementations = state
+    vars(function).update(attributes)
+    for kind, implementation in implementations:
+        function.register(kind, implementation)
+
+
+def _reduce_cached_property(value: Any) -> Any:
+    attributes = {name: part for name, part in vars(value).items() if name not in ("func", "lock")}
+    return functools.cached_property, (value.func,), attributes
+
+
+def _reduce_cell(cell: types.CellType) -> Any:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # empty
+        return types.CellType, ()
+    return types.CellType, (), (content,), None, None, fill_cell
+
+
+def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
+    """Bind a closure cell that functions share."""
+    cell.cell_contents = state[0]
+
+
+# ---- classes
+
+
+def class_reduction(kind: type) -> Any:
+    """How to rebuild a class by value, its slots with it: Python makes them together with the class, or never.
+
+    Raises PicklingError for a class that can't be rebuilt so.
+    """
+    if getattr(kind, "__struct_fields__", None):
+        raise pickle.PicklingError(
+            f"{kind.__qualname__} is a msgspec.Struct, which goes by its name: define it in a module that the function"
+            " imports in its body, or make it a dataclass"
+        )
+    if wanted := _wanted_by_bases(kind):
+        raise pickle.PicklingError(
+            f"{kind.__qualname__} was made with {wanted!r} for __init_subclass__, which Python does not keep: define it"
+            " in a module that the function imports in its body, or give that parameter a default"
+        )
+    reduced = _inside._dynamic_class_reduce(kind)
+    bases = vars(kind).get("__orig_bases__", ())
+    if reduced[0] is _inside._make_skeleton_class and "__slots__" in vars(kind) and typing.NamedTuple not in bases:
+        reduced[1][3]["__slots__"] = vars(kind)["__slots__"]
+    return reduced
+
+
+def _wanted_by_bases(kind: type) -> str:
+    """Return a keyword that `__init_subclass__` of a base requires, or an empty string."""
+    hook: Any = getattr(super(kind, kind), "__init_subclass__", None)
+    if not isinstance(hook, types.MethodType):
+        return ""
+    try:
+        parameters = inspect.signature(hook).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    bare = [one.name for one in parameters if one.default is one.empty and one.kind not in _COLLECTING]
+    return bare[0] if bare else ""
+
+
+_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+# ---- what is compared with `is`
+
+
+def _reduce_type_variable(value: Any) -> Any:
+    kind = type(value)
+    arguments, options = (value.__name__,), dict[str, Any]()
+    if kind is typing.TypeVar:
+        arguments = (value.__name__, *value.__constraints__)
+    if kind is not typing.TypeVarTuple:
+        options = {
+            "bound": value.__bound__,
+            "covariant": value.__covariant__,
+            "contravariant": value.__contravariant__,
+        }
+    identity = _inside._get_or_create_tracker_id(value)
+    return new_named, (kind, arguments, options, {"__module__": value.__module__}, identity)
+
+
+def _reduce_new_type(value: Any) -> Any:
+    attributes = {name: part for name, part in vars(value).items() if name != "__supertype__"}
+    identity = _inside._get_or_create_tracker_id(value)
+    return new_named, (typing.NewType, (value.__name__, value.__supertype__), {}, attributes, identity)
+
+
+def new_named(
+    kind: Any, arguments: tuple[Any, ...], options: dict[str, Any], attributes: dict[str, Any], identity: str
+) -> Any:
+    """Return a type variable or a NewType: the one with this id, if it exists."""
+    made = kind(*arguments, **options)
+    for name, value in attributes.items():
+        with contextlib.suppress(AttributeError):
+            setattr(made, name, value)
+    return _inside._lookup_class_or_track(identity, made)
+
+
+_MOST_SENTINELS = 10_000
+_sentinels: dict[str, object] = {}
+_ids_of_sentinels: dict[int, str] = {}
+_sentinels_lock = threading.Lock()
+
+
+def _reduce_sentinel(value: object) -> Any:
+    with _sentinels_lock:
+        identity = _ids_of_sentinels.get(id(value))
+        if identity is None:
+            if len(_sentinels) >= _MOST_SENTINELS:  # a program that makes them by the thousand compares none of these
+                return None
+            identity = uuid.uuid4().hex
+            _sentinels[identity] = value
+            _ids_of_sentinels[id(value)] = identity
+    return sentinel, (identity,)
+
+
+def sentinel(identity: str) -> object:
+    """Return the `object()` with this id: the same one each time."""
+    with _sentinels_lock:
+        value = _sentinels.get(identity)
+        if value is None:
+            value = object()
+            if len(_sentinels) < _MOST_SENTINELS:
+                _sentinels[identity] = value
+                _ids_of_sentinels[id(value)] = identity
+    return value
+
+
+def _reduce_weak_dictionary(value: Any) -> Any:
+    return type(value), (dict(value),)
+
+
+REDUCERS: dict[Any, Callable[[Any], Any]] = {
+    CACHED: _reduce_cached,
+    functools.cached_property: _reduce_cached_property,
+    types.CellType: _reduce_cell,
+    typing.TypeVar: _reduce_type_variable,
+    typing.ParamSpec: _reduce_type_variable,
+    typing.TypeVarTuple: _reduce_type_variable,
+    typing.NewType: _reduce_new_type,
+    weakref.WeakKeyDictionary: _reduce_weak_dictionary,
+    weakref.WeakValueDictionary: _reduce_weak_dictionary,
+    object: _reduce_sentinel,
+}
+
+
+# ---- by value
+
 
 NONE: frozenset[str] = frozenset()
 
@@ -45,7 +293,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
     def reducer_override(self, obj: Any) -> Any:
-        """What to rebuild an object from; NotImplemented for what plain pickle does well."""
+        """Reduce an object; NotImplemented leaves it to plain pickle."""
         if isinstance(obj, types.FunctionType):
             return self._function(obj)
         if isinstance(obj, type):
@@ -88,7 +336,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return class_reduction(kind) if reduced is not NotImplemented and reduced[-1] is _FILLS_A_CLASS else reduced
 
     def _by_value(self, home: Any) -> bool:
-        """True for a module of the user's own from which things go by value."""
+        """True for a module of the user's own whose functions and classes go by value."""
         if not isinstance(home, str) or home == "__main__" or home not in sys.modules or is_installed(home):
             return False
         if self._prefers_names:
@@ -96,7 +344,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return not self._prefers_names
 
     def _is_found(self, obj: Any) -> bool:
-        """True for what goes by name, and what its module has under its name."""
+        """True for an object that goes by name and is found under its name in its module."""
         home, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
         name = name or getattr(obj, "__name__", None)
         if not isinstance(home, str) or not isinstance(name, str) or home == "__main__" or self._by_value(home):
@@ -107,7 +355,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         return found is obj
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
-        """cloudpickle's, with the variables that functions share, and the globals that bodies of classes in it use."""
+        """cloudpickle's reduction, with the closure cells that functions share, and globals that class bodies in it
+        use."""
         make, arguments, (attributes, state), *rest = super()._dynamic_function_reduce(func)
         known = func.__globals__
         for name in names_in_class_bodies(func.__code__):

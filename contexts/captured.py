@@ -1,204 +1,196 @@
-"""What a function takes along by value, and whether it has changed since.
+"""The names that a function uses, compared by identity: a function is pickled again if one of them may have changed.
 
-A function of the user's own is pickled once, with its default arguments and the globals and helpers that it uses.
-Programs bind these again and change them in place all the time (a cell that is run anew, a network in training), so
-before a call is sent each is compared with what it was: functions by identity and code, atoms by value, anything else
-by its content (`fingerprint`). The user's functions among these values (`helpers`) are compared likewise.
+A function of the user's travels with its globals, closure, defaults and attributes, and with the user's own functions
+among these. If all of them are immutable (numbers, strings, installed modules, functions of the same kind), its bytes
+stay valid until a name is bound to another object. If one is mutable, nothing is known about its content: the caller
+pickles the function at every call.
 
-Values are held weakly where Python allows it, so a helper that names the function itself does not keep it alive.
+Functions and modules are held weakly, so a function that refers to itself is freed. No code of the user's runs here.
 """
 
 from __future__ import annotations
 
-import itertools
+import datetime
+import logging
+import pathlib
+import re
+import sys
 import types
+import typing
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from stoker.contexts.array_facts import Meter
-from stoker.contexts.bytecode import global_names
-from stoker.contexts.fingerprint import Fingerprint
-from stoker.contexts.helpers import HelperSearch, Place, has_installed_globals, own_function
-from stoker.contexts.own_attributes import MISSING, cell_content
-from stoker.contexts.reducers import is_dispatcher
-from stoker.contexts.walk_plans import ATOMS, counts_by_identity
+from stoker.contexts.function_code import global_names
+from stoker.contexts.user_code import is_installed
 
-_HELPERS = 256
-"""More helpers of helpers than this are not followed."""
+_MOST_FUNCTIONS = 1_000
+"""A function that uses more functions than this counts as mutable."""
+_MISSING = object()
+_ATOMS = frozenset(map(id, (
+    int, str, float, bool, bytes, complex, type(None), type(...), type(NotImplemented), range, re.Pattern,
+    datetime.date, datetime.datetime, datetime.timedelta, pathlib.PosixPath, pathlib.PurePosixPath, logging.Logger,
+    types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(_MISSING),
+)))  # fmt: skip
+"""Ids of classes whose instances cannot change, or travel by their name. A metaclass may define `__hash__`, so ids."""
+_GENERIC = frozenset(map(id, (types.GenericAlias, types.UnionType, type(typing.Optional[int]), type(typing.List[int]))))  # noqa: UP006, UP045
 
-Reader = Callable[[Any, Any], Any]
+_members: Callable[[type], Any] = type.__dict__["__dict__"].__get__
+_qualname: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+_globals_of: Callable[[types.ModuleType], dict[str, Any]] = vars(types.ModuleType)["__dict__"].__get__
+_owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__get__
 
 
-class CapturedState:
-    """What a function and the user's own functions that it uses rested on, at the time of its making."""
+class Captured:
+    """The objects that a function's names refer to. `mutable`: the names of those that may change in place."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        search = HelperSearch()
-        start = own_function(function)
-        self._is_plain = start is function
-        self._own = None
-        self._object = None
-        if start is None:
-            self._object = _Binding("what it holds", _itself, 0, function, search)
-        else:
-            search.meet(start)  # it is the first helper, and no helper of its helpers
-            self._own = _Function(start, search)
-        self._helpers: list[tuple[weakref.ref[types.FunctionType], _Function]] = []
-        for helper in itertools.islice(search.helpers(), _HELPERS):
-            if helper is not start:
-                self._helpers.append((weakref.ref(helper), _Function(helper, search)))
+    def __init__(self, function: Any) -> None:
+        self.mutable: dict[str, Any] = {}
+        self._own: _FunctionNames | None = None
+        self._helpers: list[tuple[weakref.ref[Any], _FunctionNames]] = []
+        if type(function) is not types.FunctionType:
+            if not _is_immutable(function):
+                self.mutable["the object that is called"] = function
+            return
+        waiting, seen = [function], {id(function)}
+        for one in waiting:  # it grows meanwhile
+            if _is_found_by_name(one, one.__module__, one.__qualname__):
+                continue
+            if len(seen) > _MOST_FUNCTIONS:
+                self.mutable["functions"] = waiting
+                return
+            names = _FunctionNames(one)
+            if one is function:
+                self._own = names
+            else:
+                self._helpers.append((weakref.ref(one), names))
+            for name, value in _values(one):
+                if type(value) is types.FunctionType:
+                    if id(value) not in seen:
+                        seen.add(id(value))
+                        waiting.append(value)
+                elif not _is_immutable(value):
+                    self.mutable.setdefault(name, value)
 
-    def changed(self, function: Callable[..., Any]) -> str:
-        """The first name whose value is another one now, empty if there is none. `function` is that of the making."""
-        start: Any = function if self._is_plain else own_function(function)
-        meter = Meter()
-        if self._object is not None and not self._object.holds(function, meter):
-            return self._object.name
-        if self._own is not None:
-            name = self._own.changed(start, meter) if start is not None else self._own.name
-            if name:
-                return name
-        for helper, known in self._helpers:
-            alive = helper()
-            name = known.changed(alive, meter) if alive is not None else known.name
+    def changed(self, function: Any) -> str:
+        """Return the first name that is bound to another object now, or an empty string."""
+        if self._own is None:
+            return ""
+        name = self._own.changed(function)
+        if name or not self._helpers:
+            return name
+        for held, names in self._helpers:
+            helper = held()
+            name = names.name if helper is None else names.changed(helper)
             if name:
                 return name
         return ""
 
 
-class _Function:
-    """What one function rested on: its code, what its names stood for, and its attributes."""
+class _FunctionNames:
+    __slots__ = ("_code", "_objects", "_used", "name")
 
-    __slots__ = ("_attributes", "_bindings", "_code", "name")
-
-    def __init__(self, function: types.FunctionType, search: HelperSearch) -> None:
+    def __init__(self, function: types.FunctionType) -> None:
         self.name = function.__name__
         self._code = function.__code__
-        self._bindings = list(_bindings(function, search))
-        attributes = function.__dict__
-        self._attributes = Fingerprint(attributes, meter=search.meter, met=search.met) if attributes else None
+        self._used = tuple(sorted(global_names(function.__code__)))
+        self._objects = [_holder(value) for _, value in _values(function, self._used)]
 
-    def changed(self, function: types.FunctionType, meter: Meter) -> str:
-        """The first name that stands for something else now, empty if there is none."""
-        for binding in self._bindings:
-            if not binding.holds(function, meter):
-                return binding.name
+    def changed(self, function: types.FunctionType) -> str:
         if function.__code__ is not self._code:
             return self.name
-        attributes = function.__dict__
-        same = not attributes if self._attributes is None else self._attributes.matches(attributes, meter)
-        if same:
-            return ""
-        return self.name if is_dispatcher(function) else f"the attributes of {self.name}"  # or its implementations
+        objects = self._objects
+        place = 0
+        for name, value in _values(function, self._used):
+            if place == len(objects):
+                return name
+            known = objects[place]
+            if type(known) is weakref.ReferenceType:
+                known = known()
+                if known is None:
+                    return name
+            if known is not value:
+                return name
+            place += 1
+        return "" if place == len(objects) else self.name
 
 
-class _Binding:
-    """A name that a function uses, and what it stood for."""
-
-    __slots__ = ("_at", "_fingerprint", "_read", "_ref", "_value", "name")
-
-    def __init__(self, name: str, read: Reader, at: Any, function: Any, search: HelperSearch) -> None:
-        self.name = name
-        self._read = read
-        self._at = at
-        self._ref: weakref.ref[Any] | None = None
-        self._value: Any = _HELD_WEAKLY
-        self._fingerprint: Fingerprint | None = None
-        value = read(function, at)
-        if id(type(value)) in ATOMS:
-            self._value = value
-        elif counts_by_identity(value):
-            search.meet(value)
+def _values(function: types.FunctionType, used: Iterable[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield all objects that travel with a function, with their names, in the same order each time."""
+    namespace = function.__globals__
+    for name in sorted(global_names(function.__code__)) if used is None else used:
+        yield name, namespace.get(name, _MISSING)
+    if function.__closure__:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
             try:
-                self._ref = weakref.ref(value)
-            except TypeError:
-                self._value = value
-        else:
-            self._fingerprint = Fingerprint(value, meter=search.meter, met=search.met)
-
-    def holds(self, function: Any, meter: Meter) -> bool:
-        """True while the name stands for the same as at first."""
-        value = self._read(function, self._at)
-        if value is self._value:
-            return True
-        if self._ref is not None:
-            return self._ref() is value
-        if self._fingerprint is not None:
-            return self._fingerprint.matches(value, meter)
-        kind = type(value)
-        if kind is not type(self._value) or id(kind) not in ATOMS:
-            return False
-        return str(value) == str(self._value) if kind is float else bool(value == self._value)  # NaN, -0.0
+                yield name, cell.cell_contents
+            except ValueError:  # no value yet
+                yield name, _MISSING
+    if function.__defaults__:
+        for value in function.__defaults__:
+            yield f"a default of {function.__name__}", value
+    for held in (function.__kwdefaults__, function.__dict__, function.__annotations__):
+        if held:
+            for name, value in dict.items(held):
+                yield name, name
+                yield name, value
 
 
-_HELD_WEAKLY = object()
-
-
-def _bindings(function: types.FunctionType, search: HelperSearch) -> Iterator[_Binding]:
-    """The names that a function uses. One that an earlier function uses too is looked at there."""
-    code = function.__code__
-    for name, read, at, place in _variables(function):
-        value = read(function, at)
-        if value is function or (issubclass(type(value), types.ModuleType) and counts_by_identity(value)):
-            continue
-        if search.is_new(place):
-            yield _Binding(name, read, at, function, search)
-    defaults = function.__defaults__ or ()
-    for at, name in enumerate(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]):
-        yield _Binding(name, _default, at, function, search)
-    for name in function.__kwdefaults__ or ():
-        yield _Binding(name, _keyword_default, name, function, search)
-
-
-def _variables(function: types.FunctionType) -> Iterator[tuple[str, Reader, Any, Place]]:
-    """The globals and the variables of enclosing functions that a function uses: name, how, at what, and from where
-    it is read. The globals of a wrapper that an installed decorator made are left out."""
-    if not has_installed_globals(function):
-        for name in sorted(global_names(function.__code__)):
-            yield name, _global, name, (id(function.__globals__), name)
-    for at, (name, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)):
-        yield name, _cell, at, (id(cell), "")
-
-
-def _itself(function: Any, _at: int) -> Any:
-    return function
-
-
-def _global(function: types.FunctionType, name: str) -> Any:
-    return function.__globals__.get(name, MISSING)
-
-
-def _cell(function: types.FunctionType, at: int) -> Any:
-    cells = function.__closure__ or ()
-    return cell_content(cells[at]) if at < len(cells) else MISSING
-
-
-def _default(function: types.FunctionType, at: int) -> Any:
+def _holder(value: Any) -> Any:
+    """Return a weak reference to functions, classes and modules, which may lead back to the function; else the value
+    itself."""
+    if id(type(value)) in _ATOMS:
+        return value
     try:
-        return (function.__defaults__ or ())[at]
-    except IndexError:
-        return MISSING
+        return weakref.ref(value)
+    except TypeError:
+        return value
 
 
-def _keyword_default(function: types.FunctionType, name: str) -> Any:
-    return (function.__kwdefaults__ or {}).get(name, MISSING)
+def _is_immutable(value: Any) -> bool:
+    """True for a value that cannot change in place. False for a function of the user's, which the caller follows."""
+    kind = type(value)
+    if id(kind) in _ATOMS:
+        return True
+    if kind is tuple or kind is frozenset:
+        return all(map(_is_immutable, value))
+    if issubclass(kind, types.ModuleType):
+        name = _globals_of(value).get("__name__")
+        return type(name) is str and is_installed(name)
+    if issubclass(kind, type):
+        return _is_found_by_name(value, _members(value).get("__module__", "builtins"), _qualname(value))
+    if kind is types.FunctionType:
+        return _is_found_by_name(value, value.__module__, value.__qualname__)
+    if kind is types.BuiltinFunctionType:
+        owner = _owner_of(value)
+        return owner is None or _is_immutable(owner)
+    if id(kind) in _GENERIC:
+        return _is_immutable(typing.get_origin(value)) and all(map(_is_immutable, typing.get_args(value)))
+    return False
+
+
+def _is_found_by_name(value: Any, home: Any, name: str) -> bool:
+    """True for what an installed module has under its name: it travels by this name."""
+    if type(home) is not str or not is_installed(home):
+        return False
+    found: Any = sys.modules.get(home)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is value
 
 
 # ---- recipes
 
 _MADE = 256
-_made: OrderedDict[str, tuple[weakref.ref[Any], CapturedState]] = OrderedDict()
+_made: OrderedDict[str, tuple[weakref.ref[Any], Captured]] = OrderedDict()
 """The loaders of the recipes that this program made last, by key."""
 
 
 def made_recipe(key: str, loader: Callable[..., Any]) -> None:
-    """Remember what a loader rests on when a recipe is made of it."""
-    if own_function(loader) is None and counts_by_identity(loader):
-        return
+    """Remember the objects that a loader's names refer to when a recipe is made of it."""
     try:
-        _made[key] = (weakref.ref(loader), CapturedState(loader))
+        _made[key] = (weakref.ref(loader), Captured(loader))
     except TypeError:
         return
     _made.move_to_end(key)
@@ -207,7 +199,7 @@ def made_recipe(key: str, loader: Callable[..., Any]) -> None:
 
 
 def changed_since_made(key: str) -> str:
-    """The first name that the loader of a recipe uses and that has changed since the recipe was made, or empty."""
+    """Return the first name of a recipe's loader that was bound to another object since, or an empty string."""
     known = _made.get(key)
     loader = known[0]() if known is not None else None
     return known[1].changed(loader) if known is not None and loader is not None else ""

@@ -6,8 +6,7 @@
     def verify(model, claims):
         return model.label_scores([f"Claim: {claim}\\nAnswer:" for claim in claims], [" true", " false"])
 
-What the context is, is told in `engine.py`; how it is kept for the next load, in `snapshot.py`. This module imports
-neither, so that a login node can write recipes without a GPU library.
+The context is in `language_model`. It is not imported here, so a login node writes recipes without a GPU library.
 """
 
 from __future__ import annotations
@@ -22,10 +21,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.cache_needs import with_cache
 from stoker.contexts.factory import RecipeFactory, context
 from stoker.contexts.inference.adapter import OWN_OPTIONS, VLLM_OPTIONS
-from stoker.contexts.model_source import CallableModule, architectures, encoder_class, model_source, shown_name
+from stoker.contexts.model_source import (
+    CallableModule,
+    architectures,
+    encoder_class,
+    model_source,
+    shown_name,
+    with_cache,
+)
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import RecipeError
 
@@ -76,7 +81,7 @@ def load_causal_lm(
 def language_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
-    """Load the model once, into a process that then serves call after call."""
+    """Load the model once; the process then serves call after call."""
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 
@@ -84,7 +89,7 @@ def language_model(
 def language_model_with_graphs(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
-    """`language_model` with captured steps: a loader of another name, so that the other's keys stay the same."""
+    """`language_model` with captured steps: a loader of another name keeps the keys of the other's recipes."""
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, graphs=True)
 
 
@@ -218,7 +223,8 @@ def default_model() -> str:
 
 
 def _preload(source: str) -> tuple[str, ...]:
-    """What a pilot imports ahead: the model's architecture too, if it is told cheaply (not so in a GGUF file)."""
+    """Return the modules that a pilot imports ahead, with the model's architecture if its folder names it (a GGUF file
+    does not)."""
     names = architectures(source) or (_USUAL_ARCHITECTURE,)
     return (*_PRELOAD, *(f"transformers:{name}" for name in names))
 

@@ -1,8 +1,8 @@
-"""A function or a loader as bytes that travel: what `payloads` makes of it, behind the modules that it imports.
+"""The bytes of a function or a loader: a table of the modules that it imports, then the value.
 
     M, version, length of the table | the pickled table of modules | gap to 64 bytes | the value, as payloads.dumps
 
-Without such modules it is the value alone. The table comes first, so that what is rebuilt already finds its modules.
+Without such modules it is the value alone. The table comes first, because the value is rebuilt with its modules.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 from stoker.contexts import payloads
 from stoker.contexts.carried_modules import NO_MODULES, CarriedModules
 from stoker.contexts.digest import digest_of_code
-from stoker.contexts.editable import stamps_of
 from stoker.contexts.payload_layout import Buffer
-from stoker.contexts.user_modules import Table, modules_for
+from stoker.contexts.user_modules import Table, modules_for, stamps_of
 from stoker.errors import SerializationError
 
 _HEAD = struct.Struct("<cBHI")  # magic, version, unused, length of the table
@@ -75,7 +74,7 @@ _MOST_NAMES = 1000
 
 
 def names_carried(key: str, data: bytes) -> frozenset[str]:
-    """The modules that travel in `dumps_code`'s bytes, which are known by a key."""
+    """Return the names of modules in `dumps_code`'s bytes. `key` identifies the bytes."""
     if data[:1] != b"M":
         return _NONE
     known = _names.get(key)
@@ -107,7 +106,7 @@ def _table(data: Buffer) -> Table:
 
 
 def _head_of_file(path: str) -> bytes:
-    """The first bytes of a file, with the table if it has one."""
+    """Return the first bytes of a file, with the table if it has one."""
     with open(path, "rb") as file:
         head = file.read(_HEAD.size)
         if head[:1] != b"M":

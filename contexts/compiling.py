@@ -1,32 +1,214 @@
-"""Runtimes that are compiled: the network of an encoder for one shape of batch, by torch.compile; on a GPU as CUDA
-graphs (mode `reduce-overhead`).
+"""Compiled runtimes: an encoder's network for one shape of batch, by torch.compile; on a GPU as CUDA graphs.
 
-All of a runtime is compiled, and then computed, in one thread of its own: a CUDA graph belongs to the thread that
-recorded it, and code for a CPU is compiled for a number of threads, which others would change (`core_share.py`). So
-nothing is compiled anew while calls run.
+A runtime is compiled and computed in one thread: a CUDA graph belongs to the thread that recorded it, and code for a
+CPU is compiled for a number of threads, which other threads would change (`core_share`).
 
-What was compiled is kept as an object, so that other pilots need not compile (`compiled_artifacts.py`).
+The compiler's folder (graphs, kernels, shared objects) is kept as a snapshot: the first library compiles, the others
+load. PyTorch's `save_cache_artifacts` leaves out the shared objects of a CPU, which cost 18 s of 27 s. Other
+pilots get the snapshot under its *form*, and a library works on a copy. A damaged artifact is moved aside, and one of
+another machine is replaced: it costs the time to compile, never the load.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import os
 import platform
 import re
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from stoker.contexts import compiled_artifacts
-from stoker.contexts.encoder_inputs import RuntimeShape
+from stoker.contexts import ambient
+from stoker.contexts.folders import snapshot_folder
+from stoker.contexts.snapshot import make_folder, set_aside, snapshot_facts
 from stoker.errors import ContextError
 from stoker.units import show_seconds
+
+# ---- encoder inputs
+
+
+class TokenRow(NamedTuple):
+    """A text's tokens, and for each the number of its text in a pair (empty where the model takes none)."""
+
+    ids: list[int]
+    types: list[int]
+
+
+class RuntimeShape(NamedTuple):
+    """The shape of every batch of a runtime: tokens of each text, and number of texts."""
+
+    length: int
+    batch: int = 1
+
+
+def network_inputs(
+    rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What the network is given, `[texts, tokens]` each, and the texts' lengths.
+
+    `padding`: the id of the padding token. In a runtime's shape, the first text stands in the places that are left.
+    """
+    if shape is not None:
+        rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
+    width = shape.length if shape is not None else max(len(row.ids) for row in rows)
+    lengths = torch.tensor([len(row.ids) for row in rows], device=device)
+    seen = torch.arange(width, device=device)[None, :] < lengths[:, None]
+    ids = [row.ids + [padding] * (width - len(row.ids)) for row in rows]
+    inputs = {"input_ids": torch.tensor(ids, device=device), "attention_mask": seen.long()}
+    if rows[0].types:
+        types = [row.types + [0] * (width - len(row.types)) for row in rows]
+        inputs["token_type_ids"] = torch.tensor(types, device=device)
+    return inputs, lengths
+
+
+# ---- compiled artifacts
+
+
+Made = TypeVar("Made")
+Compile = Callable[[Path], Made]
+"""Compiles with this folder as the compiler's cache: what is in it is not made again."""
+_NOT_KEPT = "just compiled, and not kept"
+_CACHE, _LOCKS = "cache", "locks"
+_SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
+"""No processes that outlive the load; and no precompiled C++ headers, which stay in /tmp with 150 MB each."""
+_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+class _Had(NamedTuple, Generic[Made]):
+    """The compiled result, and True if it was compiled now."""
+
+    made: Made
+    is_new: bool
+
+
+def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
+    """Return the result of `compile`, from a snapshot of this form if one exists, and its origin. Without a form
+    nothing is kept. Raises what compiling raises."""
+    if not form:
+        return _alone(compile), _NOT_KEPT
+    place, came = snapshot_folder() / form, ambient.local_path(form)
+    if snapshot_facts(place) is None and (facts := snapshot_facts(came)) is not None:
+        had = _from(came, compile, place=place)
+        if had is not None and not had.is_new:
+            return had.made, f"another pilot compiled it in {show_seconds(float(facts.get('made_s', 0.0)))}"
+        if had is not None:
+            return had.made, _offered(form, place, "just compiled")
+    for _ in range(2):
+        found = _keep(place, compile)
+        if found is None and snapshot_facts(place) is None:  # the disk takes nothing
+            break
+        had = _Had(found[0], True) if found else _from(place, compile, place=place)
+        if had is not None:
+            return had.made, _offered(form, place, "just compiled" if had.is_new else "compiled earlier")
+        set_aside(place)
+    return _alone(compile), _NOT_KEPT
+
+
+def _offered(form: str, place: Path, how: str) -> str:
+    """Offer the snapshot at `place` if it was written; return its origin, for people."""
+    facts = snapshot_facts(place)
+    if facts is None:
+        return _NOT_KEPT
+    made_s = float(facts.get("made_s", 0.0))
+    ambient.offer_snapshot(form, place, made_s=made_s)
+    return f"{how} in {show_seconds(made_s)}"
+
+
+def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
+    """Compile, and keep the result at `place`; None if it exists or cannot be kept. Raises what compiling raises."""
+    found: list[Made] = []
+    failed: list[Exception] = []
+
+    def write(draft: Path) -> None:
+        try:
+            found.append(compile(draft / _CACHE))
+        except Exception as error:
+            failed.append(error)
+            raise
+        shutil.rmtree(draft / _CACHE / _LOCKS, ignore_errors=True)
+
+    try:
+        make_folder(place, write, source="torch.compile")
+    except OSError as error:
+        if failed:
+            raise
+        log.warning("what was compiled is not kept in %s: %s", place.parent, error)
+    return (found[0],) if found else None
+
+
+def _from(source: Path, compile: Compile[Made], *, place: Path) -> _Had[Made] | None:
+    """Load an artifact; None if it is damaged. If something was compiled nevertheless, keep that at `place`."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
+            cache = Path(folder, _CACHE)
+            shutil.copytree(source / _CACHE, cache)
+            before, began = _files(cache), time.monotonic()
+            made = compile(cache)
+            is_new = _files(cache) != before
+            if is_new:
+                _replace(place, cache, made_s=time.monotonic() - began)
+            return _Had(made, is_new)
+    except Exception as error:
+        log.warning("what was compiled before, %s, cannot be used (%s); it is compiled again", source, error)
+        return None
+
+
+def _files(cache: Path) -> set[str]:
+    found = (path.relative_to(cache) for path in cache.rglob("*") if path.is_file())
+    return {str(path) for path in found if path.parts[0] != _LOCKS}
+
+
+def _replace(place: Path, cache: Path, *, made_s: float) -> None:
+    """Replace the artifact of another machine by the content of `cache`."""
+    log.info("%s was compiled for another machine; it is replaced", place)
+    shutil.rmtree(place, ignore_errors=True)
+
+    def write(draft: Path) -> None:
+        shutil.copytree(cache, draft / _CACHE, ignore=shutil.ignore_patterns(_LOCKS))
+
+    try:
+        make_folder(place, write, source="torch.compile", made_s=made_s)
+    except OSError as error:
+        log.warning("what was compiled is not kept in %s: %s", place.parent, error)
+
+
+def _alone(compile: Compile[Made]) -> Made:
+    with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
+        return compile(Path(folder))
+
+
+@contextlib.contextmanager
+def inductor_cache(folder: Path) -> Iterator[None]:
+    """Have the compiler keep its files in this folder during the block, and nowhere else."""
+    from torch._inductor import config, utils
+
+    before = {name: os.environ.get(name) for name in _VARIABLES}
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.update(zip(_VARIABLES, (str(folder), str(folder / "triton")), strict=True))
+    utils.clear_inductor_caches()
+    try:
+        with config.patch({name: value for name, value in _SETTINGS.items() if hasattr(config, name)}):
+            yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        utils.clear_inductor_caches()
+
+
+# ---- compiling
+
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +265,7 @@ class Compiler:
         def make(cache: Path) -> Callable[..., Any]:
             return self.run(lambda: self._compiled(network, inputs, cache))
 
-        made, self.how = compiled_artifacts.compile_once(self._form, make)
+        made, self.how = compile_once(self._form, make)
         return made
 
     def close(self) -> None:
@@ -92,7 +274,7 @@ class Compiler:
 
     def _compiled(self, network: Callable[..., Any], inputs: Inputs, cache: Path) -> Callable[..., Any]:
         mode = "reduce-overhead" if self._device.startswith("cuda") else None
-        with compiled_artifacts.inductor_cache(cache), torch.inference_mode():
+        with inductor_cache(cache), torch.inference_mode():
             made: Callable[..., Any] = torch.compile(network, dynamic=False, mode=mode, backend=BACKEND)
             for _ in range(_RUNS):
                 made(**inputs())
@@ -102,7 +284,7 @@ class Compiler:
 
 
 def wants_compiling(device: str, wanted: bool | str) -> bool:
-    """True where a runtime is compiled: `auto` means on a GPU."""
+    """True if a runtime is compiled: `auto` means on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 
@@ -135,14 +317,14 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
 
 
 def device_kind(device: str) -> str:
-    """The kind of a device, as far as code is compiled for it: a GPU's name, or a CPU's instruction set."""
+    """Return the device kind that code is compiled for: a GPU's name, or a CPU's instruction set."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(torch.device(device)))
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _form(model: Runtime) -> str:
-    """A name for what is compiled: with the version of PyTorch, the kind of device, and a digest of all else."""
+    """Return a name for the compiled code: PyTorch's version, the device kind, and a digest of the rest."""
     kind, shape = device_kind(model.device), model.runtime
     facts = [
         _FORMAT, model.source, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,
@@ -155,7 +337,7 @@ def _form(model: Runtime) -> str:
 
 
 def _short(error: Exception) -> str:
-    """The kind of an error and its first two lines: of PyTorch's, the first names the backend, the second says why."""
+    """Return an error's class and first two lines: PyTorch names the backend first and the reason second."""
     lines = [line.strip().rstrip(":.") for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines[:2] if not line.startswith(_ADVICE)]
     return ": ".join([type(error).__name__, *said])[:300]

@@ -1,7 +1,7 @@
-"""How an engine asks for its turn on devices that it shares with other libraries: the shape of who grants it.
+"""The interface by which an engine asks for its turn on devices that it shares with other libraries.
 
-The pilot's libraries keep the turns (`stoker.pilot.library.library_turns`); a library process offers them here before
-its context loads. Without one, as outside of a library, an engine computes whenever it likes.
+A library process offers turns (`stoker.pilot.library.library_turns`) before its context loads. Without an offer an
+engine computes at any time.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class EngineWork(NamedTuple):
 
 
 def work_of(requests: Iterable[OpenRequest], *, now: float, taken_up: int, mean_output: float) -> EngineWork:
-    """The work of an engine that has these requests. `mean_output`: tokens that its requests have written in the
-    mean, of those that have ended."""
+    """Return the work of an engine with these requests. `mean_output`: mean tokens written by requests that have
+    ended."""
     rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
     prompts: list[tuple[int, float, float]] = []
     for request in requests:
@@ -77,7 +77,7 @@ class EngineTurns(Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether another library has these devices too. Costs no system call."""
+        """True if another library has these devices too. Costs no system call."""
 
     def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
         """Wait for a turn and hold it. `due_at`: when the most urgent token is due, of `time.monotonic`; `step_s`:
@@ -85,26 +85,26 @@ class EngineTurns(Protocol):
         next library has been woken, so that it does not wait for that."""
 
     def end(self) -> None:
-        """No iteration is wanted for now."""
+        """Release the turn: no step is due now."""
 
     def publish(self, work: EngineWork) -> None:
-        """Let others see what the engine has to do. Costs no system call."""
+        """Show the engine's work to other libraries. Costs no system call."""
 
     def close(self) -> None:
-        """The engine has ended: it computes no more, and others have its devices."""
+        """Release the devices: the engine has ended."""
 
 
 _make: Callable[[], EngineTurns] | None = None
 
 
 def offer_turns(make: Callable[[], EngineTurns] | None) -> None:
-    """From now on each engine of this process gets turns that this makes; None: no more."""
+    """Set the function that makes turns for each engine of this process; None: no turns."""
     global _make
     _make = make
 
 
 def new_turns() -> EngineTurns | None:
-    """Turns for one engine; None where nobody offers any, or they cannot be had."""
+    """Return turns for one engine; None without an offer, or if they cannot be made."""
     try:
         return _make() if _make is not None else None
     except OSError as error:

@@ -1,16 +1,14 @@
 """The digest of a value's *content*, code included: equal in every process, and different if the content differs.
 
-A pickle can't serve: its bytes depend on which strings happen to be one object, on the order of sets, on whether a
-function lies in `__main__` or in a module, and on line numbers. So the value is walked, and what matters is fed to
-SHA-256, each part with its type and length before it.
+A pickle cannot serve: its bytes depend on the identity of strings, the order of sets, the module of a function, and
+line numbers. So the value is walked, and each part is fed to SHA-256 after its type and length.
 
 Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to, recursively.
-          Not file names, line numbers, or the module that it lies in. (Bytecode is that of this Python version: another
-          minor version gives another key. Its environment is another one too.)
-Installed what comes from the environment counts by name and the version of its distribution (`user_code.py`).
-Cycles    a function, class or module that was met before is named by the number under which it was met first; a
-          container that contains itself, by how far up it is. Both depend on the order of the walk alone; it is sorted.
-Others    anything else is what it would be rebuilt from (`__reduce_ex__`); if there is no such thing, RecipeError.
+          Not file names, line numbers, or its module. Another minor version of Python gives another key.
+Installed code of the environment counts by name and the version of its distribution (`user_code`).
+Cycles    a function, class or module that was met before counts by the number of its first meeting; a container that
+          contains itself, by its distance upwards. Both depend on the order of the walk, which is sorted.
+Others    any other object counts by its `__reduce_ex__`; RecipeError without one.
 """
 
 from __future__ import annotations
@@ -28,13 +26,12 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.contexts.bytecode import asks_where_it_lies, attribute_names, global_names
-from stoker.contexts.editable import stamp_of
+from stoker.contexts.by_value import CACHED, is_dispatcher
+from stoker.contexts.function_code import asks_where_it_lies, attribute_names, global_names
 from stoker.contexts.object_parts import ObjectParts, Raw, Text, kind_name, parts_of
-from stoker.contexts.reducers import CACHED, is_dispatcher
 from stoker.contexts.unpicklable import future_kind
 from stoker.contexts.user_code import ModuleSource, is_installed, source_of, version_of
-from stoker.contexts.user_modules import code_of, imported_by, package_around, package_of
+from stoker.contexts.user_modules import code_of, imported_by, package_around, package_of, stamp_of
 from stoker.errors import RecipeError
 
 _MODULE_NAMES = frozenset({"__name__", "__file__", "__spec__", "__package__", "__loader__", "__builtins__", "__doc__"})
@@ -60,7 +57,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
 
 
 def digest_of_item(item: Any) -> str:
-    """32 hex digits for the content of an item of data. They do not depend on the version of Python, unless the item
+    """Return 32 hex digits for the content of an item of data, the same for all versions of Python unless the item
     holds code. Raises RecipeError as `digest_of`."""
     walk = _DigestWalk()
     walk.visit(item)
@@ -69,12 +66,12 @@ def digest_of_item(item: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def digest_of_code(code: types.CodeType) -> str:
-    """64 hex digits for code by itself: a module's, whose globals and imports are not followed."""
+    """Return 64 hex digits for a module's code; its globals and imports are not followed."""
     return digest_of(code)
 
 
 class _DigestWalk:
-    """One walk over a value. `path` says where it is, for errors."""
+    """One walk over a value. `path` is the current place, for errors."""
 
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
@@ -88,16 +85,16 @@ class _DigestWalk:
     # ---- feeding
 
     def raw(self, tag: str, content: bytes | memoryview) -> None:
-        """A leaf: its tag, its length, its bytes."""
+        """Feed a leaf: its tag, its length, its bytes."""
         self.hash.update(b"%s:%d:" % (tag.encode(), len(content)))
         self.hash.update(content)
 
     def text(self, text: str) -> None:
-        """A string leaf."""
+        """Feed a string."""
         self.raw("str", text.encode("utf-8", "surrogatepass"))
 
     def open(self, tag: str, size: int) -> None:
-        """The beginning of something with this many parts."""
+        """Feed the beginning of a value with this many parts."""
         self.hash.update(b"%s[%d]" % (tag.encode(), size))
 
     def visit(self, value: Any, step: str = "") -> None:
@@ -159,7 +156,7 @@ class _DigestWalk:
             self._above.pop()
 
     def _mapping(self, value: dict[Any, Any]) -> None:
-        """In its order, which a loader may rest on: labels by their numbers, layers by their names."""
+        """In its order, because a loader may depend on it: labels by number, layers by name."""
         self.open("dict", len(value))
         for key, part in value.items():
             self.visit(key)
@@ -218,7 +215,7 @@ class _DigestWalk:
             self.visit(extra, f" attributes of {function.__name__}")
 
     def _cached(self, function: Any) -> None:
-        """A function under `functools.cache`: what it has computed already does not count."""
+        """A function under `functools.cache`, without its cached results."""
         home = getattr(function, "__module__", "")
         if is_installed(home) and _found_by_name(function, home):
             self._installed("installed-function", home, function.__qualname__)
@@ -283,8 +280,7 @@ class _DigestWalk:
         self._source(name, source_of(name))
 
     def _state(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        """What these names are in a user's module, which travels as it is: the program may have set values there, or in
-        what functions, classes and modules of it hold."""
+        """The current values of these names in a user's module: the program may have set them, or objects in them."""
         if (id(module), names) in self._states:
             return
         self._states.add((id(module), names))
@@ -300,7 +296,7 @@ class _DigestWalk:
                 del self._above[depth:], self._path[path:]
 
     def _imports(self, code: types.CodeType, package: str) -> None:
-        """The user's own modules that code imports when it runs: they are its content as much as its globals are."""
+        """The user's own modules that code imports when it runs: they are content as globals are."""
         for name in sorted(imported_by(code, package)):
             source = source_of(name)
             if source is not None:
@@ -309,7 +305,8 @@ class _DigestWalk:
         self.raw("end", b"")
 
     def _source(self, name: str, source: ModuleSource | None) -> None:
-        """A module by its source: which of its names are used can't be known. Comments and layout do not count."""
+        """A module by its source, because the names that are used in it are unknown. Comments and layout do not
+        count."""
         if source in self._sources:
             self.raw("source-again", b"%d" % self._sources[source])
             return
@@ -350,7 +347,7 @@ class _DigestWalk:
                 self.visit(self._keep(part.value), part.step)
 
     def _keep(self, value: Any) -> Any:
-        """Keep a value alive as long as the walk, so that no other object gets its id."""
+        """Keep a value alive until the walk ends, so that no other object gets its id."""
         self._alive.append(value)
         return value
 
@@ -372,7 +369,7 @@ class _DigestWalk:
             self.visit(self._keep(part), f" {kind.__qualname__}")
 
     def _where(self) -> str:
-        """Where the walk is: `argument 0`, `argument path[3]`, `global 'lock' of llm`."""
+        """Return the current place: `argument 0`, `argument path[3]`, `global 'lock' of llm`."""
         return _PLACE.sub(r"argument \1", "".join(self._path)).strip()
 
 

@@ -6,8 +6,7 @@
     def embed(model, text):
         return model.embed([text])[0]
 
-What the context is, is told in `encoding.py`. This module does not import it, so that a login node can write recipes
-without a GPU library.
+The context is in `encoding`. It is not imported here, so a login node writes recipes without a GPU library.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _MOST_TOKENS = 1_000_000
 def encoder_model(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
-    """Load the model once, into a process that then serves call after call."""
+    """Load the model once; the process then serves call after call."""
     from stoker.contexts.encoder_loading import load_encoder  # it loads torch, which only a library may do
 
     return load_encoder(path, dtype=dtype, threads=threads, length=length, batch=batch, compiled=compiled)
@@ -114,7 +113,7 @@ def encoder(
 
 
 def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
-    """What a runtime's loader is told; nothing where there is no length. Raises RecipeError."""
+    """Return the loader's options of a runtime; none without a length. Raises RecipeError."""
     if type(length) is not int or (length and not SHORTEST_RUNTIME <= length <= _MOST_TOKENS):
         raise RecipeError(
             f"encoder(length={length!r}): a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)",

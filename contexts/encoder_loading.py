@@ -1,5 +1,4 @@
-"""From the folder of an encoder, or its name on the model hub, to its loaded context. It loads torch: only libraries
-import it."""
+"""Load an encoder from its folder or its name on the model hub. It loads torch: only libraries import it."""
 
 from __future__ import annotations
 
@@ -18,10 +17,9 @@ from transformers import (
 from transformers.utils import cached_file
 
 from stoker.contexts import ambient
-from stoker.contexts.compiling import compile_runtime
-from stoker.contexts.encoder_inputs import RuntimeShape
+from stoker.contexts.compiling import RuntimeShape, compile_runtime
+from stoker.contexts.encoder_facts import sentence_facts
 from stoker.contexts.encoding import EncoderModel
-from stoker.contexts.sentence_facts import sentence_facts
 from stoker.contexts.streamed_model import StreamedWeights
 from stoker.contexts.torch_settings import be_quiet, dtype_of
 from stoker.units import show_seconds
@@ -63,7 +61,7 @@ def load_encoder(
 
 
 def _file_of(path: str, name: str) -> str | None:
-    """The text of a model's file; None if it has no such file, or the hub does not give it."""
+    """Return the text of a model's file; None if it has no such file, or the hub does not give it."""
     try:
         place = Path(path, name) if Path(path).exists() else Path(cached_file(path, name) or "")
         return place.read_text()

@@ -1,5 +1,8 @@
-"""The family of an encoder's runtimes: one context for each of several lengths, of which a call gets one that is long
-enough (Arlo).
+"""Families: contexts that serve the same calls, each for inputs up to a length (Arlo §3.1).
+
+A *runtime* is a context whose library pads, or is compiled, for one length: `Recipe.longest_input`. A family lists a
+model's runtimes, the shortest first. A call names those that are long enough for its input; a policy that honours
+variants chooses among them.
 
     from stoker import app, encoder_family
 
@@ -7,23 +10,68 @@ enough (Arlo).
     def embed(model, texts):
         return model.embed(texts)
 
-docs/embeddings.md tells the rest. Nothing here imports a GPU library.
+See docs/embeddings.md. Nothing here imports a GPU library.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from stoker.contexts.encoder import encoder
 from stoker.contexts.encoder_facts import SHORTEST_RUNTIME
 from stoker.contexts.length_profiles import kept_encoder_profile, lengths_that_pay
-from stoker.contexts.model_source import model_source
-from stoker.contexts.runtime_family import Family, family
-from stoker.contexts.token_counts import TokenCounter
-from stoker.errors import RecipeError
+from stoker.contexts.model_source import TokenCounter, model_source
+from stoker.contexts.recipe import Recipe
+from stoker.errors import InputTooLongError, RecipeError
+
+# ---- runtime family
+
+
+class Family(msgspec.Struct, frozen=True):
+    """The runtimes of one model, the shortest first. `count` gives the length of a call's input, in tokens, from the
+    call's first argument; None: each call says it itself (`features={"input_length": ...}`)."""
+
+    recipes: tuple[Recipe, ...]
+    count: Callable[[Any], int] | None = None
+
+    def __post_init__(self) -> None:
+        lengths = self.lengths
+        if not lengths or lengths[0] <= 0 or any(a >= b for a, b in pairwise(lengths)):
+            raise RecipeError(f"a family's contexts have rising lengths, at least one: they have {list(lengths)}")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """In tokens, rising."""
+        return tuple(recipe.longest_input for recipe in self.recipes)
+
+    def serving(self, tokens: int) -> tuple[Recipe, ...]:
+        """Return the contexts that can serve an input of this length, the shortest first. Raises InputTooLongError."""
+        found = tuple(recipe for recipe in self.recipes if recipe.longest_input >= tokens)
+        if not found:
+            longest = self.lengths[-1]
+            raise InputTooLongError(
+                f"an input of {tokens} tokens, and the longest runtime of {self.recipes[-1].name} takes {longest}: "
+                "split it, let the family have a longer runtime, or let its beginning count (truncate)",
+                tokens=tokens, longest=longest,
+            )  # fmt: skip
+        return found
+
+
+def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None = None) -> Family:
+    """Make a family of contexts, each under the longest input that it takes, in tokens. `count` as in `Family`."""
+    for tokens, recipe in runtimes.items():
+        if not isinstance(recipe, Recipe):
+            raise RecipeError(f"a family wants a recipe for each length; for {tokens} it got {recipe!r:.80}")
+    recipes = (msgspec.structs.replace(runtimes[tokens], longest_input=tokens) for tokens in sorted(runtimes))
+    return Family(tuple(recipes), count)
+
+
+# ---- encoder runtimes
 
 
 def encoder_family(
@@ -80,7 +128,6 @@ def _chosen(
 
 
 def _told(value: bool | str) -> str:
-    """An option's value as the command has it."""
     return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else value
 
 

@@ -1,14 +1,14 @@
-"""An encoder as a context: `embed` and `classify`.
+"""An encoder as a context: `embed` and `classify`; and a profile of the time that texts of each length take.
 
-A text's embedding is made of the model's last hidden states: their mean over the text's tokens (`mean`), the first
-token's (`cls`), or the last one's (`last`, for models that read from left to right). Which of these a model was trained
-for, a sentence-transformers folder says (`sentence_facts.py`); without it, it is the mean.
+An embedding is the mean of the last hidden states (`mean`), the first token's (`cls`), or the last token's (`last`, for
+models that read from left to right). A sentence-transformers folder says which (`encoder_facts`); else it is the mean.
 
-Texts are padded on the right and what is padded is masked, so results do not depend on the batch, beyond rounding.
-Calls of several slots join: texts of like length, whoever sent them, are one batch (`joined_batches.py`).
+Padding is masked, so results do not depend on the batch, beyond rounding. Calls of several slots join: texts of like
+length are one batch (`joined_batches`). A *runtime* computes every batch in one shape (Arlo §3.1): texts are padded to
+its length, and rows are added up to its batch, so that it can be compiled.
 
-A *runtime* computes every batch in one shape (Arlo §3.1): each text is padded to the runtime's length, and texts are
-added until there are as many as the shape has; what comes of those is dropped. So it can be compiled (`compiling.py`).
+The profile (Arlo §3.3, Fig. 2) runs inside a library. Its texts are a token shorter than their length, so that padding
+is masked. Lengths take turns, so that a slow machine slows all of them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,174 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from itertools import pairwise
+from statistics import median
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stoker.contexts import ambient
-from stoker.contexts.compiling import Compiler
-from stoker.contexts.encoder_facts import longest_text
-from stoker.contexts.encoder_inputs import RuntimeShape, TokenRow, network_inputs
+from stoker.contexts.compiling import (
+    Compiler,
+    Runtime,
+    RuntimeShape,
+    TokenRow,
+    compile_runtime,
+    device_kind,
+    network_inputs,
+    wants_compiling,
+)
+from stoker.contexts.encoder_facts import POOLINGS, SHORTEST_RUNTIME, SentenceFacts, longest_text
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.joined_batches import JoinedBatches
-from stoker.contexts.length_profiles import EncoderProfile
-from stoker.contexts.length_profiling import profile_lengths
+from stoker.contexts.length_profiles import EncoderProfile, LengthTime, usual_lengths
 from stoker.contexts.prompts import AT_ONCE
-from stoker.contexts.sentence_facts import POOLINGS, SentenceFacts
 from stoker.errors import InputTooLongError, RecipeError
+
+# ---- length profiling
+
+
+REPEATS = 30
+_FEWEST_REPEATS = 5
+_LIMIT_S = 90.0
+"""Once so long was measured, there are no more repeats than the fewest."""
+_WARM_UP = 3
+
+Told = Callable[[float, float], None]
+"""Takes how far it is and how far it goes."""
+
+
+class TimedRuntime(Runtime, Protocol):
+    """A runtime of the model."""
+
+    @property
+    def is_compiled(self) -> bool:
+        """True once it is."""
+
+    def time_batch(self) -> float:
+        """The seconds of one batch."""
+
+    def close(self) -> None:
+        """End what it computes in."""
+
+
+class MeasuredEncoder(Protocol):
+    """The model to measure: an `EncoderModel`, or a stand-in in a test."""
+
+    name: str
+    longest: int
+    model: Any
+
+    @property
+    def device(self) -> str:
+        """As PyTorch names it."""
+
+    def as_runtime(self, length: int) -> TimedRuntime:
+        """A runtime with its weights."""
+
+
+def profile_lengths(
+    model: MeasuredEncoder,
+    lengths: Sequence[int] = (),
+    *,
+    step: int = 0,
+    dtype: str = "auto",
+    compiled: bool | str = "auto",
+    repeats: int = REPEATS,
+    told: Told | None = None,
+) -> EncoderProfile:
+    """The profile of a model over these lengths, which rise (none: multiples of `step` up to the model's longest text,
+    see `usual_lengths`).
+    `dtype` and `compiled` as the runtimes will have them.
+
+    Raises RecipeError for lengths that do not rise or that the model does not read, and ContextError for a runtime that
+    cannot be compiled although that is wanted.
+    """
+    asked = tuple(lengths) or usual_lengths(model.longest, step=step)
+    _refuse(asked, longest=model.longest)
+    told = told or _tell_nobody
+    is_compiled = wants_compiling(model.device, compiled)
+    if is_compiled:
+        samples, is_compiled = _one_after_the_other(model, asked, compiled=compiled, repeats=repeats, told=told)
+    else:
+        samples = _in_turns(model, asked, repeats=repeats, told=told)
+    return EncoderProfile(
+        lengths=tuple(_length_time(tokens, taken) for tokens, taken in samples.items()),
+        name=model.name,
+        dtype=dtype,
+        computed_dtype=str(model.model.dtype).removeprefix("torch."),
+        compiled=compiled,
+        is_compiled=is_compiled,
+        device=device_kind(model.device),
+        threads=torch.get_num_threads(),
+        torch=str(torch.__version__),
+        repeats=min(map(len, samples.values())),
+        measured_at=time.time(),
+    )
+
+
+Samples = dict[int, list[float]]
+"""The seconds that batches of each length took."""
+
+
+def _in_turns(model: MeasuredEncoder, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
+    runtimes = {tokens: model.as_runtime(tokens) for tokens in lengths}
+    for runtime in runtimes.values():
+        for _ in range(_WARM_UP):
+            runtime.time_batch()
+    samples: Samples = {tokens: [] for tokens in lengths}
+    until = time.monotonic() + _LIMIT_S
+    for number in range(repeats):
+        if number >= _FEWEST_REPEATS and time.monotonic() > until:
+            break
+        for tokens, runtime in runtimes.items():
+            samples[tokens].append(runtime.time_batch())
+        told(number + 1, repeats)
+    return samples
+
+
+def _one_after_the_other(
+    model: MeasuredEncoder, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
+) -> tuple[Samples, bool]:
+    """Return the samples, and True if every runtime was compiled."""
+    samples: Samples = {}
+    compiled_all = True
+    for number, tokens in enumerate(lengths):
+        torch._dynamo.reset()  # a network has room for a few compiled forms, no more
+        runtime = model.as_runtime(tokens)
+        compile_runtime(runtime, compiled)
+        compiled_all &= runtime.is_compiled
+        for _ in range(_WARM_UP):
+            runtime.time_batch()
+        taken = samples[tokens] = list[float]()
+        until = time.monotonic() + _LIMIT_S / len(lengths)
+        while len(taken) < repeats and (len(taken) < _FEWEST_REPEATS or time.monotonic() < until):
+            taken.append(runtime.time_batch())
+        runtime.close()
+        told(number + 1, len(lengths))
+    return samples, compiled_all
+
+
+def _tell_nobody(done: float, total: float) -> None:
+    del done, total
+
+
+def _length_time(tokens: int, taken: Sequence[float]) -> LengthTime:
+    middle = median(taken)
+    return LengthTime(tokens, middle, median(abs(each - middle) for each in taken))
+
+
+def _refuse(lengths: Sequence[int], *, longest: int) -> None:
+    if lengths[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(lengths)):
+        raise RecipeError(f"lengths to measure rise, from {SHORTEST_RUNTIME} tokens on; they are {list(lengths)}")
+    if longest and lengths[-1] > longest:
+        raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model reads {longest} at the most")
+
+
+# ---- encoding
+
 
 Text = str | tuple[str, str]
 """What is classified: a text, or two of them that the model reads as a pair (a premise and a hypothesis)."""
@@ -105,7 +256,7 @@ class EncoderModel:
 
     @property
     def origin(self) -> str:
-        """Where the code of a compiled runtime comes from, for people; empty for one that is not compiled."""
+        """The origin of a compiled runtime's code, for people; empty if it is not compiled."""
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
@@ -124,7 +275,7 @@ class EncoderModel:
             self._compiler.close()
 
     def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
-        """Measure what texts of each length take in runtimes of it: `stoker.contexts.length_profiling`."""
+        """Measure what texts of each length take in runtimes of it: `stoker.contexts.encoding`."""
         return profile_lengths(self, lengths, **how)
 
     def time_batch(self) -> float:
@@ -137,7 +288,7 @@ class EncoderModel:
         return time.perf_counter() - began
 
     def count_tokens(self, text: str) -> int:
-        """The length of a text in tokens, with those that the tokenizer puts around it."""
+        """Return the length of a text in tokens, special tokens included."""
         return len(self._rows([text], truncate=False, check=False)[0].ids)
 
     def embed(
@@ -255,7 +406,7 @@ class EncoderModel:
     # ---- the model
 
     def _compute(self, kind: Hashable, rows: list[TokenRow]) -> Sequence[npt.NDArray[np.float32]]:
-        """The scores of some rows (`classify`), or their hidden states, pooled in the way that is named."""
+        """Return the scores of some rows (`classify`), or their hidden states, pooled in the named way."""
         if self._compiler is not None:
             return list(self._compiler.run(lambda: self._numbers(kind, rows)))
         with self._computing():
@@ -284,7 +435,7 @@ class EncoderModel:
 
 
 def _runtime_length(runtime: RuntimeShape | None, longest: int) -> int:
-    """The most tokens of a text: the runtime's, else the model's. Raises RecipeError for a runtime that is longer."""
+    """Return the most tokens of a text: the runtime's, else the model's. Raises RecipeError for a longer runtime."""
     if runtime is None:
         return longest
     if longest and runtime.length > longest:

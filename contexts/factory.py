@@ -5,8 +5,8 @@
 
     recipe = llm("models/small")         a value with a key: the digest of the loader, its arguments and its needs
 
-What the loader needs is checked when the recipe is made: arguments that don't fit it, that can't be sent, files that
-don't exist.
+Arguments that don't fit the loader or can't be sent, and files that don't exist, are refused when the recipe is made.
+For the advisor, this process remembers the loaders of its recipes, weakly.
 """
 
 from __future__ import annotations
@@ -14,29 +14,64 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
-from stoker.contexts import glance, loaders
-from stoker.contexts.callables import how_it_yields, is_async
+from stoker.contexts import payload_layout
 from stoker.contexts.captured import made_recipe
 from stoker.contexts.code_payloads import dumps_code
 from stoker.contexts.digest import digest_of
-from stoker.contexts.loading import ObjectPath
+from stoker.contexts.folders import program_folder
+from stoker.contexts.function_code import SourceLines, how_it_yields, is_async
+from stoker.contexts.loading import ObjectPath, modules_of
 from stoker.contexts.objects import object_of
-from stoker.contexts.options import ContextOptions, Size, checked_options
-from stoker.contexts.preload import modules_of
-from stoker.contexts.program_folder import program_folder
-from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
-from stoker.contexts.source_lines import SourceLines
+from stoker.contexts.recipe import Awareness, ContextOptions, Needs, ObjectRef, Recipe, Size, checked_options
 from stoker.errors import RecipeError, SerializationError
+
+# ---- loaders
+
+
+_MOST = 1_000
+_LONGEST = 300
+_made: OrderedDict[str, tuple[weakref.ref[Any], dict[str, Any]]] = OrderedDict()
+
+
+def made(key: str, loader: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Remember the loader of a recipe, if it can be held weakly and its arguments bound by name."""
+    try:
+        bound = inspect.signature(loader).bind(*args, **kwargs)
+        bound.apply_defaults()
+        plain = {
+            name: value
+            for name, value in bound.arguments.items()
+            if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
+        }
+        _made[key] = (weakref.ref(loader), plain)
+    except (TypeError, ValueError):
+        return
+    _made.move_to_end(key)
+    if len(_made) > _MOST:
+        _made.popitem(last=False)
+
+
+def loader_of(key: str) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+    """Return the loader of a recipe and its plain arguments; None if this process did not make the recipe."""
+    known = _made.get(key)
+    loader = known[0]() if known is not None else None
+    return (loader, known[1]) if known is not None and loader is not None else None
+
+
+# ---- factory
+
 
 Loader = Callable[..., Any]
 
 
 class RecipeFactory:
-    """A loader that was made into a context: call it to get a Recipe. `with_options(...)` changes what it needs."""
+    """A loader under `@context`: call it to get a Recipe. `with_options(...)` changes its needs."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
@@ -53,15 +88,15 @@ class RecipeFactory:
         return make_recipe(self.loader, args, kwargs, self._options, name=self._name)
 
     def with_options(self, **options: Any) -> RecipeFactory:
-        """The same loader with other needs; takes what `@context` takes."""
+        """Return the same loader with other needs; takes the options of `@context`."""
         return RecipeFactory(self.loader, {**self._given, **options}, name=self._name)
 
     def named(self, name: str) -> RecipeFactory:
-        """The same factory whose recipes are called `<name>-<first digits of the key>`. The key does not change."""
+        """Return a factory whose recipes are called `<name>-<first digits of the key>`. The key does not change."""
         return RecipeFactory(self.loader, self._given, name=name)
 
     def load_here(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the loader in this very process: to try it out, no session is needed."""
+        """Run the loader in this process, to try it out without a session."""
         return self.loader(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -152,7 +187,7 @@ def recipe_of(
 
 
 def as_recipe(value: Any) -> Recipe:
-    """What a user gave as `context=`: a recipe as it is; else RecipeError says what was forgotten."""
+    """Return the recipe given as `context=`; for anything else RecipeError names the mistake."""
     if isinstance(value, Recipe):
         return value
     if isinstance(value, RecipeFactory):
@@ -169,7 +204,7 @@ def as_recipe(value: Any) -> Recipe:
 def make_recipe(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], options: ContextOptions, *, name: str = ""
 ) -> Recipe:
-    """The recipe of a loader, its arguments and its options; `name` is for people. Raises RecipeError."""
+    """Make the recipe of a loader, its arguments and its options; `name` is for people. Raises RecipeError."""
     shown = name
     name = _name_of(loader)
     _check_fits(loader, args, kwargs, name=name)
@@ -194,7 +229,7 @@ def make_recipe(
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
     made_recipe(digest[:32], loader)
-    loaders.made(digest[:32], loader, *given)
+    made(digest[:32], loader, *given)
     return Recipe(
         key=digest[:32],
         name=f"{shown or name}-{digest[:4]}",
@@ -213,12 +248,12 @@ def make_recipe(
 
 
 def _is_ready_made(loader: Loader) -> bool:
-    """True for a loader of Stoker's, which reads no file by a relative name: its context is the same everywhere."""
+    """True for a loader of Stoker's: it reads no file by a relative name, so its context is the same everywhere."""
     return str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
 
 
 def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
-    """Raise RecipeError for a context among a loader's arguments: it would come there as a recipe, not loaded."""
+    """Raise RecipeError for a context among a loader's arguments: it would arrive as a recipe, not loaded."""
     for value in values:
         if isinstance(value, Recipe | RecipeFactory):
             raise RecipeError(
@@ -229,7 +264,7 @@ def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
 
 
 def _digest(name: str, *parts: Any) -> str:
-    """The digest of a recipe's parts. Raises RecipeError, which names the loader and the argument that is at fault."""
+    """Return the digest of a recipe's parts. Raises RecipeError with the loader and the argument at fault."""
     try:
         return digest_of(*parts, names=("", "", "argument", "argument"))
     except RecipeError as error:
@@ -241,11 +276,11 @@ def _short_arguments(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, An
         names = list(inspect.signature(loader).parameters)
     except (TypeError, ValueError):  # a builtin that does not tell
         names = []
-    return glance.short_arguments(args, kwargs, names=names) if args or kwargs else ""
+    return payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
 
 
 def _check_returns(loader: Loader) -> None:
-    """Raise RecipeError for a loader that gives something else than the context."""
+    """Raise RecipeError for a generator or an async loader."""
     name, yields = _name_of(loader), how_it_yields(loader)
     if yields:
         raise RecipeError(
@@ -275,8 +310,8 @@ def _check_fits(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], *
 def _objects_in(
     loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], files: tuple[str, ...], *, name: str
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[ObjectRef, ...], tuple[tuple[str, str], ...]]:
-    """Arguments with ObjectPath in place of the paths that `files` lists, their objects, and the relative paths among
-    `files` with the cache name of each."""
+    """Return the arguments with ObjectPath for each path that `files` lists, their objects, and the relative paths
+    among `files` with the cache name of each."""
     if not files:
         return args, kwargs, (), ()
     bound = inspect.signature(loader).bind(*args, **kwargs)
@@ -325,7 +360,7 @@ def _swap(value: Any, by_path: dict[str, ObjectRef]) -> Any:
 
 
 def _stable(value: Any) -> Any:
-    """An argument as the digest sees it: an object by its name alone."""
+    """Return an argument for the digest: an object counts by its name alone."""
     if isinstance(value, ObjectPath):
         return ["object", value.name, value.as_path]
     if type(value) in (list, tuple):

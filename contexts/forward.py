@@ -1,27 +1,27 @@
-"""Running a causal model over token ids: rows of different length, with a prefix that they share.
+"""Run a causal model over token ids: rows of different length with a shared prefix; log-likelihoods of labels.
 
-Rows are padded on the right. A token of a causal model sees only what stands before it, so padding after a row's end
-changes nothing in it, and the same row gives the same numbers (up to rounding) in every batch. Positions are counted
-from the row's own start; only what stands after a row's padding (labels, generated tokens) needs it masked.
+Rows are padded on the right. A token sees only what stands before it, so padding changes nothing, and a row gives the
+same numbers (up to rounding) in every batch.
 
-A prompt and all its labels are one pass (`prefill_with_tails`): the labels stand side by side after the prompt, each
-at the positions that follow it, and a mask lets each see the prompt and itself but not the others. It is the tree
-attention of speculative decoding (SpecInfer, arXiv:2305.09781), and costs as many tokens as there are, where a row a
-label would copy the prompt's keys for each. An architecture that does not take such a mask is found out by comparing
-the two on a few tokens, once.
+A prompt and all its labels are one pass (`prefill_with_tails`): the labels stand side by side after the prompt, and a
+mask lets each see the prompt and itself (the tree attention of SpecInfer, arXiv:2305.09781). A row per label would copy
+the prompt's keys for each. Whether an architecture takes such a mask is found out on a few tokens, once.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from transformers import DynamicCache
 
 from stoker.contexts.prefixes import PrefixCache, common_length
+
+# ---- forward
+
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class ModelRunner:
         return batch.logits, self._extend(batch, tails)
 
     def _extend(self, batch: PrefilledBatch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
-        """Logits after each token of each tail, with a row a tail."""
+        """Return logits after each token of each tail, with a row per tail."""
         reads = [(row, tail) for row, some in enumerate(tails) for tail in some if tail]
         cache, index = DynamicCache(), torch.tensor([row for row, _ in reads], device=self.device)
         for number, (keys, values) in enumerate(_all_rows(batch.cache)):
@@ -146,7 +146,7 @@ class ModelRunner:
         return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
 
     def _takes_trees(self, ids: Ids) -> bool:
-        """Whether the model reads tails side by side as it reads them alone."""
+        """True if the model gives tails side by side the same logits as tails alone."""
         tails = [[ids[:2], (), ids[-2:]]]
         try:
             _, together = self._prefill([ids], tails=tails, keep=False)
@@ -167,7 +167,7 @@ class ModelRunner:
         return torch.tensor(padded, device=self.device), longest
 
     def _mask(self, lengths: list[int], width: int, more: int) -> torch.Tensor | None:
-        """What may be seen: each row's own tokens and the `more` that come after the width; None if that is all."""
+        """Return a mask of each row's own tokens and the `more` after the width; None if all are visible."""
         if all(length == width for length in lengths):
             return None
         seen = self._arange(width)[None, :] < torch.tensor(lengths, device=self.device)[:, None]
@@ -178,7 +178,7 @@ class ModelRunner:
 
 
 class _Tree:
-    """Tails of each row, side by side after the row's prompt: their tokens, positions, and who sees whom."""
+    """Tails of each row, side by side after the row's prompt: their tokens, positions and mask."""
 
     def __init__(self, tails: Sequence[Sequence[Ids]], *, start: int, longest: int, lengths: list[int]) -> None:
         self._tails = [list(dict.fromkeys(tail for tail in some if tail)) for some in tails]
@@ -247,9 +247,94 @@ def _layers(cache: Any) -> Layers:
 
 
 def _cut(layers: Layers, length: int) -> Layers:
-    """A copy of the first tokens, so that the rest can be freed."""
+    """Copy the first tokens, so that the rest can be freed."""
     return [(keys[:, :, :length].clone(), values[:, :, :length].clone()) for keys, values in layers]
 
 
 def _size(layers: Layers) -> int:
     return sum(part.numel() * part.element_size() for pair in layers for part in pair)
+
+
+# ---- scoring
+
+
+def go_on() -> None:
+    """The check of a scoring that nothing stops."""
+
+
+class TailScorer(Protocol):
+    """What scores tokens after prompts. It is asked between two steps of the engine, in the engine's thread."""
+
+    def score(
+        self,
+        rows: list[Ids],
+        tails: list[list[Ids]],
+        *,
+        prefix: Ids = (),
+        batch_size: int = 1,
+        check: Callable[[], None] = go_on,
+    ) -> list[list[float]]:
+        """The log-likelihood of each tail (one token or more) after its row: `[rows][tails of the row]`. `prefix`:
+        what the caller has put before every row. `batch_size` rows are computed at a time, where that is a choice.
+        `check` is called before each pass through the model; what it raises ends the scoring and leaves nothing."""
+
+
+class RunnerScorer:
+    """Scores through the model itself."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    def score(
+        self,
+        rows: list[Ids],
+        tails: list[list[Ids]],
+        *,
+        prefix: Ids = (),
+        batch_size: int = 1,
+        check: Callable[[], None] = go_on,
+    ) -> list[list[float]]:
+        """The log-likelihood of each tail after its row (`TailScorer.score`)."""
+        scores: list[list[float]] = [[]] * len(rows)
+        with torch.inference_mode():
+            for group in self._groups(rows, prefix=prefix, batch_size=batch_size):
+                check()
+                some = [rows[index] for index in group]
+                after = [tails[index] for index in group]
+                found = self._with_tails(some, after) if self._runner.shares else self._whole(some, after)
+                for index, row in zip(group, found, strict=True):
+                    scores[index] = row
+        return scores
+
+    def _groups(self, rows: list[Ids], *, prefix: Ids, batch_size: int) -> list[list[int]]:
+        """Group prompts of like length by index, to pad little. The shared beginning is computed first."""
+        if prefix:
+            self._runner.share(shared_beginning([*rows, prefix]))
+        if len(rows) > 1:
+            self._runner.share(shared_beginning(rows))
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index])) if batch_size > 1 else range(len(rows))
+        return [list(order[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
+
+    def _with_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
+        # The last token of a tail is never read: what matters of it is how likely it was.
+        logits, after = self._runner.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
+        first = torch.log_softmax(logits, dim=-1)
+        scores: list[list[float]] = []
+        for row, some in enumerate(tails):
+            scores.append([float(first[row, tail[0]]) for tail in some])
+            for label, tail in enumerate(some):
+                if len(tail) > 1:
+                    steps = torch.log_softmax(after[row][label], dim=-1)
+                    scores[row][label] += sum(float(steps[at, token]) for at, token in enumerate(tail[1:]))
+        return scores
+
+    def _whole(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
+        """Compute every tail with its whole prompt, for models without a cache that can be shared."""
+        scores: list[list[float]] = []
+        for row, some in zip(rows, tails, strict=True):
+            logits = self._runner.whole([row + tail[:-1] for tail in some])
+            steps = torch.log_softmax(logits[:, len(row) - 1 :], dim=-1)
+            scores.append([
+                sum(float(steps[label, at, token]) for at, token in enumerate(tail)) for label, tail in enumerate(some)
+            ])  # fmt: skip
+        return scores

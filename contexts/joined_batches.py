@@ -1,13 +1,12 @@
-"""Rows of many callers, computed in batches of like length: calls that run side by side share forward passes.
+"""Rows of many callers, computed in batches of like length: calls that run at the same time share forward passes.
 
 A caller adds its rows and waits. One caller at a time *leads*: it takes the row that has waited longest, joins rows of
-like length to it, whoever added them, and computes them as one batch, until its own are done; then the caller that has
-waited longest leads. So one batch is computed at a time, no thread is made, and a caller that is alone waits for
-nobody. When a call is told to stop, its rows that are not computed leave: at once if the caller waits, after the
-current batch if it leads.
+like length from all callers, and computes them as one batch, until its rows are done; then the caller that has waited
+longest leads. No thread is made, and a single caller never waits. When a call is told to stop, its waiting rows leave:
+at once if it waits, after the current batch if it leads.
 
-A batch's longest row has at most twice the tokens of its shortest and a few more: little is padded. A batch has no more
-rows than any caller in it asked for.
+A batch's longest row has at most twice the tokens of its shortest and a few more, so padding is small. A batch has no
+more rows than any caller in it asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from stoker.contexts import ambient
-from stoker.contexts.call_stop import CallStop
+from stoker.contexts.ambient import CallStop
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
@@ -90,7 +89,7 @@ class JoinedBatches(Generic[Row, Result]):
         self._open.append(request)
 
     def _wait(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        """Wait until the request is over, or leads, or its call is told to stop."""
+        """Wait until the request is done, or leads, or its call is told to stop."""
         wake = request.woken.set
         stop.wakes(wake)
         try:
@@ -103,14 +102,14 @@ class JoinedBatches(Generic[Row, Result]):
                     self._drop(request)
 
     def _drop(self, request: _Request[Row, Result]) -> None:
-        """Take out a request and its rows that are not computed. No-op if it is over. The caller holds the lock."""
+        """Remove a request and its waiting rows. No-op if it is done. The caller holds the lock."""
         if request in self._open:
             self._open.remove(request)
             waiting = self._waiting[request.kind]
             waiting[:] = [entry for entry in waiting if entry[3] is not request]
 
     def _lead(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        """Compute batches until this request is over or its call is told to stop; then let another caller lead."""
+        """Compute batches until this request is done or its call is told to stop; then let another caller lead."""
         try:
             while not (request.is_over or stop.asked):
                 self._step(request)

@@ -1,15 +1,15 @@
 """A causal language model as a context: `generate`, `stream`, `complete` and `label_scores`.
 
-What is asked for in several slots at once is written in one batch (`text_writer.py`): each prompt becomes a request of
-the model's engine (`inference/`), which one thread steps; a slot's thread waits for its own.
+Calls of all slots are written in one batch (`text_writer`): each prompt becomes a request of the model's engine
+(`inference/`), which one thread steps; a slot's thread waits for its own requests.
 
-Scoring labels ("true", "false") is what verification wants, and is much cheaper than generating: the prompt is read
-once for all labels (`scoring.py`). It runs beside the batch, between two of its steps. What prompts have in common at
-their beginning is computed once (`prefixes.py`), within a call and from call to call, for texts and for scores.
+Verification scores labels ("true", "false"), which is much cheaper than generating: the prompt is read once for all
+labels (`forward`), between two steps of the batch. The shared beginning of prompts is computed once (`prefixes`),
+within a call and from call to call, for texts and for scores.
 
-With vLLM there is no model of Transformers in the process: the engine reads the weights, and scores labels too.
+With vLLM the process has no model of Transformers: the engine reads the weights, and scores labels too.
 
-Results do not depend on the batch, beyond rounding; random draws are seeded a prompt, by its place in the call.
+Results do not depend on the batch, beyond rounding; random draws are seeded by the prompt's place in the call.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ import msgspec
 import torch
 
 from stoker.contexts import ambient
-from stoker.contexts.forward import ModelRunner
+from stoker.contexts.forward import ModelRunner, RunnerScorer, TailScorer
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling
 from stoker.contexts.inference.choosing import LEAST_CACHE_BYTES, PREFIX_LIMIT_BYTES, PROCESS_BYTES, own_engine
 from stoker.contexts.inference.core_share import computing_on
 from stoker.contexts.inference.engine_thread import EngineThread
-from stoker.contexts.inference.profiling import EngineProfiler
-from stoker.contexts.inference.step_collector import StepCollector
+from stoker.contexts.inference.profiling import EngineProfiler, StepCollector
 from stoker.contexts.prompts import PromptReader, end_tokens
-from stoker.contexts.scoring import RunnerScorer, TailScorer
 from stoker.contexts.step_times import StepProfile, StepTimes
 from stoker.contexts.text_writer import Completion, CompletionToken, TextWriter
 from stoker.errors import StokerError
@@ -59,8 +57,8 @@ class ServingEngine(InferenceEngine, TailScorer, Protocol):
 
 
 class _EngineMaker:
-    """Makes the engine of a model of Transformers. It does not hold the context, whose thread holds it: a context that
-    its program drops can end."""
+    """Makes the engine of a Transformers model. It does not hold the context, so a context that its program drops can
+    end."""
 
     def __init__(self, make: Callable[[], tuple[InferenceEngine, str]]) -> None:
         self.why = ""
@@ -220,7 +218,7 @@ class CausalLM:
             engine.wake()
 
     def close(self) -> None:
-        """End the engine; what is asked for afterwards is refused."""
+        """End the engine; later requests are refused."""
         self._thread.close()
 
     # ---- prompts
@@ -394,7 +392,6 @@ class CausalLM:
 
 
 def _prompt_reader(model: Any, tokenizer: Any) -> PromptReader:
-    """What the model's own configuration says of its texts."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     longest = int(getattr(model.config, "max_position_embeddings", 0) or 0)
     return PromptReader(tokenizer, ends=end_tokens(configured, tokenizer), longest=longest)

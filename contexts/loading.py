@@ -1,16 +1,35 @@
-"""From a recipe to its live context: what a library process does first."""
+"""Load a recipe's context in a library, list the modules that a loader imports, and explain a missing model hub.
+
+An entry of `preload` is a module (`torch`) or `module:attribute` (`transformers:AutoModelForCausalLM`): some packages
+import their parts when an attribute is touched.
+
+`huggingface_hub` retries six times a file, half a minute each, when a node has no internet. `HubWatch` reads its log
+while a loader runs. When the hub cannot be reached, the library works from local files, as with `HF_HUB_OFFLINE=1`.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
+import re
+import socket
+import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from types import CoroutineType
 from typing import Any
+from urllib.parse import urlsplit
 
 from stoker.contexts.code_payloads import loads_code
+from stoker.contexts.function_code import global_names, imported_names, imported_parts
 from stoker.contexts.recipe import Recipe
+from stoker.contexts.user_code import is_installed, source_of
 from stoker.errors import RecipeError
 from stoker.largest import MOST_AT_ONCE
+
+# ---- loading
 
 
 class ObjectPath:
@@ -82,7 +101,7 @@ def is_loaded(context: Any) -> bool:  # noqa: ARG001
 
 
 def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
-    """Arguments, and containers of them, with local paths in place of ObjectPath."""
+    """Return arguments, and containers of them, with local paths for each ObjectPath."""
     if isinstance(value, ObjectPath):
         if value.name not in objects:
             raise RecipeError(
@@ -96,3 +115,138 @@ def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
     if type(value) is dict:
         return {key: _substitute(item, objects, recipe) for key, item in value.items()}
     return value
+
+
+# ---- preload
+
+
+_ORDER_FIRST = ("torch", "transformers")
+
+
+def modules_of(loader: Any) -> tuple[str, ...]:
+    """Top-level modules that a loader imports (nested functions too) or refers to as globals, then `module:attribute`.
+
+    Modules of the user's own and of the standard library are left out: the first may not be there, the second are
+    cheap.
+    """
+    while isinstance(loader, functools.partial):
+        loader = loader.func
+    loader = getattr(loader, "__func__", loader)
+    code = getattr(loader, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return _tidy([str(getattr(loader, "__module__", ""))], [])
+    modules = [name.partition(".")[0] for name in imported_names(code) if source_of(name) is None]
+    parts = [part for part in sorted(imported_parts(code)) if source_of(part.partition(":")[0]) is None]
+    for name in sorted(global_names(code) & loader.__globals__.keys()):
+        value = loader.__globals__[name]
+        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if isinstance(home, str) and is_installed(home):
+            modules.append(home.partition(".")[0])
+    return _tidy(modules, parts)
+
+
+def _tidy(modules: list[str], parts: list[str]) -> tuple[str, ...]:
+    def wanted(name: str) -> bool:
+        top = name.partition(":")[0].partition(".")[0]
+        return bool(top) and top not in ("stoker", "__future__", "__main__") and not _in_stdlib(top)
+
+    tops = sorted({name for name in modules if wanted(name)}, key=lambda name: (name not in _ORDER_FIRST, name))
+    return (*tops, *sorted({name for name in parts if wanted(name)}))
+
+
+def _in_stdlib(top: str) -> bool:
+    return top in sys.stdlib_module_names
+
+
+# ---- hub
+
+
+ANSWER_S = 4
+"""How long the hub may take to answer about a file, where the environment does not say."""
+
+_UNREACHABLE = re.compile(
+    r"\[Errno (-2|-3|-5|101|111|113)\]|Name or service not known|name resolution|Network is unreachable"
+    r"|No route to host|Connection refused",
+    re.IGNORECASE,
+)
+_AGAIN = "No local file found. Retrying"
+"""Said when the hub gave no answer to the first question about a file; the second one waits for a minute, six times."""
+_CONNECT_S = 2.0
+"""A hub that takes no connection for so long is behind a firewall; one that is merely slow takes it."""
+_REQUESTING = "thrown while requesting"
+
+
+class HubWatch(logging.Handler):
+    """Reads the log of `huggingface_hub`. `unreachable` is the first record that says there is no way to the hub."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._files = logging.getLogger("huggingface_hub.file_download")
+        self._level = self._files.level
+        self.unreachable = ""
+
+    def __enter__(self) -> HubWatch:
+        os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
+        constants = _constants()
+        if constants is not None and os.environ["HF_HUB_ETAG_TIMEOUT"] == str(ANSWER_S):
+            constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote has imported it before
+        self._files.setLevel(logging.INFO)
+        logging.getLogger("huggingface_hub").addHandler(self)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        logging.getLogger("huggingface_hub").removeHandler(self)
+        self._files.setLevel(self._level)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """If a record says that the hub cannot be reached, nothing more is asked of it."""
+        text = record.getMessage()
+        constants = _constants()
+        if self.unreachable or constants is None:
+            return
+        if os.environ.get("HF_HUB_OFFLINE") == "0":  # the user insists
+            return
+        refused = _REQUESTING in text and _UNREACHABLE.search(text) is not None
+        if not refused and not (_AGAIN in text and not _takes_connections(constants.ENDPOINT)):
+            return
+        self.unreachable = text
+        constants.HF_HUB_OFFLINE = True
+
+    def advice(self, error: BaseException) -> str:
+        """What to do about a loader's error, if it may come of a hub that cannot be reached; else empty."""
+        if not self.unreachable and not _is_offline_error(error):
+            return ""
+        return (
+            "this node does not reach the model hub, and the model is not in its cache; where there is internet, run"
+            " `hf download NAME --local-dir models/NAME` and load that folder (listed in the context's files it travels"
+            ' to every pilot, causal_lm("models/NAME") does that by itself), or set HF_HOME to a cache that nodes see'
+        )
+
+
+def _takes_connections(url: str) -> bool:
+    """True if a URL's host accepts a connection in a short time, or a proxy is in between."""
+    if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "ALL_PROXY")):
+        return True
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        with socket.create_connection((parts.hostname or "", port), timeout=_CONNECT_S):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _is_offline_error(error: BaseException) -> bool:
+    """True if an error, or its cause, is the hub's own offline error."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        if type(at).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFoundError"):
+            return True
+        at = at.__cause__ or at.__context__
+    return False
+
+
+def _constants() -> Any:
+    return sys.modules.get("huggingface_hub.constants")

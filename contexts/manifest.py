@@ -1,24 +1,19 @@
-"""What an object is made of, in bytes whose digest is its name: so every part of it can be proven.
+"""The manifest of an object: bytes whose digest is the object's name, so every part of it can be verified.
 
-An object's name ends in the SHA-256 of its *manifest*: its files, folders and links, and of each file the digests of
-its parts of 4 MiB. Whoever knows the name can check a manifest that anybody hands him, and with it every single part as
-it arrives, whoever sent it; a wrong one costs 4 MiB and not the whole object. This is a hash tree of one level, as in
-BitTorrent's first version; more levels would buy nothing here, since an object of 100 GB has a manifest of 0.8 MB.
-Parts belong to files, and not to the object as one long stream: so a file's parts can be remembered by what `stat` says
-of it, whatever lies beside it.
+A manifest lists files, folders and links, and of each file the SHA-256 of its parts of 4 MiB. A receiver who knows the
+name verifies the manifest from any sender, and with it every part; a wrong part costs 4 MiB. This is a hash tree of one
+level, as in BitTorrent: an object of 100 GB has a manifest of 0.8 MB. Parts belong to files, so the digests of a file
+can be remembered by its `stat`.
 
-The encoding gives each field its length, so no two different contents (names with newlines, empty folders, links)
-can encode alike:
+The encoding gives each field its length, so different contents never encode alike:
 
     a file      "file" mode size digests
     a folder    "folder", then for everything below it, sorted by name: name "file" mode size digests
                                                                         name "folder"
                                                                         name "link" target
 
-Many small files would be many small requests: *pieces* are what travels. A piece is a run of parts, whole ones and in
-this order, of 4 MiB at most; both ends cut a manifest into the same pieces.
-
-Standard library alone: what starts on a bare node reads manifests too.
+*Pieces* are sent, because many small files would be many requests. A piece is a run of whole parts of at most 4 MiB;
+both ends cut a manifest into the same pieces. Standard library alone: the starter of a bare node reads manifests too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""A file of measurements: SQLite, shared by everything of one user, and never in the way.
+"""A file of measurements in SQLite, and the history of sources of pilots that is kept in one.
 
-Measurements are a help, never a need: a file that is damaged, or of another shape, is moved aside and said; where none
-can be made nothing is remembered; a disk that is full costs a warning. Several processes and threads may use one file.
+Measurements are never needed: a damaged file is moved aside with a warning, and where no file can be made nothing is
+remembered. Several processes and threads may use one file.
+
+`stoker plan` forecasts with the history: how long blocks waited, how long pilots stayed and how they ended, and how
+many ran over time. Only the last rows of each source are kept.
 """
 
 from __future__ import annotations
@@ -15,6 +18,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+# ---- measurements
+
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +91,7 @@ class Measurements:
         return None
 
     def _trouble(self, error: sqlite3.Error) -> None:
-        """The file went bad while it was open. The lock is held."""
+        """Handle a file that failed while it was open. The lock is held."""
         damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
         if self._db is not None and damaged:
             with closing(self._db):
@@ -102,3 +110,143 @@ class Measurements:
             except FileNotFoundError:
                 continue
         log.warning("%s was damaged (%s) and is now %s; it is measured anew", self.path, error, aside.name)
+
+
+# ---- availability
+
+
+WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
+"""So many rows of each are kept a source."""
+_TRIM_EVERY = 100
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS waits (
+    id INTEGER PRIMARY KEY, source TEXT NOT NULL, at REAL NOT NULL, wait_s REAL NOT NULL, boot_s REAL NOT NULL,
+    kind TEXT NOT NULL, devices INTEGER NOT NULL, memory_bytes INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS stays (
+    id INTEGER PRIMARY KEY, source TEXT NOT NULL, at REAL NOT NULL, stay_s REAL NOT NULL, ended TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS counts (
+    id INTEGER PRIMARY KEY, source TEXT NOT NULL, at REAL NOT NULL, session TEXT NOT NULL, pilots INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS waits_of ON waits (source, id);
+CREATE INDEX IF NOT EXISTS stays_of ON stays (source, id);
+CREATE INDEX IF NOT EXISTS counts_of ON counts (source, id);
+"""
+_SHAPE = """
+SELECT wait_s, boot_s, kind, devices, memory_bytes, waits.at, stay_s, ended, stays.at, session, pilots, counts.at
+FROM waits, stays, counts LIMIT 1
+"""
+_TRIM = """
+DELETE FROM {table} WHERE source = ? AND id <= (
+    SELECT id FROM {table} WHERE source = ? ORDER BY id DESC LIMIT 1 OFFSET {rows}
+)
+"""
+
+
+class DeviceSet(msgspec.Struct, frozen=True):
+    """The devices of a pilot: their kind, their number, and the memory of each in bytes."""
+
+    kind: str
+    count: int
+    memory_bytes: int
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A block that came: seconds in the queue, and from the start of its job until its first pilot connected."""
+
+    wait_s: float
+    boot_s: float
+    devices: DeviceSet
+
+
+class Stay(msgspec.Struct, frozen=True):
+    """A pilot that was here for so many seconds. `ended`: the value of a `stoker.protocol.blocks.PilotEnd`;
+    `why`: that of the `LossReason`, empty where the pilot was not lost, or was recorded before there were reasons."""
+
+    stay_s: float
+    ended: str
+    why: str = ""
+
+
+def _stay(stay_s: float, ended: str) -> Stay:
+    """Return a stay from `ended` as `record_stay` wrote it: `lost: preempted`."""
+    how, _, why = ended.partition(": ")
+    return Stay(stay_s, how, why)
+
+
+class PilotCount(msgspec.Struct, frozen=True):
+    """From `at` (seconds since the epoch) on, a session had this number of pilots."""
+
+    at: float
+    session: str
+    pilots: int
+
+
+class Availability(msgspec.Struct, frozen=True):
+    """What is known of a source, oldest first."""
+
+    source: str
+    waits: tuple[Wait, ...] = ()
+    stays: tuple[Stay, ...] = ()
+    counts: tuple[PilotCount, ...] = ()
+
+    @property
+    def most(self) -> int:
+        """The most pilots that one session had at once."""
+        return max((each.pilots for each in self.counts), default=0)
+
+
+class AvailabilityStore:
+    """The history of sources, in one file. Safe with several processes; no method raises because of a disk."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = Measurements(path, schema=_SCHEMA, shape=_SHAPE)
+        self._written = dict.fromkeys(("waits", "stays", "counts"), 0)
+
+    def record_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
+        """A block's first pilot has come."""
+        of = msgspec.structs.astuple(devices)
+        self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *of)
+
+    def record_stay(self, source: str, *, stay_s: float, ended: str, why: str = "") -> None:
+        """A pilot is here no longer; `why` it was lost, if it was."""
+        self._add("stays", STAYS, source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
+
+    def record_count(self, source: str, *, session: str, pilots: int) -> None:
+        """Record that a session has this number of the source's pilots now."""
+        self._add("counts", COUNTS, source, session, pilots)
+
+    def of(self, source: str) -> Availability:
+        """What is known of a source."""
+
+        def rows(table: str, columns: str) -> list[tuple[Any, ...]]:
+            return self._file.read(f"SELECT {columns} FROM {table} WHERE source = ? ORDER BY id", (source,))
+
+        return Availability(
+            source,
+            tuple(
+                Wait(wait_s, boot_s, DeviceSet(*of))
+                for wait_s, boot_s, *of in rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
+            ),
+            tuple(_stay(*row) for row in rows("stays", "stay_s, ended")),
+            tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
+        )
+
+    def close(self) -> None:
+        """Close the file; later calls do nothing."""
+        self._file.close()
+
+    def _add(self, table: str, most: int, source: str, *values: object) -> None:
+        row = (source, time.time(), *values)
+        columns = {
+            "waits": "source, at, wait_s, boot_s, kind, devices, memory_bytes", "stays": "source, at, stay_s, ended",
+            "counts": "source, at, session, pilots",
+        }[table]  # fmt: skip
+        marks = ", ".join("?" * len(row))
+        changes = [(f"INSERT INTO {table} ({columns}) VALUES ({marks})", [row])]
+        self._written[table] += 1
+        if self._written[table] % _TRIM_EVERY == 1:
+            changes.append((_TRIM.format(table=table, rows=most), [(source, source)]))
+        self._file.write(*changes)

@@ -1,4 +1,4 @@
-"""Loading a language model in a library: its weights, its dtype, and the engine that writes with it.
+"""Load a language model in a library: its weights, its dtype, and its engine.
 
 vLLM reads weights itself, from a folder of safetensors; every other engine computes with a model of Transformers.
 """
@@ -92,7 +92,7 @@ def _broken(error: Exception, *, asked: bool) -> str:
 
 
 def _load_vllm(path: str, *, dtype: Any, device: str, name: str, why: str, began: float) -> CausalLM:
-    from stoker.contexts.vllm_model import start_engine  # it imports vLLM, which few environments have
+    from stoker.contexts.inference.vllm_engine import start_engine  # it imports vLLM, which few environments have
 
     engine, how = start_engine(path, dtype=dtype, device=device, name=name, why=why)
     origin = f"{how}, in {show_seconds(time.monotonic() - began)}"

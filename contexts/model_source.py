@@ -1,13 +1,24 @@
-"""Where a model lies and what it is called: what the recipes of ready-made models have in common."""
+"""Facts about a model before it is loaded: its place, its cache size and the token counts of texts.
+
+A policy that shares devices by the token (SLINFER §VII) reserves `token_bytes` for each token of a request. A login
+node counts tokens with the `tokenizers` library to choose a runtime that is long enough, special tokens included, as
+`EncoderModel.count_tokens` does.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
 import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from stoker.contexts.recipe import Needs
 from stoker.errors import RecipeError
+
+# ---- model source
 
 
 class CallableModule(types.ModuleType):
@@ -75,3 +86,115 @@ def shown_name(path: str) -> str:
     """A short name for people: `SmolLM2-135M` of `models/SmolLM2-135M.Q4_K_M.gguf`."""
     name = Path(path).name or Path(path).parent.name
     return name.removesuffix(".gguf").removesuffix(".safetensors")[:40] or "llm"
+
+
+# ---- cache needs
+
+
+_LONGEST_UNDECLARED = 4096
+"""Where no memory is declared, what is measured of a library counts as room for a text of so many tokens at most."""
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MOST = 1 << 24
+
+
+def with_cache(needs: Needs, source: str, *, dtype: str) -> Needs:
+    """Return the needs of a model in the folder `source`, with its cache; unchanged if its size is unknown."""
+    try:
+        config = json.loads((Path(source) / "config.json").read_text())
+        weights = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
+    except (OSError, ValueError, RecursionError):
+        return needs
+    on_cpu = not needs.kinds or "cpu" in needs.kinds
+    token_bytes = _token_bytes(config, dtype=dtype, on_cpu=on_cpu) if isinstance(config, dict) else 0
+    longest = _number(config, "max_position_embeddings")
+    if not token_bytes or not longest:
+        return needs
+    declared = needs.device_memory_bytes or needs.memory_bytes  # a GPU's memory counts where both are said
+    if on_cpu:
+        declared = max(needs.memory_bytes, needs.device_memory_bytes)
+    room = max(0, declared - weights) // token_bytes if declared else _LONGEST_UNDECLARED
+    return msgspec.structs.replace(needs, token_bytes=token_bytes, cache_tokens=min(longest, room))
+
+
+def _token_bytes(config: Any, *, dtype: str, on_cpu: bool) -> int:
+    """Return the bytes of one token's keys and values in all layers; 0 if the configuration does not state it. For
+    `auto` the larger of float32 (CPU) and the model's own dtype (GPU), if it may load on both."""
+    layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
+    width = _number(config, "head_dim") or (_number(config, "hidden_size") // heads if heads else 0)
+    own = dtype
+    if dtype == "auto":
+        own = "float32" if on_cpu else str(config.get("torch_dtype") or config.get("dtype"))
+    return 2 * layers * (_number(config, "num_key_value_heads") or heads) * width * _DTYPE_BYTES.get(own, 4)
+
+
+def _number(config: Any, name: str) -> int:
+    found = config.get(name) if isinstance(config, dict) else None
+    return found if type(found) is int and 0 < found <= _MOST else 0
+
+
+# ---- token counts
+
+
+_FILE = "tokenizer.json"
+
+
+class TokenCounter:
+    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest of a list of these. The tokenizer
+    is read at the first count. `most`: a text that is longer counts as this long (0: it does not)."""
+
+    def __init__(self, source: str, *, most: int = 0) -> None:
+        self._source = source
+        self._most = most
+        self._lock = threading.Lock()
+        self._tokenizer: Any = None
+
+    def __call__(self, given: Any) -> int:
+        """The tokens of what a call is given; 0 for an empty list. Raises RecipeError for what is no text, and for a
+        model whose tokenizer cannot be read."""
+        if isinstance(given, list):
+            return max(map(self._count, given), default=0)
+        return self._count(given)
+
+    def _count(self, text: Any) -> int:
+        parts = (text,) if isinstance(text, str) else text
+        if not isinstance(parts, tuple) or not 1 <= len(parts) <= 2 or not all(isinstance(part, str) for part in parts):
+            raise RecipeError(
+                f"the tokens of {text!r:.60} cannot be counted: the function's first argument has to be a text, a pair"
+                ' of texts or a list of these; else call it with its length, features={"input_length": ...}'
+            )
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = _read(self._source)
+            count = len(self._tokenizer.encode(*parts).ids)
+        return min(count, self._most) if self._most else count
+
+
+def token_counter(path: str, *, most: int = 0) -> TokenCounter:
+    """A `TokenCounter` for the model at `path`, a folder or a name on the hub."""
+    return TokenCounter(str(path), most=most)
+
+
+def _read(source: str) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise RecipeError(f"tokens cannot be counted here ({error}): pip install tokenizers") from None
+    try:
+        tokenizer = Tokenizer.from_file(str(_file_of(source)))
+    except Exception as error:  # the library raises plain exceptions
+        raise RecipeError(
+            f"the tokenizer of {source} cannot be read ({error}): tokens are counted by its {_FILE}, which"
+            " save_pretrained of a fast tokenizer writes",
+            path=source,
+        ) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _file_of(source: str) -> Path:
+    if Path(source).exists():
+        return Path(source, _FILE)
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(source, _FILE))

@@ -1,4 +1,4 @@
-"""What the content of an object is made of, for kinds whose pickle does not tell: paths, methods, arrays, tensors, …
+"""The parts of objects whose pickle does not show their content: paths, methods, arrays, tensors, and others.
 
 `parts_of` takes an object apart without looking into its parts; `digest` walks over them.
 """
@@ -103,7 +103,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_dense_tensor(value: Any) -> bool:
-    """A tensor of PyTorch whose values lie in memory. Its pickle names the address of its storage."""
+    """True for a PyTorch tensor with values in memory. Its pickle names the address of its storage."""
     torch: Any = sys.modules.get("torch")  # lacks some names while another thread imports it
     return (
         type(value) in (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))
@@ -115,7 +115,7 @@ def _is_dense_tensor(value: Any) -> bool:
 
 
 def _storage_bytes(value: Any) -> bytes | None:
-    """The bytes of a storage of PyTorch; None for anything else."""
+    """Return the bytes of a PyTorch storage; None for anything else."""
     torch: Any = sys.modules.get("torch")
     untyped: Any = getattr(torch, "UntypedStorage", ())
     typed: Any = getattr(torch, "TypedStorage", ())

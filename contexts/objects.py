@@ -1,21 +1,21 @@
-"""Files and folders as objects: their content's digest is their name.
+"""Files and folders as objects: a name is `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
-A name is `<kind>-<digest><suffix>`: kind `file` or `folder`; the digest is that of the object's manifest, which lists
-what it is made of and the digests of all its parts (`stoker.contexts.manifest`); a file keeps a short plain suffix
-(`.gguf`), because loaders look at it.
+Content: a file's bytes and whether its owner may execute it; a folder's names, files, folders and links. A link that
+leads out of the folder counts as its target. Times, owners and other mode bits do not count. A file keeps a short
+suffix (`.gguf`), because loaders look at it.
 
-What counts: a file's bytes and whether its owner may execute it; a folder's names, files, folders (empty ones too) and
-links. A link that stays inside the folder is a link; one that leads out of it (as in a model hub's cache) counts as
-what it leads to, since the pilot has nothing else there. What does not count: times, owners, other mode bits.
+The digests of files' parts are remembered in the state folder by path, size, mtime, ctime and inode; not those of a
+file that changed within the last two seconds, because a second change could leave no trace (as in git).
 
-Reading a model takes seconds, so the digests of files' parts are remembered in the state folder by path, size, mtime,
-ctime and inode; a file that changed within the last two seconds is not, as git does it, since a second change could
-leave no trace. A process also keeps the manifests of the objects that it named last: it will be asked for them.
+    <session folder>/objects/index.jsonl        one line an object: {"name": ..., "size_bytes": ..., "source": ...}
+
+The client lists there the objects that the session's seed may hand out.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -29,10 +29,14 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.contexts.folders import state_folder
 from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, name_of, proves
 from stoker.contexts.recipe import ObjectRef
-from stoker.contexts.state import state_folder
 from stoker.errors import RecipeError
+from stoker.whole_files import write_all
+
+# ---- objects
+
 
 _SUFFIX = re.compile(r"(\.[A-Za-z0-9]{1,16}){1,2}")
 _NAME = re.compile(r"(file|folder)-[0-9a-f]{64}((\.[A-Za-z0-9]{1,16}){1,2})?")
@@ -129,7 +133,7 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
 
 
 def _write_back(file: Path) -> None:
-    """Have what was written to a file through a memory map on disk: the next such write then changes its times."""
+    """Flush writes through a memory map to disk: the next such write then changes the file's times."""
     if file.is_file():
         with suppress(OSError), file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -185,7 +189,7 @@ def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
 
 
 def _read_parts(path: Path) -> bytes:
-    """The digests of a file's parts, one after another."""
+    """Return the digests of a file's parts, one after another."""
     digests: list[bytes] = []
     view = memoryview(bytearray(PART_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -199,7 +203,7 @@ def _read_parts(path: Path) -> bytes:
 
 
 def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
-    """Everything below a folder, sorted by relative name as bytes: `(name, path, kind)`."""
+    """Return everything below a folder, sorted by relative name as bytes: `(name, path, kind)`."""
     found: list[tuple[bytes, Path, EntryKind]] = []
     real_root = os.path.realpath(root)
 
@@ -231,8 +235,7 @@ def _stays_inside(link: Path, real_root: str) -> bool:
 
 
 class _Memo:
-    """Digests of files' parts by what `stat` says of the file. A memo that can't be used is none: it only costs
-    time."""
+    """Digests of files' parts by the results of `stat`. Without a usable memo, files are read again."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -287,3 +290,59 @@ class _Memo:
 def _key(path: Path, facts: os.stat_result) -> tuple[str, int, int, int, int]:
     shown = os.fsencode(path).hex() if not str(path).isprintable() else str(path)
     return shown, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
+
+
+# ---- published
+
+
+_FILE = "index.jsonl"
+
+
+def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
+    """Let the seed of a session serve these objects from where they lie. `folder` is the session's objects.
+
+    Raises OSError. Saying it twice is fine. Several clients may append at once, so nothing is ever cut off: a line that
+    a full disk or a killed client left unfinished is ended, and publishes nothing.
+    """
+    lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
+    if not lines:
+        return
+    file = os.open(folder / _FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(file).st_size
+        unfinished = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        write_all(file, ("\n" * unfinished + "".join(lines)).encode())
+    finally:
+        os.close(file)
+
+
+class Published:
+    """What was published in a session's folder of objects, read again as it grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / _FILE
+        self._read = 0
+        self._known: dict[str, ObjectRef] = {}
+
+    def find(self, name: str) -> ObjectRef | None:
+        """The object of that name, with where it lies; None if nobody published it."""
+        if name not in self._known:
+            self._read_on()
+        return self._known.get(name)
+
+    def _read_on(self) -> None:
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._read)
+                fresh = file.read()
+        except OSError:
+            return
+        whole, _, _ = fresh.rpartition(b"\n")
+        self._read += len(whole) + 1 if whole else 0
+        for line in whole.splitlines():
+            try:
+                said = json.loads(line)
+                ref = ObjectRef(name=said["name"], size_bytes=said["size_bytes"], source=said["source"])
+            except (ValueError, RecursionError, KeyError, TypeError):
+                continue  # a line that was damaged publishes nothing
+            self._known[ref.name] = ref

@@ -1,10 +1,8 @@
 """Objects that cannot leave their process: open files, and temporary files and folders.
 
-A copy of an open file in another process writes elsewhere, or nowhere. A copy of a temporary file or folder removes the
-program's own file when the copy goes, even a copy that is only half rebuilt. So both are refused by name when they are
-given, wherever they are: `ByValuePickler` asks about every object that it meets.
-
-Streams of this process (`sys.stdout`) travel by name: a function that prints to them prints in its library.
+A copy of an open file in another process writes elsewhere, or nowhere. A copy of a temporary file removes the program's
+own file when it is freed. So `ByValuePickler` refuses both by name. Streams of this process (`sys.stdout`) travel by
+name: a function that prints to them prints in its library.
 """
 
 from __future__ import annotations
@@ -107,7 +105,7 @@ def tell_of_finalizer(kind: type) -> None:
 
 
 def _shown(value: Any) -> str:
-    """The name and mode of a handle, as far as it has them."""
+    """Return the name and mode of a handle, as far as it has them."""
     facts = _facts(value)
     name, mode = facts["name"], facts["mode"]
     if name is None and isinstance(value, zipfile.ZipFile):

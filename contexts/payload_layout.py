@@ -1,12 +1,24 @@
-"""How a pickle and its out-of-band buffers lie in the bytes of a payload (`payloads`). Nothing is unpickled here, so
-managers and pilots can look at a payload's pickle without what travels by value needs."""
+"""The bytes of a payload, and short texts of arguments for people. Nothing is unpickled.
+
+A payload is a pickle and its out-of-band buffers (`payloads`). `short_payload` reads a pickle with stand-ins for all
+classes and functions, so no code of its author runs. Values of parameters with secret names (`token`, `password`) are
+hidden.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
 from stoker.errors import SerializationError
+
+# ---- payload layout
+
 
 Buffer = bytes | bytearray | memoryview
 
@@ -65,3 +77,134 @@ def body_of(data: bytes) -> tuple[bytes, int]:
     if data[:1] != _MAGIC or version != _VERSION or offset + length > len(data):
         raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
     return data[offset : offset + length], count
+
+
+# ---- glance
+
+
+LONGEST = 80
+"""Characters of a short form, at most."""
+_LONGEST_VALUE = 32
+_WIDTH = 2
+_DEPTH = 2
+_SECRET = re.compile(r"token|secret|passw|passphrase|credential|api_?key|auth", re.IGNORECASE)
+
+
+def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Sequence[str] = ()) -> str:
+    """Return `(3, name='x')`, at most `LONGEST` characters. `names`: the parameters of `args`, in order."""
+    secret = [at < len(names) and _SECRET.search(names[at]) is not None for at in range(len(args))]
+    parts = ["…" if hidden else short(value) for value, hidden in zip(args, secret, strict=True)]
+    parts += [f"{name}={'…' if _SECRET.search(str(name)) else short(value)}" for name, value in kwargs.items()]
+    text = f"({', '.join(parts)})"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 2]}…)"
+
+
+_OF_MONITORING = "_parsl_monitoring_"
+"""How the names of arguments begin that Parsl's monitoring adds to a call."""
+
+
+def short_payload(payload: bytes) -> str:
+    """The short form of a call's pickled `(args, kwargs)`; empty where it cannot be read."""
+    try:
+        args, kwargs = _read(payload)
+        shown = {name: value for name, value in kwargs.items() if not str(name).startswith(_OF_MONITORING)}
+        return short_arguments(args, shown)
+    except Exception:  # whatever these bytes are, they are no reason to fail
+        return ""
+
+
+def short(value: Any, *, depth: int = _DEPTH) -> str:
+    """Return a value in short. Runs no code of the value's class."""
+    kind = type(value)
+    if value is None or kind in (bool, float, complex):
+        return repr(value)
+    if kind is int:
+        return repr(value) if abs(value) < 10**20 else "a large int"
+    if kind is str:
+        return repr(value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 1]}…")
+    if kind in (bytes, bytearray):
+        return f"{len(value):,} bytes"
+    if kind in (list, tuple, set, frozenset, dict):
+        return _short_container(value, kind, depth=depth)
+    return f"<{_type_name(kind)}>"
+
+
+def _short_container(value: Any, kind: type, *, depth: int) -> str:
+    opens, closes = "[]" if kind is list else "()" if kind is tuple else "{}"
+    if depth == 0 or not value:
+        return f"{opens}…{closes}" if value else f"{opens}{closes}"
+    parts = list(islice(_parts(value, depth=depth - 1), _WIDTH))
+    more = f", … {len(value):,} items" if len(value) > _WIDTH else "," if kind is tuple and len(value) == 1 else ""
+    return f"{opens}{', '.join(parts)}{more}{closes}"
+
+
+def _parts(value: Any, *, depth: int) -> Iterator[str]:
+    for item in value:
+        if type(value) is dict:
+            hidden = isinstance(item, str) and _SECRET.search(item) is not None
+            yield f"{short(item, depth=depth)}: {'…' if hidden else short(value[item], depth=depth)}"
+        else:
+            yield short(item, depth=depth)
+
+
+def _type_name(kind: type) -> str:
+    return str(vars(kind).get("stands_for") or kind.__name__)
+
+
+# ---- reading without running
+
+_KNOWN = {
+    "_make_function": "function",
+    "_make_skeleton_class": "class",
+    "_frombuffer": "array",
+    "_reconstruct": "array",
+}
+"""What functions make that pickles name in place of a class."""
+
+
+class _StandIn:
+    """Replaces every object that a pickle would make."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> _StandIn:
+        return object.__new__(cls)
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> _StandIn:
+        return _StandIn()
+
+    def __setstate__(self, _state: Any) -> None:
+        pass
+
+    def __setitem__(self, _key: Any, _value: Any) -> None:
+        pass
+
+    def append(self, _item: Any) -> None:
+        """Do nothing."""
+
+    def extend(self, _items: Any) -> None:
+        """Do nothing."""
+
+    def add(self, _item: Any) -> None:
+        """Do nothing."""
+
+
+class _Reader(pickle.Unpickler):
+    """Builds plain values, and stand-ins for all others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a stand-in."""
+        home, shown = module.partition(".")[0], str(name).rpartition(".")[2]
+        text = _KNOWN.get(shown) or (f"{home} object" if shown.startswith("_") else f"{home}.{shown}")
+        return type("_StandIn", (_StandIn,), {"stands_for": text})
+
+    def persistent_load(self, _id: Any) -> Any:
+        """Return a stand-in."""
+        return _StandIn()
+
+
+def _read(payload: bytes) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    body, buffers = body_of(payload)
+    args, kwargs = _Reader(io.BytesIO(body), buffers=[b""] * buffers).load()
+    return tuple(args), dict(kwargs)

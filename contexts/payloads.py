@@ -2,13 +2,16 @@
 
 Two forms, told apart by their first byte:
 
-- `0x80`: a plain pickle. Small values made of exact builtin types take this path, about a microsecond.
-- `B`: a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes, so that a numpy array in a
-  300 MB argument is copied once on its way out and, from a writable buffer such as a private memory map, not at all
-  on its way in.
+- `0x80`: a plain pickle. Small values of builtin types take this path, in about a microsecond.
+- `B`: a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes. A large array is copied once
+  on its way out, and not at all on its way in from writable memory.
 
-What plain pickle can't hold goes through cloudpickle. Functions, classes and modules of the user's own go by value, as
-those of `__main__` do: a pilot can't import a file that lies beside the user's script.
+cloudpickle handles what plain pickle cannot. Functions, classes and modules of the user's own go by value: a pilot
+cannot import a file that lies beside the user's script.
+
+A class that travels by value takes its attributes along. A library sets them, so it sees `Config.lr = 2` of the
+program. The program does not (`keep_classes`): a result must not set `Config.lr` back. There a class that exists keeps
+its attributes, and a new class counts as found once its attributes are set, because threads share it.
 """
 
 from __future__ import annotations
@@ -16,20 +19,93 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import re
 import signal
 import threading
 import traceback
+import weakref
+from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
-from stoker.contexts.by_value import NONE, ByValuePickler
-from stoker.contexts.kept_classes import loads_keeping_classes
+from cloudpickle import cloudpickle as _inside
+
+from stoker.contexts.by_value import NONE, ByValuePickler, class_by_name
 from stoker.contexts.open_handles import OpenHandle
 from stoker.contexts.payload_layout import PLAIN, Buffer, laid_out, taken_apart
 from stoker.contexts.unpicklable import explain
 from stoker.contexts.user_code import is_installed
 from stoker.contexts.user_modules import imported_when_run
 from stoker.errors import RemoteCallError, SerializationError
+
+# ---- kept classes
+
+
+_NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
+_unfilled: weakref.WeakSet[type] = weakref.WeakSet()
+"""The classes that were made here, and whose attributes are not set yet."""
+_filling = threading.RLock()
+"""Held while attributes are set, never while a value is rebuilt."""
+
+
+def loads_keeping_classes(data: bytes | bytearray | memoryview, *, buffers: Iterable[Any] | None = None) -> Any:
+    """Unpickle a value. Classes of this process keep their attributes."""
+    if _NAMES_A_CLASS.search(data) is None:  # it brings no class
+        return pickle.loads(data, buffers=buffers)
+    return _ClassUnpickler(io.BytesIO(data), buffers=buffers).load()
+
+
+class _ClassUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str, /) -> Any:
+        instead = _INSTEAD.get((module.partition(".")[0], name))
+        return instead if instead is not None else super().find_class(module, name)
+
+
+def _class(*parts: Any) -> Any:
+    """Return a class without its attributes. `parts` are cloudpickle's: the last but one is the id of the class."""
+    return _found_or_made(parts[-2], _inside._make_skeleton_class, parts)
+
+
+def _enumeration(*parts: Any) -> Any:
+    return _found_or_made(parts[-2], _inside._make_skeleton_enum, parts)
+
+
+def _found_or_made(identity: str | None, make: Callable[..., Any], parts: tuple[Any, ...]) -> Any:
+    """Return the class with this id, or a new one. Only a new one calls `__init_subclass__` of its bases."""
+    if identity is None:
+        found = None
+    else:
+        with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
+            found = _inside._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
+    if found is not None:
+        return found
+    made = make(*parts[:-2], None, parts[-1])
+    _unfilled.add(made)  # before other threads can find it
+    return _inside._lookup_class_or_track(identity, made)
+
+
+def _set_attributes(kind: Any, state: Any) -> Any:
+    with _filling:
+        if kind in _unfilled:
+            _inside._class_setstate(kind, state)
+            _unfilled.discard(kind)
+    return kind
+
+
+def _named(module: str, name: str, _attributes: dict[str, Any]) -> Any:
+    return class_by_name(module, name, {})
+
+
+_INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
+    ("cloudpickle", "_make_skeleton_class"): _class,
+    ("cloudpickle", "_make_skeleton_enum"): _enumeration,
+    ("cloudpickle", "_class_setstate"): _set_attributes,
+    ("stoker", "class_by_name"): _named,
+}
+
+
+# ---- payloads
+
 
 BIG_BUFFER_BYTES = 16_384
 """Smaller buffers travel inside the pickle."""
@@ -78,7 +154,7 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
     """The value of `dumps`' bytes.
 
     Arrays that were writable come back writable: as views if `data` is writable memory, else as copies. With
-    `keep_classes` the classes of this process keep their attributes (`kept_classes`): results, exceptions and
+    `keep_classes` the classes of this process keep their attributes: results, exceptions and
     checkpoints want it. Raises SerializationError for bytes that `dumps` has not made; whatever unpickling raises (a
     module that is not installed here) comes as it is.
     """
@@ -101,14 +177,14 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """The code of a signal handler; None for SIG_DFL, SIG_IGN and handlers that are no Python function."""
+    """Return the code of a signal handler; None for SIG_DFL, SIG_IGN and handlers that are no Python function."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return getattr(handler, "__code__", None)
 
 
 def _plain(value: Any, depth: int) -> bool:
-    """Whether plain pickle gives what cloudpickle would, found out in less time than a Pickler takes to make."""
+    """True if plain pickle gives the same as cloudpickle; faster than making a Pickler."""
     kind = type(value)
     if kind in _ATOMS:
         return True
@@ -243,11 +319,8 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _saying(message: str, error: Any) -> Any:
-    """The exception, made again by its class where that brings its message back.
-
-    tblib, once a program has installed it, unpickles exceptions without their `__init__`, which is where
-    UnicodeDecodeError keeps what it says.
-    """
+    """Make the exception again by its class if that restores its message. With tblib installed, exceptions are
+    unpickled without their `__init__`, where UnicodeDecodeError keeps its message."""
     try:
         if str(error) == message:
             return error
@@ -303,7 +376,7 @@ def _rebuild_exception(parts: Any) -> Any:
 
 
 def _remake(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An exception of this class with these `args`, also where its `__init__` wants others."""
+    """Make an exception of this class with these `args`, also if its `__init__` takes others."""
     try:
         error: BaseException = kind(*args)
     except Exception:

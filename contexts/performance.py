@@ -1,8 +1,7 @@
-"""What contexts and calls have cost so far, by recipe and device kind: the second run of a program plans with facts.
+"""Measured costs of contexts, calls and engine steps, by recipe and device kind.
 
-One file in the user's state folder, shared by every session on it (`stoker.contexts.measurements`). Each quantity is
-kept as count, mean and sum of squared deviations (Welford), so that a row never grows and two writers only need to take
-turns.
+One file in the user's state folder, shared by all sessions (`measurements`). A quantity is kept as count, mean and sum
+of squared deviations (Welford), a table of steps as a row per cell: writers only need to take turns.
 """
 
 from __future__ import annotations
@@ -10,13 +9,70 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
-from stoker.contexts import step_rows
 from stoker.contexts.measurements import Measurements
-from stoker.contexts.step_times import StepTimes
+from stoker.contexts.step_times import MOST_SAMPLES, StepCell, StepError, StepTimes, power_of
+
+# ---- step rows
+
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS steps (
+    recipe TEXT NOT NULL, kind TEXT NOT NULL, stage TEXT NOT NULL, tokens_power INTEGER NOT NULL,
+    length_power INTEGER NOT NULL, tokens REAL NOT NULL, length REAL NOT NULL, value REAL NOT NULL,
+    count INTEGER NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (recipe, kind, stage, tokens_power, length_power)
+) WITHOUT ROWID;
+"""
+ADD = f"""
+INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
+    tokens = tokens + (excluded.tokens - tokens) * excluded.count / (count + excluded.count),
+    length = length + (excluded.length - length) * excluded.count / (count + excluded.count),
+    value = value + (excluded.value - value) * excluded.count / (count + excluded.count),
+    count = min({MOST_SAMPLES}, count + excluded.count), at = excluded.at
+"""
+READ = "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
+_ERROR = " error"
+"""Behind a stage's name: the row holds how far its table is off."""
+
+
+def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
+    """Return the values of `ADD` for all cells."""
+    for stage, cells in (("prefill", times.prefill), ("decode", times.decode)):
+        for cell in cells:
+            place = power_of(cell.tokens), power_of(cell.length)
+            yield recipe, kind, stage, *place, cell.tokens, cell.length, cell.seconds, cell.count, at
+    for stage, error in (("prefill", times.prefill_error), ("decode", times.decode_error)):
+        if error.count:
+            yield recipe, kind, stage + _ERROR, 0, 0, 0.0, 0.0, error.mean, error.count, at
+
+
+def times_of(rows: Iterable[tuple[Any, ...]]) -> dict[str, StepTimes]:
+    """Return the rows of `READ` by device kind."""
+    cells: dict[str, dict[str, list[StepCell]]] = {}
+    errors: dict[tuple[str, str], StepError] = {}
+    for kind, stage, tokens, length, value, count in rows:
+        of_kind = cells.setdefault(kind, {})
+        if stage.endswith(_ERROR):
+            errors[kind, stage.removesuffix(_ERROR)] = StepError(value, count)
+        else:
+            of_kind.setdefault(stage, []).append(StepCell(tokens, length, value, count))
+    return {
+        kind: StepTimes(
+            tuple(found.get("prefill", ())), tuple(found.get("decode", ())),
+            errors.get((kind, "prefill"), StepError()), errors.get((kind, "decode"), StepError()),
+        )
+        for kind, found in cells.items()
+    }  # fmt: skip
+
+
+# ---- performance
+
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS measured (
@@ -78,10 +134,10 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class PerformanceStore:
-    """The measurements in one file. Safe with several processes and threads; no method raises for want of a disk."""
+    """The measurements in one file. Safe with several processes and threads; no method raises because of a disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = Measurements(path, schema=_SCHEMA + step_rows.SCHEMA, shape=_SHAPE)
+        self._file = Measurements(path, schema=_SCHEMA + SCHEMA, shape=_SHAPE)
 
     def record_load(
         self,
@@ -124,14 +180,14 @@ class PerformanceStore:
 
     def record_steps(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
         """What steps of a recipe's engine took on a device of this kind."""
-        self._file.write((step_rows.ADD, step_rows.rows_of(times, recipe_key, kind, at=time.time())))
+        self._file.write((ADD, rows_of(times, recipe_key, kind, at=time.time())))
 
     def step_times(self, recipe_key: str) -> dict[str, StepTimes]:
-        """What is known of the steps of a recipe's engine, by device kind."""
-        return step_rows.times_of(self._file.read(step_rows.READ, (recipe_key,)))
+        """Return the known step times of a recipe's engine, by device kind."""
+        return times_of(self._file.read(READ, (recipe_key,)))
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
-        """What is known of a recipe, by device kind."""
+        """Return the estimates of a recipe, by device kind."""
         rows = self._file.read(
             "SELECT kind, what, function, count, mean, spread, most FROM measured WHERE recipe = ?", (recipe_key,)
         )
@@ -141,7 +197,7 @@ class PerformanceStore:
         return {kind: _estimate(facts) for kind, facts in found.items()}
 
     def recipes_of(self, function: str) -> list[Remembered]:
-        """Recipes on which calls of a function (its key or name) were measured, the last one first."""
+        """Return the recipes on which calls of a function (its key or name) were measured, the latest first."""
         rows = self._file.read(
             "SELECT recipe, group_concat(kind, char(10)), max(at) FROM measured WHERE what = 'run_s' AND function = ?"
             " GROUP BY recipe ORDER BY max(at) DESC",
@@ -150,18 +206,18 @@ class PerformanceStore:
         return [Remembered(recipe, tuple(sorted(kinds.split("\n"))), at) for recipe, kinds, at in rows]
 
     def functions(self) -> list[str]:
-        """The functions of which calls were measured, the last one first."""
+        """Return the functions with measured calls, the latest first."""
         rows = self._file.read(
             "SELECT function FROM measured WHERE what = 'run_s' GROUP BY function ORDER BY max(at) DESC"
         )
         return [function for (function,) in rows]
 
     def kinds(self) -> list[str]:
-        """The kinds of device on which anything was measured."""
+        """Return the device kinds with measurements."""
         return [kind for (kind,) in self._file.read("SELECT DISTINCT kind FROM measured ORDER BY kind")]
 
     def items_per_call(self, function: str) -> int:
-        """How many items the measured calls of a function had, on the average; 1 where none were packed."""
+        """Return the mean number of items in measured calls of a function; 1 if none were packed."""
         rows = self._file.read(
             "SELECT what, sum(count), sum(count * (mean - 1)) FROM measured"
             " WHERE what IN ('items', 'run_s') AND function = ? GROUP BY what",
@@ -215,7 +271,7 @@ def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> 
 
 
 def _beyond_one(records: tuple[int, float, float, float] | None) -> int:
-    """Calls that records have beside the one that each has at least."""
+    """Return the calls in records beyond the one that each has."""
     return round(records[0] * (records[1] - 1.0)) if records is not None else 0
 
 
@@ -226,7 +282,7 @@ def _measured(numbers: tuple[int, float, float, float]) -> Measured:
 
 
 def _together(groups: list[tuple[int, float, float, float]]) -> Measured:
-    """Several groups' counts, means and squared deviations as one (Chan's parallel form of Welford's)."""
+    """Merge the counts, means and squared deviations of groups (Chan's parallel form of Welford's)."""
     count, mean, spread, most = 0, 0.0, 0.0, 0.0
     for n, m, s, top in groups:
         total = count + n

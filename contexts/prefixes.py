@@ -1,16 +1,15 @@
-"""Prefixes that prompts share, with their computed keys and values: found, kept and dropped.
+"""Prefixes that prompts share, with their computed keys and values (KV).
 
-Calls of one program fill a template: their prompts begin alike, and what a causal model computes of a beginning does
-not depend on what follows. So the keys and values (KV) of a shared beginning are computed once and used by every later
-prompt, in this call or in a later one. Nobody has to say what the template is:
+Calls of one program fill a template, and the KV of a beginning does not depend on what follows. So the KV of a shared
+beginning is computed once and used by every later prompt. The template is found without a hint:
 
-- The last few prompts are kept whole (*recent*). When a new prompt begins like one of them for long enough, that
-  beginning is cut out and becomes a *shared* prefix; it costs no computation, since the KV is there.
+- The last few prompts are kept whole (*recent*). If a new prompt begins like one of them for long enough, that
+  beginning is cut out and becomes a *shared* prefix, at no cost.
 - A longer beginning becomes another shared prefix only if it is longer by some tokens: two claims that both start with
-  "The" should not push the template out.
-- Both kinds are bounded in bytes together; shared prefixes go in the order of their last use.
+  "The" should not displace the template.
+- Both kinds share a limit in bytes; shared prefixes are dropped least recently used first.
 
-This file knows token ids and sizes; what KV is, it does not know (`cut` cuts one).
+This file knows token ids and sizes; `cut` cuts the KV.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """The prefix that all rows have in common for the most tokens, and how many (at least a row's last is left)."""
+        """Return the longest kept prefix of all rows, and its length (at least a row's last token remains)."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -75,7 +74,7 @@ class PrefixCache(Generic[KV]):
         return shared, length
 
     def wants(self, ids: tuple[int, ...]) -> bool:
-        """Whether this beginning, known to be shared, is worth computing by itself: nothing as long is kept."""
+        """True if this shared beginning is worth computing separately: nothing as long is kept."""
         if len(ids) < SHORTEST:
             return False
         _, shared = self._longest(self._shared, [ids], len(ids))
@@ -90,7 +89,7 @@ class PrefixCache(Generic[KV]):
         return prefix
 
     def saw(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
-        """Keep a whole prompt for a while, in case that the next begins like it."""
+        """Keep a whole prompt for a while: the next may begin like it."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
             self._trim()
@@ -125,7 +124,7 @@ class PrefixCache(Generic[KV]):
 
 
 def common_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int:
-    """How many first items two tuples have in common, `most` at the utmost."""
+    """Return the number of first items that two tuples share, at most `most`."""
     high = min(len(one), len(other), most)
     if high <= 0:
         return 0

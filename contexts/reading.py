@@ -1,9 +1,8 @@
-"""What a causal model makes of texts that it only reads: their mean hidden state, and how surprised it is by a target.
+"""Readings of texts by a causal model: the mean hidden state, and the loss on a target.
 
-Both are asked of many texts at once. Hidden states need no vocabulary, so only the backbone runs. Losses share work: a
-prompt is computed once, and all samples are read after it side by side (`forward.py`), which for 16 samples of 40
-tokens after a prompt of 64 is 704 tokens instead of 1,664. Prompts and samples come as tokens, apart from each other: a
-sample has the same tokens after every prompt.
+Hidden states need no vocabulary, so only the backbone runs. A prompt is computed once for all its samples, which are
+read side by side (`forward`): 16 samples of 40 tokens after a prompt of 64 are 704 tokens instead of 1,664. Prompts and
+samples are given as separate tokens: a sample has the same tokens after every prompt.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def mean_losses(
 
 
 def _losses(runner: ModelRunner, rows: list[Ids], inputs: list[Ids], targets: list[Ids]) -> list[float]:
-    """The last token of a target is never read: what matters of it is how likely it was."""
+    """Return the losses of targets; the last token of a target is never read, only its likelihood counts."""
     tails = [one + target[:-1] for one, target in zip(inputs, targets, strict=True)]
     if runner.shares:
         first, after = runner.prefill_with_tails(rows, [tails] * len(rows))
@@ -125,7 +124,7 @@ def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
 
 
 def _alike(rows: list[Ids]) -> list[list[int]]:
-    """Texts to read together, by index: of like length, longest first."""
+    """Group texts of like length by index, the longest first."""
     groups: list[list[int]] = []
     for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
         if groups and (len(groups[-1]) + 1) * len(rows[groups[-1][0]]) <= BATCH_TOKENS:

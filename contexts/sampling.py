@@ -1,10 +1,10 @@
-"""Which token comes next for one prompt.
+"""Draw the next token of a prompt.
 
 A token is drawn by the inverse of its distribution function: chances are added up in the order of the vocabulary (with
 `top_p` from the likeliest on), and the first token whose sum exceeds the request's next random number is taken. The
-numbers come from the request's own generator on the host, one a token, so draws do not depend on the batch. The rule
-uses tensor operations only, so a CPU, a GPU and a captured step share it. (`torch.where` with a number is none of them:
-it copies the number to the device and waits.)
+request's own generator on the host gives one number per token, so draws do not depend on the batch. The rule uses
+tensor operations only, so a CPU, a GPU and a captured step share it. (Not `torch.where` with a number, which copies the
+number to the device and waits.)
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Loading a model, and keeping a converted copy so that the next load takes a second.
+"""Load a model of Transformers, and keep a converted copy so that the next load takes a second.
 
-A GGUF file takes long to load: its weights are dequantized and its tokenizer is rebuilt, every time. A *snapshot* is
-what comes of that, as `save_pretrained` writes it: weights in one safetensors file in the dtype that is computed in,
-which is mapped into memory rather than read, so that libraries of one machine share its pages.
+A GGUF file loads slowly: its weights are dequantized and its tokenizer is rebuilt every time. A *snapshot* is the
+result as `save_pretrained` writes it: one safetensors file in the computed dtype, which libraries of one machine map
+into memory and share.
 
-Made once: a lock file lets one process convert while others wait. Made whole: it is written into a draft folder and
-renamed, so a crash leaves a draft, which the next one to convert removes. A snapshot that can't be loaded is moved
-aside and made again. A disk that is full or closed costs the snapshot, never the load.
+A lock file lets one process convert while others wait. The snapshot is written into a draft folder and renamed; the
+draft of a crash is removed by the next conversion. A snapshot that fails to load is moved aside and made again. A full
+disk costs the snapshot, never the load.
 
-A snapshot's name holds the digest of what it was made from and the dtype, so it is never of another model. Its
-folder's name is its *form*: by that name other pilots are offered it, and one that came from a peer is taken as it is
-where there is none yet.
+Its name holds the digest of the source and the dtype. This name is its *form*, under which other pilots are offered it.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from typing import Any, NamedTuple
 from huggingface_hub import snapshot_download
 
 from stoker.contexts import ambient
+from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.objects import object_of
-from stoker.contexts.state import snapshot_folder
 from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
@@ -79,7 +77,7 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
 
 
 def snapshot_path(name: str, *, dtype: str) -> Path:
-    """Where the snapshot of the object `name` in this dtype lies, or would lie."""
+    """Return the place of a snapshot of the object `name` in this dtype."""
     kind, _, digest = name.partition(".")[0].partition("-")
     return snapshot_folder() / f"{kind}-{digest[:40]}-{dtype.removeprefix('torch.')}-{_FORMATS.get(kind, 1)}"
 
@@ -130,7 +128,7 @@ def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made
 
 
 def set_aside(place: Path) -> Path:
-    """Move a snapshot that is of no use out of the way, as far as the disk allows it. Returns where to."""
+    """Move an unusable snapshot away, as far as the disk allows it. Return its new place."""
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
     with contextlib.suppress(OSError):
         place.rename(aside)
@@ -170,7 +168,7 @@ def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple
 
 
 def _from_peer(form: str, *, dtype: Any, device: str) -> tuple[LoadedParts, str] | None:
-    """What comes of a snapshot that the pilot has got from another; None if there is none, or it is of no use."""
+    """Load a snapshot that came from another pilot; None without one, or if it is unusable."""
     place = ambient.local_path(form)
     facts = snapshot_facts(place)
     if facts is None:
@@ -184,7 +182,7 @@ def _from_peer(form: str, *, dtype: Any, device: str) -> tuple[LoadedParts, str]
 
 
 def snapshot_facts(place: Path) -> dict[str, Any] | None:
-    """What is known of the snapshot at `place`; None if there is none."""
+    """Return the facts of the snapshot at `place`; None without one."""
     try:
         facts = json.loads((place / _FACTS).read_text())
     except (OSError, ValueError, RecursionError):
@@ -226,8 +224,8 @@ def _read(path: str, *, dtype: Any, device: str) -> LoadedParts:
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """The tokens that begin, end and pad a text are those that a GGUF file names, as the configuration has them.
-    Transformers 5.17 gives the tokenizer of SmolLM2 the token that begins a message as the one that ends it."""
+    """Set the first, last and padding tokens of a GGUF file from its configuration. Transformers 5.17 gives SmolLM2's
+    tokenizer the token that begins a message as the one that ends it."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:
@@ -235,7 +233,7 @@ def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
 
 
 def _worth_it(path: str) -> bool:
-    """Whether a snapshot would load faster than what is there: a folder of safetensors is as good as one already."""
+    """True if a snapshot would load faster than the source: a folder of safetensors needs none."""
     if path.endswith(".gguf"):
         return os.path.isfile(path)
     return os.path.isdir(path) and not any(Path(path).glob("*.safetensors"))
@@ -243,7 +241,7 @@ def _worth_it(path: str) -> bool:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """One process at a time. Where a file system has no locks, the rename alone decides who was first."""
+    """Admit one process at a time. Without file locks, the first rename wins."""
     with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,29 +1,29 @@
-"""How long a step of an engine takes: by the tokens that it reads, and by how many tokens each of them attends to.
+"""Seconds of an engine's step, by the tokens that it reads and the mean number of tokens that each attends to.
 
-SLINFER (§VI-B) quantifies the two stages of a model apart, on each kind of device: *prefill* by the length of the
-prompt, *decode* by the batch and the mean length of its requests, sampled at powers of two and linear between. The
-table of decode is that one: each request of the batch reads one token, which attends to all of the request.
+SLINFER (§VI-B) measures prefill by the length of the prompt, and decode by the batch and the mean length of its
+requests, at powers of two, linear between. Our decode table is the same. Our prefill has the same two dimensions,
+because a step may read several prompts, or a part of a prompt behind what was read before: 512 tokens cost twice as
+much behind 4,000 others. SLINFER's line is the diagonal of this table.
 
-Prefill differs. SLINFER's engine reads one prompt whole, so one length says all. A step of ours may read several
-prompts, or a part of a long one behind what was read before: 512 tokens cost twice as much behind 4,000 others as at
-the beginning. What tells these apart is the mean number of tokens that a token attends to; attention's part grows with
-the tokens read times that. So prefill has the same two dimensions as decode, and SLINFER's line is its diagonal: a
-prompt that is read whole, whose tokens attend to half of it in the mean.
+Our engine computes attention over all rows of one size at once, each as long as the longest: up to a third more than
+the mean says. Callers that know the lengths ask with `padded_length`.
 
-The mean length of a batch hides one thing more: our engine computes attention over all rows of one size (a power of
-two) at once, each as long as the longest of them. In a batch of mixed lengths that is up to a third more than the mean,
-so whoever knows the lengths asks with `padded_length`, which is the mean where all are alike.
-
-A *cell* holds the samples whose two coordinates lie nearest to the same powers of two: their mean coordinates and mean
-seconds. So samples of any steps can be used, and where all lie on powers of two, the interpolation is SLINFER's.
+A *cell* holds the samples nearest to the same powers of two: their mean coordinates and mean seconds. `StepSeconds`
+answers the million questions of a simulator: for each batch size, the seconds by length are a few straight lines.
+Where a table is not linear, it asks the table itself.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
+
+# ---- step times
+
 
 MOST_SAMPLES = 200
 """A cell with this many samples forgets old ones: a new sample moves its mean by a 200th of the difference."""
@@ -103,7 +103,7 @@ class StepTimes(msgspec.Struct, frozen=True):
         )
 
     def is_sound(self) -> bool:
-        """False if a number in it is none that a measurement gives."""
+        """False if it has numbers that no measurement gives."""
         cells = (*self.prefill, *self.decode)
         numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
         errors = [self.prefill_error, self.decode_error]
@@ -134,7 +134,7 @@ class StepTable:
         return bool(self._rows)
 
     def cell(self, tokens: float, length: float) -> StepCell | None:
-        """The cell that such a step belongs to."""
+        """Return the cell of such a step."""
         return self._rows.get(power_of(tokens), {}).get(power_of(length))
 
     def add(self, tokens: float, length: float, seconds: float, *, count: int = 1) -> None:
@@ -177,7 +177,7 @@ class StepTable:
         return step_s, token_s
 
     def _at(self, place: int, length: float) -> tuple[float, float]:
-        """Tokens and seconds of a row of cells at this length."""
+        """Return tokens and seconds of a row of cells at this length."""
         line = self._line(place)
         if len(line) == 1:
             only = line[0]
@@ -190,8 +190,7 @@ class StepTable:
         return a.tokens + (b.tokens - a.tokens) * min(max(share, 0.0), 1.0), seconds
 
     def _slope(self, place: int, only: StepCell) -> float:
-        """Seconds for one more token of length, where a row has one cell: as in the nearest row that has more, a
-        token that is read for a token."""
+        """Return seconds per token of length, for a row with one cell: as in the nearest row with more."""
         others = [other for other in self._order if len(self._rows[other]) > 1]
         if not others:
             return 0.0
@@ -248,7 +247,8 @@ class StepModel:
         return self._tables[prefill].seconds(tokens, length)
 
     def prompt_s(self, tokens: int, *, part: int = 0) -> float:
-        """What reading a prompt takes (SLINFER's prefill time): `part` tokens a step at the most, 0 = any number."""
+        """Return the seconds to read a prompt (SLINFER's prefill time): at most `part` tokens a step, 0 = any
+        number."""
         part, total = part or tokens, 0.0
         for start in range(0, tokens, part):
             count = min(part, tokens - start)
@@ -290,13 +290,13 @@ def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
 
 
 def powers_up_to(most: int, *, least: int = 1) -> list[int]:
-    """The powers of two from the first that is `least` or more, and `most` itself."""
+    """Return the powers of two from the first that is at least `least`, and `most` itself."""
     found = [1 << power for power in range(max(0, most).bit_length()) if least <= 1 << power <= most]
     return found if not found or found[-1] == most else [*found, most]
 
 
 def attended(reads: Sequence[tuple[int, int]]) -> float:
-    """How many tokens each token attends to in the mean, of reads that begin at a token and read so many."""
+    """Return the mean number of tokens that each token attends to, for reads of (first place, tokens)."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
@@ -312,13 +312,13 @@ def padded_length(rows: Iterable[tuple[int, float]]) -> float:
 
 
 def power_of(value: float) -> int:
-    """The nearest power of two, by its exponent."""
+    """Return the exponent of the nearest power of two."""
     return round(math.log2(value)) if value > 1 else 0
 
 
 def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float:
-    """On the line through two points. Beyond the second it never falls; before the first it is at least in proportion
-    to it."""
+    """Interpolate on the line through two points. Beyond the second it never falls; before the first it is at least
+    proportional."""
     if b[0] <= a[0]:
         return (a[1] + b[1]) / 2
     slope = (b[1] - a[1]) / (b[0] - a[0])
@@ -333,11 +333,81 @@ def _joined(first: Iterable[StepCell], second: Iterable[StepCell]) -> tuple[Step
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """What a profiler has found: the times, `left_out` samples for which there was no memory or no time left, and the
-    seconds that it took. `engine`, `device`: what was measured."""
+    """A profiler's result: the times, `left_out` samples without memory or time, and the seconds it took. `engine`,
+    `device`: the measured ones."""
 
     times: StepTimes
     engine: str
     device: str
     took_s: float
     left_out: int = 0
+
+
+# ---- step lines
+
+
+_LEAST = 1.0
+"""No batch has a mean length of less than a token."""
+_FAR = 65_536.0
+"""So many tokens beyond the last cell a line is straight, too."""
+_ROUNDING = 1e-9
+_KEPT_PREFILLS = 32_768
+"""Prompts of so many lengths are remembered, more than a workload has."""
+
+
+class StepSeconds:
+    """Seconds of steps by a table that does not change, times `factor`."""
+
+    def __init__(self, times: StepTimes, *, factor: float = 1.0) -> None:
+        self._model = StepModel(times)
+        self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
+        self._factor = factor
+        self._prefills: dict[tuple[int, float], float] = {}
+        """The seconds of prompts that were asked for before: a policy asks for a waiting call again and again."""
+        self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
+        """By the requests of a batch: the seconds at each of the lengths, and for one more token from there on; None
+        where they do not lie on a line."""
+
+    def prefill_s(self, tokens: int, length: float) -> float:
+        """Return the seconds of a step that reads this many tokens of prompts, each attending to `length`. Raises
+        LookupError if no such step has been measured."""
+        known = self._prefills.get((tokens, length))
+        if known is None:
+            known = self._factor * self._model.step_s(prefill=True, tokens=tokens, length=length)
+            if len(self._prefills) >= _KEPT_PREFILLS:
+                self._prefills.clear()
+            self._prefills[tokens, length] = known
+        return known
+
+    def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
+        """What each of `count` decode steps of so many requests takes, one after the other: their mean length is
+        `length` in the first, and grows by a token a step. Raises LookupError if no such step has been measured."""
+        if rows not in self._lines:
+            self._lines[rows] = self._line(rows)
+        (values, slopes), lengths, found = self._lines[rows], self._lengths, list[float]()
+        while len(found) < count:
+            at = length + len(found)
+            place = bisect_right(lengths, at) - 1
+            slope = slopes[place] if place >= 0 else None
+            if slope is None:
+                found.append(self._table_s(rows, at))
+                continue
+            first, steps = values[place] + (at - lengths[place]) * slope, count - len(found)
+            if place + 1 < len(lengths):
+                steps = min(steps, 1 + int(lengths[place + 1] - at))
+            found += [first + slope * number for number in range(steps)]
+        return found
+
+    def _line(self, rows: int) -> tuple[list[float], list[float | None]]:
+        """The lines of a batch of this size. A line that the table leaves somewhere, it leaves at a quarter, too."""
+        knots = [*self._lengths, self._lengths[-1] + _FAR]
+        values = [self._table_s(rows, length) for length in knots]
+        slopes: list[float | None] = []
+        for (start, end), (low, high) in zip(pairwise(knots), pairwise(values), strict=True):
+            parts = [(self._table_s(rows, start + (end - start) * part), part) for part in (0.25, 0.5, 0.75)]
+            is_line = all(abs(low + (high - low) * part - value) <= _ROUNDING * (value + 1e-3) for value, part in parts)
+            slopes.append((high - low) / (end - start) if is_line and end - start > 1e-6 else None)
+        return values[:-1], slopes
+
+    def _table_s(self, rows: int, length: float) -> float:
+        return self._factor * self._model.step_s(prefill=False, tokens=rows, length=length)

@@ -1,6 +1,6 @@
 """Texts of a language model: each prompt becomes a request of its engine, and a thread waits for its own requests.
 
-`CausalLM` has a writer and says what its methods mean; several threads may use one.
+See `CausalLM` for the meaning of the methods. Several threads may use one writer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import msgspec
 
 from stoker.contexts import ambient
 from stoker.contexts.forward import Ids
-from stoker.contexts.inference.adapter import NewToken, Sampling, TokenChance
+from stoker.contexts.inference.adapter import NewToken, Sampling, TokenChance, check_sampling
 from stoker.contexts.inference.engine_thread import EngineThread, Generation
-from stoker.contexts.inference.written import check_sampling
 from stoker.contexts.prompts import PromptReader
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
 """Of each new token the token's text, its log-likelihood, and the likeliest tokens with theirs. The text of a token
-that is part of a character is a `token_text.TokenText`, which has its bytes."""
+that is part of a character is a `prompts.TokenText`, which has its bytes."""
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -114,8 +113,8 @@ class TextWriter:
     def _write_group(
         self, order: Sequence[int], rows: Sequence[Ids], samplings: Sequence[Sampling], texts: list[str], *, ahead: int
     ) -> None:
-        """Write the prompts at these places. At most `ahead` of them are handed in at a time, so that requests of other
-        calls do not have to wait for all of this call's."""
+        """Write the prompts at these places, at most `ahead` at a time, so that requests of other calls need not wait
+        for all of them."""
         left = iter(order)
         open_ones: deque[tuple[int, Generation]] = deque()
         try:
@@ -133,7 +132,7 @@ class TextWriter:
 
     @contextlib.contextmanager
     def _asked(self, row: Ids, sampling: Sampling, *, pieces: bool = False) -> Iterator[Generation]:
-        """The request of one prompt. It is aborted if the block ends before it does."""
+        """Submit the request of one prompt; abort it if the block ends first."""
         generation = self._submit(row, sampling, pieces=pieces)
         try:
             yield generation
@@ -146,7 +145,7 @@ class TextWriter:
         return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s)
 
     def _row(self, prompt: str, sampling: Sampling) -> Ids:
-        """The tokens of one prompt. Raises ValueError for a prompt that cannot be continued."""
+        """Return the tokens of one prompt. Raises ValueError for a prompt that cannot be continued."""
         if not isinstance(prompt, str):
             raise ValueError(f"the prompt must be one text, not a {type(prompt).__name__}; generate takes several")
         check_sampling(sampling)
@@ -168,8 +167,8 @@ class TextWriter:
 
 
 def _longest_first(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """The order in which prompts are handed in. The longest is first: an engine that has no room for it refuses it
-    before another text is written. With `all_sorted` they all are in the order of their lengths."""
+    """Return the order in which prompts are submitted. The longest is first: if the engine has no room for it, it
+    refuses it before other texts are written. With `all_sorted` all are in the order of their lengths."""
     if all_sorted:
         return sorted(range(len(rows)), key=lambda place: -len(rows[place]))
     order = list(range(len(rows)))

@@ -1,4 +1,4 @@
-"""Settings of PyTorch and Transformers that loaders of ready-made models have in common. It loads both."""
+"""Settings of PyTorch and Transformers for loaders of ready-made models. It loads both."""
 
 from __future__ import annotations
 

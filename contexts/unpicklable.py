@@ -1,4 +1,4 @@
-"""Which part of a value it was that could not be pickled, found by trying its parts one by one."""
+"""Find the part of a value that could not be pickled, by trying its parts one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEPTH = 8
 
 
 def explain(value: Any, error: BaseException, *, what: str) -> str:
-    """One sentence: what could not be pickled, where in it the cause lies, why, and what to do."""
+    """Return one sentence: the part that could not be pickled, its place, the reason, and the remedy."""
     try:
         path, culprit, why = _search(value, error, what=what)
     except Exception:  # looking for the reason must not hide that there is one
@@ -49,7 +49,7 @@ def future_kind(value: Any) -> str:
 
 
 def _of_future(path: str, kind: str, *, what: str) -> str:
-    """The sentence for a future, which stays where it was made."""
+    """Return the sentence for a future."""
     value = "its .result()" if kind == "a future" else "what it gives when it is awaited"
     if what in ("result", "checkpoint"):
         place = f"holds {kind} at {path}" if path else f"is {kind}"
@@ -66,8 +66,7 @@ def _of_future(path: str, kind: str, *, what: str) -> str:
 
 
 def _of_handle(path: str, handle: OpenHandle, *, is_itself: bool, what: str) -> str:
-    """The sentence for an open file, which stays where it was opened. `is_itself`: it lies at `path`, else in what lies
-    there."""
+    """Return the sentence for an open file. `is_itself`: the handle is at `path`, else inside the object there."""
     verb = "is" if is_itself else "holds"
     if what in _FROM_LIBRARY:
         place = f"holds {handle.what} at {path}" if path else f"{verb} {handle.what}"
@@ -151,7 +150,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """An object's own attributes, those in slots too."""
+    """Return an object's own attributes, slots included."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -162,7 +161,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def global_names(code: types.CodeType) -> list[str]:
-    """The names that a function's code may look up as globals (attributes' names among them)."""
+    """Return the names that a function's code may look up as globals, attribute names included."""
     names = list(code.co_names)
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -171,7 +170,7 @@ def global_names(code: types.CodeType) -> list[str]:
 
 
 def _tidy(path: str, value: Any, *, what: str) -> str:
-    """`[0][1].lock` of `(args, kwargs)` reads `argument 1, .lock`."""
+    """Rewrite `[0][1].lock` of `(args, kwargs)` as `argument 1, .lock`."""
     calls = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
     if what == "argument" and calls and path.startswith(("[0][", "[1][")):
         name, _, rest = path[4:].partition("]")

@@ -1,9 +1,8 @@
-"""Which code is the user's own, and which is installed.
+"""Tell the user's own code from installed code.
 
-Installed code (standard library, site-packages, what `pip install --target` put into a folder of the search path,
-editable installs, Stoker) is the same wherever the environment is:
-it travels by name, and a digest names its version. The user's own modules (beside the script, in the working folder,
-in a test) may not be importable on a pilot: they travel by value, and a digest covers their content.
+Installed code (standard library, site-packages, `pip install --target` in a folder of the search path, editable
+installs, Stoker) is the same in the whole environment: it travels by name, and a digest names its version. The user's
+own modules may not be importable on a pilot: they travel by value, and a digest covers their content.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _known: dict[str, bool] = {}
 
 
 def is_installed(name: str) -> bool:
-    """Whether the module `name` (dotted) belongs to the environment. `__main__` and unknown modules do not."""
+    """True if the module `name` (dotted) belongs to the environment. `__main__` and unknown modules do not."""
     known = _known.get(name)
     if known is None:
         known = _is_installed(name)
@@ -63,7 +62,7 @@ def _lies_in_environment(file: str) -> bool:
 
 
 class ModuleSource(NamedTuple):
-    """Where a module's source lies: a file, or for a package without `__init__.py` its folder."""
+    """The source of a module: a file, or for a package without `__init__.py` its folder."""
 
     file: str
     is_package: bool
@@ -75,7 +74,8 @@ _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
 def source_of(name: str) -> ModuleSource | None:
-    """The source of the user's own module `name`, imported or not; None for any other module. It imports nothing."""
+    """Return the source of the user's own module `name`, imported or not; None for any other module. Imports
+    nothing."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
     module = sys.modules.get(name)
@@ -97,7 +97,7 @@ def source_of(name: str) -> ModuleSource | None:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """How a module that is not imported yet would be found. No package that it lies in is imported for that."""
+    """Find a module that is not imported yet, without importing the packages above it."""
     parent = name.rpartition(".")[0]
     try:
         if not parent:
@@ -111,7 +111,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
-    """How a module of a package would be found that lies in these folders."""
+    """Find a module of a package with these folders."""
     try:
         return PathFinder.find_spec(name, places)
     except KeyError:  # a folder without `__init__.py`, in a package that is not imported
@@ -122,7 +122,7 @@ def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
 
 
 def is_linked(top: str) -> bool:
-    """Whether a top-level module was installed as a link to its source (`pip install -e`). Stoker does not count."""
+    """True if a top-level module was installed as a link to its source (`pip install -e`). Stoker does not count."""
     if top == "stoker" or top in _MAIN or top in _STDLIB or top in sys.builtin_module_names:
         return False
     known = _linked.get(top)
@@ -144,7 +144,8 @@ def _is_linked(top: str) -> bool:
 
 
 def place_of(top: str) -> str | None:
-    """The folder of a top-level package, or the file of a top-level module, imported or not; None if there is none."""
+    """Return the folder of a top-level package, or the file of a top-level module, imported or not; None if not
+    found."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) if module is not None else _spec_of(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
@@ -153,7 +154,7 @@ def place_of(top: str) -> str | None:
 
 
 def version_of(name: str) -> str:
-    """The version of the distribution that the top-level module of `name` comes from, or empty."""
+    """Return the version of the distribution of `name`'s top-level module, or an empty string."""
     return _version(name.partition(".")[0])
 
 
@@ -192,7 +193,7 @@ def _site_roots() -> tuple[str, ...]:
 
 @functools.cache
 def _linked_roots() -> tuple[str, ...]:
-    """Source folders of editable installs of the simple kind: a line in a .pth file puts each on `sys.path`."""
+    """Return source folders of simple editable installs: a line in a .pth file puts each on `sys.path`."""
     found: set[str] = set()
     for folder in _site_roots():
         if os.path.isdir(folder):
@@ -203,8 +204,8 @@ def _linked_roots() -> tuple[str, ...]:
 
 
 def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Folders of the search path, beside those of the environment, into which pip has put packages (`pip install
-    --target`), and what its records name there: files, and the folders that they lie in."""
+    """Return folders of the search path outside the environment into which pip has put packages (`pip install
+    --target`), with the recorded files and their folders."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)
@@ -217,7 +218,7 @@ def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
 
 @functools.lru_cache(maxsize=64)
 def _recorded_in(folder: str, _changed_ns: int) -> frozenset[str]:
-    """What else lies in such a folder is the user's own, since a script may lie beside what it needs."""
+    """Return the recorded files only: a script may be next to the packages that it needs."""
     found: set[str] = set()
     for record in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
         with suppress(OSError, csv.Error), open(record, encoding="utf-8", errors="replace", newline="") as lines:
@@ -238,7 +239,7 @@ def _folders_in_pth(file: str, *, base: str) -> list[str]:
 
 
 def _editable_names() -> frozenset[str]:
-    """Names that the import hooks of editable installs (setuptools) serve."""
+    """Return the names that import hooks of editable installs (setuptools) serve."""
     names: set[str] = set()
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")

@@ -1,28 +1,33 @@
 """The user's own modules that functions import when they run, read without importing them.
 
-A function that travels by value takes its globals and helpers along. What it imports in its body comes later, where it
-runs; there the module may be missing, or be that of another program or of an hour ago. So the sources of these modules
-travel with the function, those of the modules that they import too (`carried_modules` imports them there), and a digest
-covers them.
+The sources of these modules travel with a function (`carried_modules` imports them), with those that they import. A
+module's `version` is the digest of its code, of its packages' and of all that these import of the user's own. Comments
+do not count, and two programs with the same sources share one module, unless it asks for `__file__`.
 
-A module's `version` is the digest of its code, of its packages' and of all that these import of the user's own. So
-comments do not count, a change below changes all above, and two programs that hold the same sources share one module,
-unless it asks where it lies (`__file__`).
+Packages that were installed as a link (`pip install -e`) travel by name. A library may outlive an edit, so a function
+brings their stamps along: a library that has imported a package at another stamp imports it again. A recipe's key
+covers the stamps of its loader's packages.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import os
+import sys
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
-from stoker.contexts.bytecode import asks_where_it_lies, imports
-from stoker.contexts.user_code import ModuleSource, source_of
+from stoker.contexts.function_code import asks_where_it_lies, imports
+from stoker.contexts.user_code import ModuleSource, is_linked, place_of, source_of
 from stoker.units import show_bytes
+
+# ---- user modules
+
 
 logger = logging.getLogger("stoker.captured")
 
@@ -34,8 +39,6 @@ Table = dict[str, tuple[str, bool, str, bytes]]
 
 
 class _Read(NamedTuple):
-    """A module as its file was."""
-
     stamp: tuple[int, int]
     data: bytes
     digest: str
@@ -60,12 +63,12 @@ def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
 
 
 def package_of(name: str, *, is_package: bool) -> str:
-    """The package that a module's relative imports start from."""
+    """Return the package from which a module's relative imports start."""
     return name if is_package else name.rpartition(".")[0]
 
 
 def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
-    """Dotted names of all that may be a module among what functions import when they run."""
+    """Return dotted names of possible modules that functions import when they run."""
     return {name for function in functions for name in imported_by(function.__code__, package_around(function))}
 
 
@@ -103,7 +106,7 @@ def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -
 
 
 def code_of(source: ModuleSource) -> types.CodeType | None:
-    """The code of a module's source, not run; None if there is none: a compiled extension, a file that is gone."""
+    """Compile a module's source without running it; None for a compiled extension or a missing file."""
     data = _bytes_of(source)
     return _compiled(data, source.file) if data is not None else None
 
@@ -162,13 +165,67 @@ def _version(name: str, read: dict[str, tuple[ModuleSource, _Read]], below: dict
 
 
 def package_around(function: types.FunctionType) -> str:
-    """The package that the relative imports of a function start from; empty for one of a program or a plain module."""
+    """Return the package from which a function's relative imports start; empty for a program or a plain module."""
     given = function.__globals__.get("__package__")
     return given if isinstance(given, str) else (function.__module__ or "").rpartition(".")[0]
 
 
 def _with_packages(name: str) -> Iterator[str]:
-    """A dotted name and those of the packages that it lies in."""
+    """Yield a dotted name and its packages."""
     while name:
         yield name
         name = name.rpartition(".")[0]
+
+
+# ---- editable
+
+
+_FRESH_S = 0.2
+"""A stamp is not taken again within this time."""
+_MOST_FILES = 20_000
+_stamps: dict[str, tuple[float, str]] = {}
+
+
+def stamp_of(name: str) -> str:
+    """Return a digest of the names, sizes and times of change of all source files of the linked package that holds the
+    module `name`; empty for every other module."""
+    top = name.partition(".")[0]
+    if not is_linked(top):
+        return ""
+    known = _stamps.get(top)
+    if known is None or time.monotonic() - known[0] > _FRESH_S:
+        place = place_of(top)
+        known = _stamps[top] = (time.monotonic(), _stamp(place) if place else "")
+    return known[1]
+
+
+def stamps_of(names: Iterable[str] = ()) -> dict[str, str]:
+    """Return the stamps of all linked packages that this process has imported or that `names` lists."""
+    tops = {name for name in list(sys.modules) if "." not in name}
+    tops.update(name.partition(".")[0] for name in names)
+    return {top: stamp_of(top) for top in sorted(filter(is_linked, tops)) if stamp_of(top)}
+
+
+def _stamp(place: str) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for file in _source_files(place):
+        try:
+            status = os.stat(file)
+        except OSError:
+            continue
+        digest.update(
+            f"{os.path.relpath(file, place)} {status.st_size} {status.st_mtime_ns}\n".encode(errors="replace")
+        )
+    return digest.hexdigest()
+
+
+def _source_files(place: str) -> list[str]:
+    if not os.path.isdir(place):
+        return [place]
+    found: list[str] = []
+    for folder, folders, files in os.walk(place):
+        folders[:] = sorted(each for each in folders if not each.startswith((".", "__pycache__")))
+        found += [os.path.join(folder, file) for file in sorted(files) if file.endswith((".py", ".so"))]
+        if len(found) > _MOST_FILES:
+            break
+    return found

@@ -1,4 +1,4 @@
-"""A backend of captured steps that records instead of a device (`step_graphs.GraphBackend`).
+"""A backend of captured steps that records instead of a device (`decode_graphs.GraphBackend`).
 
 A replay runs the function again. Captures and replays fail where CUDA would: if the function reads a value on the host,
 makes a tensor from Python values, or uses memory that the capture did not use.

@@ -1,7 +1,7 @@
-"""The shape of an inference engine: what a language model context needs of it, and what its contract tests ask.
+"""The interface of an inference engine, and the text that a request has written.
 
 An engine holds one model on its devices and writes tokens for many requests at once. Requests join and leave between
-steps. It is driven by one thread (`engine_thread.py`), so no engine needs locks:
+steps. One thread drives it (`engine_thread`), so no engine needs locks:
 
     engine.add(request)                  the request waits; ValueError says why it can never run
     for token in engine.step():          one pass through the model; a request's last token has a `finish`
@@ -9,10 +9,9 @@ steps. It is driven by one thread (`engine_thread.py`), so no engine needs locks
 
 The contract (tests/engine_contract.py):
 
-- At temperature 0 a request's tokens are those that the model's own `generate` gives, whatever else is in the batch;
-  with a seed they depend on the seed alone. Both up to rounding: two tokens that are equally likely may change places.
-- `abort` frees the request's memory before the next step, in which the request has no part, whether its prompt was
-  read or not; no other request's tokens change.
+- At temperature 0 a request's tokens are those of the model's own `generate`, whatever else is in the batch; with a
+  seed they depend on the seed alone. Both up to rounding: two equally likely tokens may change places.
+- `abort` frees the request's memory before the next step, in which the request has no part.
 - `memory().held_bytes` never exceeds the budget that `resize` has set.
 - A request gets the same tokens after `sleep` and `wake` as before.
 """
@@ -20,9 +19,14 @@ The contract (tests/engine_contract.py):
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
+
+# ---- adapter
+
 
 OWN_OPTIONS = frozenset({"ignore_eos", "stop_token_ids"})
 """Options beyond the common ones that every engine honours."""
@@ -112,7 +116,7 @@ class NewToken(msgspec.Struct, frozen=True):
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
-    """Bytes of device memory: what the weights take, what the key-value cache holds now, and its budget (0 = none)."""
+    """Bytes of device memory: weights, current key-value cache, and the cache's budget (0 = none)."""
 
     weights_bytes: int
     held_bytes: int
@@ -187,3 +191,132 @@ class InferenceEngine(Protocol):
 
     def stop(self) -> None:
         """End: nothing is asked of it any more."""
+
+
+# ---- written
+
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+Decode = Callable[[list[int]], str]
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises ValueError for an option that no engine can follow."""
+    if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1:
+        raise ValueError(
+            f"temperature must be 0 or more and top_p in (0, 1]; they are {sampling.temperature} and {sampling.top_p}"
+        )
+    if type(sampling.max_new_tokens) is not int or sampling.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be a whole number, 1 or more, not {sampling.max_new_tokens!r}")
+    if type(sampling.logprobs) is not int or sampling.logprobs < 0:
+        raise ValueError(f"logprobs must be a whole number, 0 or more, not {sampling.logprobs!r}")
+    for stop in sampling.stop:
+        if not isinstance(stop, str) or not stop:
+            raise ValueError(f"a stop text must be a text that is not empty, not {stop!r}")
+
+
+class ModelTexts:
+    """What a model's texts are made of: how tokens become text, which tokens end one, how many it reads at most."""
+
+    def __init__(self, *, decode: Decode, ends: frozenset[int], longest: int) -> None:
+        self.decode = decode
+        self.ends = ends
+        self.longest = longest
+
+    def check(self, request: GenerationRequest, *, options: frozenset[str]) -> None:
+        """Raises ValueError for a request that an engine cannot take. `options`: those that the engine honours."""
+        sampling = request.sampling
+        check_sampling(sampling)
+        sampling.check_honoured(options)
+        length = len(request.prompt) + sampling.max_new_tokens
+        if self.longest and length > self.longest:
+            raise ValueError(
+                f"the prompt comes to {length} tokens with what follows it; the model reads {self.longest}."
+                " Shorten it, or split it"
+            )
+
+    def begin(self, request: GenerationRequest) -> Written:
+        """The text of a request that has written nothing yet."""
+        sampling = request.sampling
+        return Written(
+            decode=self.decode, ends=sampling.ends(self.ends), most=sampling.max_new_tokens, stop=sampling.stop,
+            pieces=request.pieces,
+        )  # fmt: skip
+
+
+class Written:
+    """The text of one request. Without `pieces` and stop texts it is decoded once, when the request ends.
+
+    Tokens are no letters: one character may take several. A piece is therefore what the last few tokens add to the text
+    of those before them, once its characters are complete.
+    """
+
+    def __init__(
+        self, *, decode: Decode, ends: frozenset[int], most: int, stop: Sequence[str] = (), pieces: bool = False
+    ) -> None:
+        self.tokens: list[int] = []
+        self.finish: Finish | None = None
+        self._decode = decode
+        self._ends = ends
+        self._most = most
+        self._stop = tuple(stop)
+        self._follows = pieces or bool(stop)
+        self._pieces = pieces
+        self._text = ""
+        self._given = 0
+        self._shown, self._complete = 0, 0
+
+    def add(self, token: int) -> str:
+        """Add a token; returns the new piece of text. `finish` says afterwards whether the text is complete with it."""
+        if token in self._ends:
+            return self._end(Finish.STOP)
+        self.tokens.append(token)
+        if self._follows:
+            self._extend()
+            cut = self._stop_at()
+            if cut >= 0:
+                self._text = self._text[:cut]
+                return self._end(Finish.STOP, whole=False)
+        if len(self.tokens) >= self._most:
+            return self._end(Finish.LENGTH)
+        if not self._pieces:
+            return ""
+        return self._give(len(self._text) - self._held_back())
+
+    def _end(self, finish: Finish, *, whole: bool = True) -> str:
+        self.finish = finish
+        if whole:
+            text = self._decode(self.tokens)
+            if not self._follows or text.startswith(self._text):
+                self._text = text
+            cut = self._stop_at(everywhere=True)
+            if cut >= 0:
+                self._text = self._text[:cut]
+        return self._give(len(self._text))
+
+    def _give(self, end: int) -> str:
+        piece = self._text[self._given : end]
+        self._given = max(self._given, end)
+        return piece
+
+    def _extend(self) -> None:
+        before = self._decode(self.tokens[self._shown : self._complete])
+        after = self._decode(self.tokens[self._shown :])
+        if len(after) > len(before) and not after.endswith(_INCOMPLETE):
+            self._text += after[len(before) :]
+            self._shown, self._complete = self._complete, len(self.tokens)
+
+    def _stop_at(self, *, everywhere: bool = False) -> int:
+        """Return the place of the first stop text; -1 if none occurs. Text that was already emitted holds none."""
+        start = 0 if everywhere else max(0, self._given)
+        return min((at for at in (self._text.find(one, start) for one in self._stop) if at >= 0), default=-1)
+
+    def _held_back(self) -> int:
+        """Return the number of characters at the end that may begin a stop text."""
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(self._text)), longest, -1):
+                if self._text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

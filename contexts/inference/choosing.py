@@ -1,4 +1,4 @@
-"""Which engine writes for a model of Transformers: the continuous one where it can, else the static one."""
+"""Choose the engine for a model of Transformers: the continuous one if it supports the model, else the static one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import torch
 from stoker.contexts import ambient
 from stoker.contexts.batching import BatchLimits
 from stoker.contexts.forward import ModelRunner
-from stoker.contexts.inference.adapter import InferenceEngine
+from stoker.contexts.inference.adapter import InferenceEngine, ModelTexts
 from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
-from stoker.contexts.inference.decode_graphs import DecodeGraphs
+from stoker.contexts.inference.decode_graphs import DecodeGraphs, GraphBackend, graphs_for
 from stoker.contexts.inference.decoder import LeanDecoder, decoder_of
-from stoker.contexts.inference.linear import packed_dtypes
+from stoker.contexts.inference.kernels import packed_dtypes
 from stoker.contexts.inference.static import StaticEngine
-from stoker.contexts.inference.step_graphs import GraphBackend, graphs_for
-from stoker.contexts.inference.written import ModelTexts
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +73,7 @@ def own_engine(
 def _graphs(
     decoder: LeanDecoder, backend: Callable[[torch.device], GraphBackend | None], *, rows: int
 ) -> DecodeGraphs | None:
-    """Captured steps that compute what eager steps compute; None where there are none."""
+    """Return captured steps that agree with eager steps; None where they are not supported."""
     found = backend(decoder.device)
     if found is None:
         return None
@@ -86,8 +84,8 @@ def _graphs(
 
 
 def _packs(model: Any) -> torch.dtype | None:
-    """The precision of a second copy of the weights: the fastest that has room in what the library may hold, and twice
-    in the host's memory. A copy that is larger than the weights leaves as much again for the cache."""
+    """Return the precision of a second copy of the weights: the fastest that fits the library's memory, and twice the
+    host's. A copy larger than the weights leaves as much again for the cache."""
     weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
     declared, free = ambient.device_memory_bytes(), int(psutil.virtual_memory().available)
     for dtype in packed_dtypes(model.dtype):
@@ -99,9 +97,8 @@ def _packs(model: Any) -> torch.dtype | None:
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
-    """Memory for the cache of a batch: what the library may hold beside the weights; where nothing is declared, a
-    quarter
-    of what is free, 2 GB at the most on a CPU and 16 GB on a GPU."""
+    """Return the memory of a batch's cache: the declared memory without the weights; if undeclared, a quarter of the
+    free memory, at most 2 GB on a CPU and 16 GB on a GPU."""
     declared = ambient.device_memory_bytes()
     if declared:
         return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)

@@ -1,19 +1,20 @@
-"""How many threads a library computes with, where others compute on its cores too.
+"""The number of compute threads of a library that shares its cores.
 
-PyTorch's threads wait for each other between two operations, and they use the processor while they wait. That is the
-fastest way as long as every thread has a core. It is the slowest where there are more threads than cores (two pilots on
-one node, a node without bound cores, a user's other program): a waiting thread keeps its core, and a thread with work
-has none. Two libraries of two threads each, on two cores, computed at a thirtieth of the speed of two libraries of one
-thread each (docs/decisions/066).
+PyTorch's threads spin between two operations. With more threads than cores a spinning thread keeps its core from a
+thread with work: two libraries of two threads on two cores computed at a thirtieth of the speed of two libraries of one
+thread (docs/decisions/066). So a library measures its processor time. If `n` threads had clearly less than `n` cores
+give and no core was idle, it continues with as many threads as it had cores. When cores become idle it tries more, and
+waits twice as long after each failure.
 
-So a library measures its processor time. If `n` threads had clearly less of it than `n` cores give, and no core was
-idle, the library goes on with as many threads as it had cores. When cores become idle it tries more threads. Each time
-that this fails, it waits twice as long before the next try.
+Each thread that computes keeps OpenMP helper threads. GNU's OpenMP counts them all: with more than cores, helpers sleep
+between operations and a decode step takes 1.7 times as long (docs/decisions/058). So the thread that loaded a model
+releases its helpers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
 import os
@@ -21,8 +22,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from math import floor
+from pathlib import Path
 
 import torch
+
+# ---- core share
+
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +79,8 @@ class CoreShare:
                 self._adapt(now, wanted)
 
     def _fit(self) -> tuple[int, int]:
-        """Set the calling thread's number of threads. Returns how many it would have alone, and how many it has now.
-
-        What somebody else has set since is a new wish.
-        """
+        """Set the calling thread's number of threads. Return the number it would have alone, and the number now. A
+        number that other code has set since becomes the new limit."""
         has = torch.get_num_threads()
         wanted, was_set = getattr(self._local, "set", (has, has))
         if has != was_set:
@@ -107,8 +110,7 @@ class CoreShare:
 
 
 class _IdleClock:
-    """What Linux counts as idle time of the cores that this process may use (proc_stat(5): what waits for a disk may
-    also fall)."""
+    """Idle time of this process's cores as Linux counts it (proc_stat(5): the counter for disk waits may also fall)."""
 
     def __init__(self) -> None:
         self._at, self._idle_s = 0.0, 0.0
@@ -142,3 +144,26 @@ def core_share() -> CoreShare:
 def computing_on(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
     """What to compute in on this device: on a CPU, with as many threads as this library has cores."""
     return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
+
+
+# ---- compute threads
+
+
+_SOFT = 1
+"""`omp_pause_soft` of OpenMP 5.0 §3.2.43: threads end, settings stay. The next operation makes new ones."""
+
+
+def release_helper_threads() -> None:
+    """End the OpenMP helpers of the calling thread. No-op where OpenMP is not GNU's."""
+    for path in _openmp_libraries():
+        with contextlib.suppress(AttributeError, OSError):  # before OpenMP 5.0, or removed since
+            ctypes.CDLL(path).omp_pause_resource_all(_SOFT)
+
+
+def _openmp_libraries() -> list[str]:
+    """Return the files of GNU's OpenMP in this process. Packages may bring copies."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    return list(dict.fromkeys(line.split()[-1] for line in lines if "libgomp" in line))

@@ -1,13 +1,14 @@
 """Decode steps as captured graphs, one for each shape of the batch.
 
-On a GPU an eager decode step launches hundreds of small kernels, and launching them takes longer than they run. A graph
-launches them at once. It is captured for a *shape*: for each array of rows in use, the array's row length and a number
-of rows (a power of two, or all of the array's rows), and how tokens are chosen. Rows without a request compute too, and
-their tokens are dropped. A shape is captured after a few eager uses.
+On a GPU an eager decode step launches hundreds of small kernels, which takes longer than they run. A graph launches
+them at once. It is captured for a *shape* after a few eager uses: for each array of rows in use its row length and a
+number of rows (a power of two, or all), and how tokens are chosen. Rows without a request compute too, and their tokens
+are dropped.
 
-A graph holds addresses: of the weights, of its arrays' keys and values, and of `RowBuffers`. When an array gets other
-memory (`RowArray.version`), its graphs are dropped. Each replay leaves the tokens that it wrote, and their positions,
-in the buffers as the next step's input, so the next step needs no copy from the host.
+A captured function reads and writes tensors at fixed addresses, and reads no value on the host. Copies go from and to
+pinned memory; only the reader of a step's tokens waits, for an event. When an array gets other memory
+(`RowArray.version`), its graphs are dropped. Each replay leaves its tokens and positions in `RowBuffers` as the next
+step's input.
 """
 
 from __future__ import annotations
@@ -16,16 +17,125 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from stoker.contexts.inference.adapter import Sampling
-from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart
-from stoker.contexts.inference.kv_store import RowArray
-from stoker.contexts.inference.step_graphs import GraphBackend, Replay
+from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart, RowArray
 from stoker.contexts.sampling import TokenDraw, drawn_tokens
 from stoker.units import show_bytes
+
+# ---- step graphs
+
+
+_WARM_UPS = 2
+"""Runs before a capture, in which libraries allocate their workspaces and choose their kernels."""
+
+Replay = Callable[[], None]
+"""Enqueues a captured function on the device, and returns without waiting."""
+
+
+class GraphBackend(Protocol):
+    """Captures functions on one device. All methods are called by the engine's thread."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory that captured functions hold for their temporary tensors."""
+
+    def capture(self, function: Callable[[], None]) -> Replay:
+        """Run the function for warm-up, then capture it. Its outputs are undefined until the first replay."""
+
+    def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
+        """Enqueue a copy of host values into a tensor of the device, and return without waiting."""
+
+    def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
+        """Enqueue a copy to the host. The returned function waits for it and returns the values."""
+
+    def wait(self) -> None:
+        """Wait for all launched work."""
+
+    def clear(self) -> None:
+        """Free the memory of graphs. The caller has dropped all replays."""
+
+
+class CudaGraphs:
+    """CUDA graphs that share one private memory pool (`GraphBackend`)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+        self._pool: Any = None
+        self.held_bytes = 0
+
+    def capture(self, function: Callable[[], None]) -> Replay:
+        """Capture on a side stream. Other threads may use CUDA meanwhile (`thread_local`)."""
+        with torch.cuda.device(self._device):
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            self._warm_up(function)
+            torch.cuda.empty_cache()
+            before, current = torch.cuda.memory_reserved(), torch.cuda.current_stream()
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                    function()
+            finally:  # PyTorch leaves the side stream current if the end of a capture fails
+                torch.cuda.set_stream(current)
+            self.held_bytes += max(0, torch.cuda.memory_reserved() - before)
+        replay: Replay = graph.replay
+        return replay
+
+    def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
+        """Through pinned memory, which PyTorch keeps until the copy has ended."""
+        into.copy_(values.pin_memory(), non_blocking=True)
+
+    def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
+        """Into pinned memory, with an event behind the copy."""
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(self._device))
+
+        def read() -> list[int]:
+            copied.synchronize()
+            return list(host.tolist())
+
+        return read
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self._device)
+
+    def clear(self) -> None:
+        """Free the pool. The next capture gets another one: PyTorch refuses a pool that no graph holds any more."""
+        self._pool = None
+        self.held_bytes = 0
+        torch.cuda.empty_cache()
+
+    def _warm_up(self, function: Callable[[], None]) -> None:
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_UPS):
+                function()
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize()
+
+
+def graphs_for(device: torch.device) -> GraphBackend | None:
+    """What captures steps on this device; None where nothing does, with a line in the log."""
+    if device.type == "cuda":
+        return CudaGraphs(device)
+    log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)
+    return None
+
+
+# ---- decode graphs
+
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,13 @@
-"""One thread steps the engine; the slots of the library hand it requests and wait for what is written.
+"""One thread steps the engine; the slots of the library hand it requests and wait for their texts.
 
-A slot is a thread that runs a user's function. What the function asks of the model becomes a request in the inbox; the
-engine's thread takes it up between two steps. So the calls of all slots share one batch, a function that does something
-else for a while delays nobody.
+A slot is a thread that runs a user's function. The engine's thread takes its requests between two steps, so the calls
+of all slots share one batch, and a function that does other work delays no call.
 
-Other readings of the model (label scores) are jobs that the thread runs between two steps, one after each step: a
-thread that computes has helper threads of its own, so slots that computed themselves would each bring theirs. Code
-that wants the model for itself (tuning) holds it; the thread then waits.
+Other readings of the model (label scores) are jobs that the thread runs, one after each step: slots that computed
+themselves would each start helper threads. Code that needs the model for itself (tuning) holds it; the thread waits.
 
-When a call is told to stop (`call_stop.py`), its waits end at once, its requests leave the engine before the next step,
-and jobs of it that have not begun do not run.
+When a call is told to stop (`ambient.CallStop`), its waits end at once, its requests leave the engine before the next
+step, and jobs of it that have not begun do not run.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.call_stop import CallStop, Evicted
+from stoker.contexts.ambient import CallStop, Evicted
 from stoker.contexts.device_turns import EngineTurns, EngineWork, new_turns, work_of
 from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
-from stoker.contexts.inference.compute_threads import release_helper_threads
+from stoker.contexts.inference.core_share import release_helper_threads
 from stoker.errors import StokerError
 
 log = logging.getLogger(__name__)
@@ -122,7 +120,7 @@ class Generation:
 
 
 class _ModelJob(Generic[T]):
-    """A function that the engine's thread runs, and its result. It does not run if its call was told to stop before."""
+    """A function that the engine's thread runs, and its result. A job of a stopped call does not run."""
 
     def __init__(self, function: Callable[[], T], stop: CallStop) -> None:
         self._function = function
@@ -288,12 +286,12 @@ class EngineThread:
             self._turn.release()
 
     def _hand_over(self) -> None:
-        """This thread has computed, and the engine's thread computes from now on."""
+        """Release this thread's helpers: the engine's thread computes from now on."""
         if threading.current_thread() is not self._thread:
             release_helper_threads()
 
     def _check_process(self) -> None:
-        """Before any lock is taken: in a forked child it may be locked for ever."""
+        """Check before any lock is taken: in a forked child a lock may never be released."""
         if os.getpid() != self._pid:
             raise StokerError(
                 "a process that was forked from a library cannot use its model; ask in the library itself"
@@ -353,7 +351,7 @@ class EngineThread:
                 self._step_s += (took_s - self._step_s) * (_PACE if self._step_s else 1.0)
 
     def _begin_turn(self) -> float:
-        """Wait until this library may use its devices, where it shares them; returns the time from then on."""
+        """Wait until this library may use shared devices; return the time then."""
         turns = self._device_turns
         if turns is not None:
             due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
@@ -418,8 +416,8 @@ class EngineThread:
 
 
 def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, pid: int) -> None:
-    """End the thread before the interpreter ends: PyTorch aborts a process whose threads end while they compute, or
-    while they free tensors, as the thread of an engine does that nobody holds any more."""
+    """End the thread before the interpreter ends. PyTorch aborts a process whose threads end while they compute or free
+    tensors."""
     if os.getpid() != pid:
         return
     here = engine()
@@ -430,7 +428,7 @@ def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, 
 
 
 def _copy_of(error: BaseException) -> BaseException:
-    """The same error for another thread: one exception object raised in several would mix their tracebacks."""
+    """Copy an error for another thread: one exception raised in several threads would mix their tracebacks."""
     try:
         copy = type(error)(*error.args)
     except Exception:

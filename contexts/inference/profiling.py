@@ -1,23 +1,24 @@
-"""Measures what steps of an engine take, and how well a table of them foretells others (SLINFER §VI-B).
+"""Measure an engine's steps: while calls run, and ahead of calls with a table that is checked (SLINFER §VI-B).
 
-It asks the engine for texts as anybody does, and times its steps. Samples lie at powers of two of what a step reads and
-of what its tokens attend to; each is repeated, and its median is kept. Then 100 workloads of other sizes, drawn from a
-seed, are measured in the same way and compared with what the table says.
+`StepCollector` takes the time of each step on the engine's thread, in a few microseconds; the library's process sends
+what it has collected every few seconds.
 
-A long beginning is read once: requests that share it differ in their last tokens, and the engine copies what it has
-kept of it (`prefixes.py`). That makes minutes of what would be hours on a CPU.
+A profile asks the engine for texts and times its steps at powers of two of what a step reads and attends to; the median
+of repeats is kept. Then 100 workloads of other sizes, drawn from a seed, are compared with the table. Requests share a
+long beginning, which is read once (`prefixes`): minutes instead of hours on a CPU.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 import msgspec
 
-from stoker.contexts.batching import row_tokens
+from stoker.contexts.batching import Step, row_tokens
 from stoker.contexts.inference.adapter import GenerationRequest, InferenceEngine, Sampling
 from stoker.contexts.step_times import (
     StepModel,
@@ -29,6 +30,70 @@ from stoker.contexts.step_times import (
     powers_up_to,
     times_of,
 )
+
+# ---- step collector
+
+
+COLD_STEPS = 4
+"""The first steps of a process find memory and kernels cold; they are left out."""
+
+
+class StepCollector:
+    """What the steps of one engine took. `added` by the engine's thread, `taken` by any."""
+
+    def __init__(self) -> None:
+        self.known = StepModel()
+        """All that this process has measured."""
+        self.paused = False
+        """True while a profiler measures: it repeats each step, and adds what it finds."""
+        self.urgent = False
+        """True once a profiler has measured: send what is here without waiting for more."""
+        self._fresh = StepModel()
+        self._taken = threading.Event()
+        self._steps = 0
+        self._lock = threading.Lock()
+
+    def took(self, step: Step, length: int, seconds: float) -> None:
+        """The engine has computed a step (`continuous.TookStep`)."""
+        sample = self.sample(step, length, seconds)
+        self._steps += 1
+        if self.paused or self._steps <= COLD_STEPS:
+            return
+        with self._lock:
+            used, deviation = self.known.learn(sample)
+            if deviation is not None:
+                self._fresh.count_error(deviation, prefill=step.prefill)
+            self._fresh.add(used)
+
+    def sample(self, step: Step, length: int, seconds: float) -> StepSample:
+        """The step as a sample."""
+        if not step.prefill:
+            return StepSample(False, len(step.requests), float(length), seconds)
+        reads = list(zip(step.starts, step.tokens, strict=True))
+        return StepSample(True, sum(step.tokens), attended(reads), seconds)
+
+    def profiled(self, times: StepTimes) -> None:
+        """A profiler has measured this engine: it takes the place of what this process knew."""
+        with self._lock:
+            self.known, self._fresh = StepModel(times), StepModel(self._fresh.times.joined(times))
+            self.urgent = True
+            self._taken.clear()
+
+    def taken(self, *, timeout_s: float) -> bool:
+        """Wait until the profiler's measurements were fetched; False on timeout."""
+        return self._taken.wait(timeout_s)
+
+    def take(self) -> StepTimes:
+        """What has come since the last time."""
+        with self._lock:
+            times = self._fresh.times
+            self._fresh, self.urgent = StepModel(), False
+            self._taken.set()
+        return times
+
+
+# ---- profiling
+
 
 PROFILED_LENGTH = 4096
 """The longest prompt that is measured, where the model reads more."""
@@ -42,8 +107,8 @@ _FIRST_ID = 1 << 60
 
 
 class _Effort(msgspec.Struct, frozen=True):
-    """How much is measured: repeats of each sample, the longest prompt, each how manieth power of two, and seconds for
-    the samples and for the workloads."""
+    """The extent of a measurement: repeats of each sample, longest prompt, exponent step between powers of two, and
+    seconds for samples and for workloads."""
 
     repeats: int
     longest: int
@@ -60,7 +125,8 @@ Told = Callable[[float, float], None]
 
 
 class EngineProfiler:
-    """One engine, which nobody else asks meanwhile. `part`: tokens that one step reads at the most, 0 = any number."""
+    """Profiles one engine, which serves no other caller meanwhile. `part`: most tokens that one step reads, 0 = any
+    number."""
 
     def __init__(
         self,
@@ -104,7 +170,7 @@ class EngineProfiler:
         self.part = max(int(step.tokens) for step in steps) if len(steps) > 1 else 0
 
     def _prefill_samples(self) -> Iterator[StepSample]:
-        """One prompt alone at the beginning, behind what was read before, and several short ones together."""
+        """Sample one prompt alone, one behind tokens that were read before, and several short ones together."""
         most = self.part or self._longest
         tokens = [count for count in powers_up_to(most) if count <= self._longest - 8]
         starts = [0, *powers_up_to(self._longest - 8, least=64)]
@@ -136,7 +202,7 @@ class EngineProfiler:
             self._left_out += 1
 
     def _keep_beginning(self, start: int) -> None:
-        """Ask twice for what begins alike: then the engine has kept that."""
+        """Ask twice for prompts with the same beginning, so that the engine keeps it."""
         for _ in range(2):
             self._read([self._document[:start] + self._tokens(8)], start=start)
 
@@ -156,7 +222,7 @@ class EngineProfiler:
     # ---- workloads
 
     def _compared(self, times: StepTimes) -> StepTimes:
-        """The table with its error over workloads of other sizes."""
+        """Return the table with its error over workloads of other sizes."""
         model = StepModel(times)
         deadline = self._clock() + self._effort.workloads_s
         for number in range(_WORKLOADS):
@@ -173,7 +239,7 @@ class EngineProfiler:
         return model.times
 
     def _compare_prefill(self, model: StepModel) -> None:
-        """The time until one to four prompts are read."""
+        """Compare the time until one to four prompts are read."""
         most = 2 * self.part or self._longest
         lengths = [min(self._length(), most) for _ in range(self._chance.randint(1, 4))]
         totals, expected = [], []
@@ -204,8 +270,8 @@ class EngineProfiler:
         return ids
 
     def _read(self, prompts: Sequence[tuple[int, ...]], *, start: int = 0) -> list[StepSample]:
-        """Read prompts until each has its first token: what each step took that read any of them. The engine has kept
-        the first `start` tokens of each, and reads one after the other."""
+        """Read prompts until each has its first token; return the time of each step. The engine has kept the first
+        `start` tokens of each, and reads one prompt after the other."""
         ids = self._ask(prompts, most=1)
         left, place = set(ids), {id: [start, len(prompt)] for id, prompt in zip(ids, prompts, strict=True)}
         steps = []
@@ -220,7 +286,7 @@ class EngineProfiler:
         return steps
 
     def _decode(self, lengths: Sequence[int]) -> StepSample | None:
-        """Steps in which requests of about these lengths write, all together; None where not all of them fit."""
+        """Time decode steps of requests of about these lengths together; None if not all of them fit."""
         repeats, rows = self._effort.repeats, len(lengths)
         parts = 1 + max(lengths) // (self.part or self._longest)
         most = repeats + 8 + rows * parts  # the first ones write while the last ones are read
@@ -253,7 +319,7 @@ class EngineProfiler:
 
 
 def _computed_length(engine: str, lengths: Sequence[int]) -> float:
-    """The mean length that a step of this engine computes, for requests of these lengths."""
+    """Return the mean length that a step of this engine computes for requests of these lengths."""
     match engine:
         case "continuous":
             return padded_length((row_tokens(length + 1), length) for length in lengths)
@@ -268,7 +334,7 @@ def _tell_nobody(done: float, total: float) -> None:
 
 
 def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
-    """Where the tokens lie that a step has read: prompts are read one after the other, each to its end."""
+    """Return the places of the tokens that a step has read: prompts are read in turn, each to its end."""
     found = []
     for part in place.values():
         some = min(count, part[1] - part[0])
@@ -280,7 +346,7 @@ def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
 
 
 def _middle(samples: Sequence[StepSample]) -> StepSample:
-    """Samples of nearly the same step as one: the median of their seconds."""
+    """Merge samples of nearly the same step into their median."""
     count = len(samples)
     tokens, length = sum(sample.tokens for sample in samples) / count, sum(sample.length for sample in samples) / count
     return StepSample(samples[0].prefill, tokens, length, median(sample.seconds for sample in samples))

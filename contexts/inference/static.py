@@ -1,8 +1,8 @@
 """The engine for every other architecture: a batch that begins and ends together.
 
-Requests that wait are read together and write until the last of them has ended; what comes meanwhile waits. It is
-slower where texts differ in length, and takes whatever Transformers can compute: sliding windows, recurrent layers,
-caches of their own kind.
+Waiting requests are read together and write until the last of them has ended; new requests wait. It is slower where
+texts differ in length, and supports everything that Transformers computes: sliding windows, recurrent layers, caches of
+other kinds.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ import msgspec
 import torch
 
 from stoker.contexts.forward import ModelRunner, PrefilledBatch
-from stoker.contexts.inference.adapter import OWN_OPTIONS, EngineLoad, EngineMemory, GenerationRequest, NewToken
-from stoker.contexts.inference.written import ModelTexts, Written
+from stoker.contexts.inference.adapter import (
+    OWN_OPTIONS,
+    EngineLoad,
+    EngineMemory,
+    GenerationRequest,
+    ModelTexts,
+    NewToken,
+    Written,
+)
 from stoker.contexts.sampling import TokenDraw, chances_of, failed_token, take_tokens
 
 
 class _BatchMember:
-    """A request of the batch: all its tokens, and what it has written of them."""
+    """A request of the batch: all its tokens and its text."""
 
     def __init__(self, request: GenerationRequest, written: Written) -> None:
         self.request = request
@@ -153,7 +160,7 @@ class StaticEngine:
 
 
 class _Steps:
-    """A batch that grows by one token a row at a time."""
+    """A batch that grows by one token per row and step."""
 
     def __init__(self, runner: ModelRunner, batch: PrefilledBatch) -> None:
         self._runner = runner

@@ -1,15 +1,14 @@
 """vLLM as an engine: in this process, with its own batching, cache and kernels (Kwon et al., arXiv:2309.06180).
 
-vLLM decides what is computed next; this adapter hands it requests and turns what it returns into tokens. Texts are made
-by `written.py`, as for every engine, so that pieces, stop texts and ends are the same whichever engine writes.
+This adapter hands requests to vLLM and turns its output into tokens; `adapter` makes the texts, as for every engine.
 
-vLLM takes its whole cache when it starts and keeps it, so the cache has the size that the recipe's device memory
-allows and cannot be resized. Sleep (level 1) moves the weights to the host's memory and drops the cache. It has broken
-more than once between versions, so each is audited: what the device got back is measured, and the tokens of a fixed
-prompt are compared after each wake. vLLM has no sleep on CPUs: there only kept prefixes are forgotten.
+vLLM takes its whole cache when it starts, so the cache has the size that the recipe's device memory allows and cannot
+be resized. Sleep (level 1) moves the weights to host memory and drops the cache. It broke between versions, so each
+sleep is audited: the memory that returned is measured, and after each wake the tokens of a fixed prompt are compared.
+On CPUs vLLM has no sleep: only kept prefixes are dropped.
 
-Labels are scored by the engine as well: each place of each label is a request of one token whose log-likelihoods are
-asked for. It shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt anew.
+The engine also scores labels: each place of a label is a request of one token whose log-likelihoods are asked for. It
+shares the cached prefix, where vLLM's `prompt_logprobs` would read every prompt again.
 """
 
 from __future__ import annotations
@@ -20,10 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from stoker.contexts import ambient
+from stoker.contexts.forward import go_on
 from stoker.contexts.inference.adapter import (
     OWN_OPTIONS,
     VLLM_OPTIONS,
@@ -33,14 +35,17 @@ from stoker.contexts.inference.adapter import (
     NewToken,
     Sampling,
     TokenChance,
+    Written,
 )
 from stoker.contexts.inference.vllm_start import VLLMStart
-from stoker.contexts.inference.written import Written
-from stoker.contexts.prompts import Ids, PromptReader
+from stoker.contexts.prompts import Ids, PromptReader, end_tokens
 from stoker.contexts.sampling import draw_seed
-from stoker.contexts.scoring import go_on
+from stoker.contexts.snapshot import weights_folder
 from stoker.errors import StokerError
 from stoker.units import show_bytes
+
+# ---- vllm engine
+
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +58,7 @@ _LEAST_FREED = 0.5
 
 
 class _RunningText:
-    """A request: what it has written, and whether a token has come."""
+    """A request: its text, and whether a token has come."""
 
     def __init__(self, request: GenerationRequest, written: Written) -> None:
         self.request = request
@@ -62,7 +67,7 @@ class _RunningText:
 
 
 class VLLMEngine:
-    """One model in vLLM (`adapter.InferenceEngine`), which scores labels too (`scoring.TailScorer`)."""
+    """One model in vLLM (`adapter.InferenceEngine`), which scores labels too (`forward.TailScorer`)."""
 
     name = "vllm"
     options = VLLM_OPTIONS
@@ -130,7 +135,7 @@ class VLLMEngine:
     # ---- memory
 
     def memory(self) -> EngineMemory:
-        """What the weights take, and the cache: vLLM holds all of it from the beginning. Asleep, what the device did
+        """Return the weights and the cache, which vLLM holds from the beginning; asleep, the memory that the device did
         not get back."""
         weights, cache = self._start.weights_bytes, self._start.cache_bytes
         if not self._asleep:
@@ -238,7 +243,7 @@ class VLLMEngine:
     # ---- vLLM
 
     def _step(self, asked: dict[str, dict[int, float]]) -> list[NewToken]:
-        """One step of vLLM: new tokens of requests, and log-likelihoods for those of `asked`, which leave it."""
+        """Run one step of vLLM: new tokens of requests, and log-likelihoods of `asked`, which leave it."""
         began = time.perf_counter()
         new: list[NewToken] = []
         decoded = begun = read = 0
@@ -263,7 +268,7 @@ class VLLMEngine:
         return new
 
     def _tokens_of(self, output: Any, writing: _RunningText) -> list[NewToken]:
-        """What one of vLLM's outputs says of a request, which leaves when its text has ended."""
+        """Return the tokens in one of vLLM's outputs; a request whose text has ended leaves."""
         [written] = output.outputs
         id, asks = writing.request.id, writing.request.sampling.logprobs
         new: list[NewToken] = []
@@ -288,14 +293,14 @@ class VLLMEngine:
             raise ValueError(f"vLLM cannot take this request: {error}") from error
 
     def _ask(self, prompt: Ids, params: SamplingParams) -> str:
-        """Add a request of the engine's own; returns its name."""
+        """Add a request of the engine itself; return its name."""
         self._numbers += 1
         name = f"own-{self._numbers}"
         self._send(name, prompt, params)
         return name
 
     def _probe(self) -> tuple[int, ...]:
-        """The tokens that the model writes after a fixed prompt. No other request runs."""
+        """Return the tokens that the model writes after a fixed prompt. No other request runs."""
         params = SamplingParams(
             temperature=0.0, max_tokens=_PROBE_TOKENS, ignore_eos=True, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -308,7 +313,7 @@ class VLLMEngine:
 
 
 def _vllm_sampling(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
-    """The same wishes in vLLM's words. The end tokens are ours; texts and stop texts are made here, not by vLLM."""
+    """Translate the sampling options for vLLM. Stoker handles end tokens, texts and stop texts itself."""
     schema = StructuredOutputsParams(json=sampling.json_schema) if sampling.json_schema else None
     others = {name: value for name, value in sampling.engine_options if name not in OWN_OPTIONS}
     return SamplingParams(
@@ -326,9 +331,25 @@ def _chances(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tup
 
 
 def _note(output: Any, asked: dict[str, dict[int, float]]) -> None:
-    """Write down the log-likelihoods that a request of `score` brings; it has ended."""
+    """Store the log-likelihoods that a request of `score` returns."""
     [told] = output.outputs[0].logprobs
     chances = asked.pop(output.request_id)
     for token, chance in told.items():
         if token in chances:
             chances[token] = float(chance.logprob)
+
+
+# ---- vllm model
+
+
+def start_engine(path: str, *, dtype: Any, device: str, name: str = "", why: str = "") -> tuple[VLLMEngine, str]:
+    """vLLM with the model at `path`, within the memory that this library's recipe declares; and how its weights were
+    found, for people."""
+    folder, how = weights_folder(path, dtype=dtype, name=name)
+    start = VLLMStart(
+        folder, dtype=str(dtype).removeprefix("torch."), device=device,
+        device_memory_bytes=ambient.device_memory_bytes(), why=why,
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ends = end_tokens(start.end_tokens, tokenizer)
+    return VLLMEngine(start, PromptReader(tokenizer, ends=ends, longest=start.model_longest)), how

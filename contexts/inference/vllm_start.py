@@ -1,4 +1,4 @@
-"""How vLLM starts in a library's process: the memory that it takes, and what is measured of it."""
+"""Start vLLM in a library's process, and measure the memory that it takes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ _LEAST_CACHE_BYTES = 64_000_000
 
 
 class VLLMStart:
-    """vLLM with a model, and what it took. `device_memory_bytes` is what it may take in all, 0 if none is declared.
-
-    Raises StokerError with what vLLM says if it cannot start.
-    """
+    """A started vLLM and its measured memory. `device_memory_bytes`: its limit, 0 if none is declared. Raises
+    StokerError with vLLM's message if it cannot start."""
 
     def __init__(
         self, folder: str, *, dtype: str = "auto", device: str = "cpu", device_memory_bytes: int = 0, why: str = ""
@@ -108,7 +106,7 @@ class VLLMStart:
         return float(wanted / total)
 
     def _cpu_cache_bytes(self, folder: str, *, dtype: str) -> int:
-        """What remains of the budget for the cache; without a budget, as much as the other engines take."""
+        """Return the rest of the budget for the cache; without a budget, as much as other engines use."""
         if not self.device_memory_bytes:
             return default_cache_bytes(torch.device("cpu"), weights_bytes=0)
         weights = weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
@@ -125,14 +123,14 @@ def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
 
 
 def _has_compiler() -> bool:
-    """PyTorch compiles a model for a CPU with the machine's compiler. Without one, vLLM runs its operations one by
-    one, at some two thirds of the speed."""
+    """True if the machine has a compiler for PyTorch. Without one, vLLM runs at about two thirds of the speed on a
+    CPU."""
     return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
 
 
 @contextlib.contextmanager
 def _own_thread_setter() -> Iterator[None]:
-    """vLLM replaces `torch.set_num_threads` on CPUs by a function that does nothing; here it stays what it is."""
+    """Keep `torch.set_num_threads`, which vLLM replaces on CPUs by a function that does nothing."""
     before = torch.set_num_threads
     try:
         yield
@@ -141,12 +139,12 @@ def _own_thread_setter() -> Iterator[None]:
 
 
 def _loaded_bytes(worker: Any) -> int:
-    """What loading the weights took of the device, where vLLM measures it; its CPU build does not."""
+    """Return the device memory of the weights, where vLLM measures it; its CPU build does not."""
     return int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
 
 
 def _cache_bytes(worker: Any) -> int:
-    """The tensors of the worker's cache; layers may share one."""
+    """Return the size of the worker's cache; layers may share a tensor."""
     parts = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in _tensors(worker)}
     return sum(parts.values())
 

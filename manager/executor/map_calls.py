@@ -124,7 +124,9 @@ class MapCalls:
         wants = self._wants.chosen((*self._before, *args), {**self._with, **kwargs})
         made = self._of_length.get(id(wants))
         if made is None:
-            made = self._of_length[id(wants)] = self._batched(self._make_submission(wants))
+            function = self._submission.function
+            blob = function if travels_with(function, wants.recipe) == self._by_name else None  # pickled once a map
+            made = self._of_length[id(wants)] = self._batched(self._make_submission(wants, blob=blob))
         return self._due(made)
 
     def _due(self, made: Submission) -> Submission:

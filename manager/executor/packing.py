@@ -1,8 +1,11 @@
-"""From a function and its arguments to what travels: a function's bytes once a function, a call's bytes once a call.
+"""Pickle functions and arguments for sending, and keep large arguments and results in files.
 
-A function is pickled the first time it is called and kept with the function object itself (weakly), so a program that
-calls it a hundred thousand times pays once. When a global or a helper that it uses is bound to something else later
-(`contexts.captured`), it is pickled anew; the program hears of it once, since the calls before ran with the old one.
+A function is pickled where it is used: once a map, and once a call of an app. Bytes are used again if all objects that
+the function captures are immutable and the same as before (`contexts.captured`). They are kept with the function
+object, weakly.
+
+A file of arguments is named by its content and its client: calls of one client with equal arguments share it, and it is
+removed when the last of them has ended. A result's file is removed when it has been read.
 """
 
 from __future__ import annotations
@@ -11,36 +14,108 @@ import functools
 import hashlib
 import inspect
 import logging
+import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import CellType
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import parsl
 from parsl.app.bash import remote_side_bash_executor
 from parsl.app.errors import wrap_error
 from parsl.app.python import timeout
 
-from stoker.contexts.captured import CapturedState
+from stoker.contexts.captured import Captured
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code
-from stoker.contexts.source_lines import SourceLines
+from stoker.contexts.function_code import SourceLines
+from stoker.contexts.objects import object_of
+from stoker.contexts.payloads import dump_parts
+from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.user_code import is_installed
 from stoker.errors import SerializationError
-from stoker.manager.executor.large import LargeArguments
-from stoker.protocol.calls import INLINE_LIMIT_BYTES, Payload
+from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, Payload
 from stoker.protocol.ids import FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
 from stoker.units import show_bytes
+
+# ---- large
+
+
+class LargeArguments:
+    """The files of one client's large arguments, in the session's objects."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._mine = uuid4().hex[:8]
+        self._users: Counter[str] = Counter()
+        self._lock = threading.RLock()  # a collected `map` may drop its files wherever a collection starts
+
+    def put(self, data: bytes) -> ObjectRef:
+        """Write bytes, for one call; they are called by their cache name. Raises OSError."""
+        draft = self.folder / f"draft-{uuid4().hex}"
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+        except OSError:
+            draft.unlink(missing_ok=True)  # what it holds is in the way of whatever else is to be written there
+            raise
+        ref = object_of(draft)
+        place = self.folder / f"{ref.name}~{self._mine}"
+        with self._lock:
+            self._users[ref.name] += 1
+            if self._users[ref.name] == 1 or not place.exists():
+                draft.replace(place)
+            else:  # a file that another call has named already must not change
+                draft.unlink()
+            # Nobody writes to it again, so that it is young does not matter.
+            facts = place.stat()
+            return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
+
+    def drop(self, ref: ObjectRef) -> None:
+        """One call that used it has ended."""
+        with self._lock:
+            self._users[ref.name] -= 1
+            if self._users[ref.name] <= 0:
+                del self._users[ref.name]
+                Path(ref.source).unlink(missing_ok=True)
+
+
+def discard_result(end: CallEnd) -> None:
+    """Remove the file of a result that the program does not take, if it has one."""
+    payload = end.payload
+    if isinstance(payload, ObjectRef) and payload.name.startswith("result-"):
+        Path(payload.source).unlink(missing_ok=True)
+
+
+def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
+    """The bytes of a result, mapped privately so that arrays in it need no copy. Its file goes. Raises OSError."""
+    path = Path(ref.source)
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if ref.size_bytes else b""
+    if ref.name.startswith("result-"):
+        path.unlink(missing_ok=True)
+    return data
+
+
+# ---- packing
+
 
 logger = logging.getLogger("stoker.captured")
 _WRAPPER_CODE = wrap_error(lambda: None).__code__
 _PARSL = os.path.dirname(parsl.__file__) + os.sep
 _MOST_WRAPPERS = 16
 _TIMEOUT_CODE = timeout(lambda: None, 1).__code__
+
+
+_LARGE_BYTES = 1_000_000
+"""A function of more bytes that is pickled at every call causes a warning."""
 
 
 class _How(NamedTuple):
@@ -52,11 +127,14 @@ class _How(NamedTuple):
 
 
 class _Pickled:
-    """What is kept of a function: its bytes with and without the context as first argument, and what they rest on."""
+    """A function's bytes, and those of before. `captured`: the objects that its names refer to; None if one of them may
+    change in place, so that the function is pickled again at each use."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], before: Mapping[_How, FunctionBlob]) -> None:
         self.blobs: dict[_How, FunctionBlob] = {}
-        self.captured = CapturedState(function)
+        self.before = dict(before)
+        captured = Captured(function)
+        self.captured = None if captured.mutable else captured
 
 
 class FunctionCache:
@@ -71,23 +149,27 @@ class FunctionCache:
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def blob(
-        self, function: Callable[..., Any], *, takes_context: bool, may_change: bool = False,
-        by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset(),
+        self, function: Callable[..., Any], *, takes_context: bool, by_name: frozenset[str] = frozenset(),
+        also: frozenset[str] = frozenset(),
     ) -> FunctionBlob:  # fmt: skip
-        """The function's bytes under their digest; `by_name` and `also` are those of `dumps_code`. With `may_change` it
-        is pickled anew where a global or helper has changed. Raises SerializationError, naming the function."""
+        """The function's bytes under their digest, as it is now; `by_name` and `also` are those of `dumps_code`. Raises
+        SerializationError, naming the function."""
         how = _How(takes_context, by_name, also)
         with self._lock:
             known = self._kept(function)
-            if known is None:
-                known = _Pickled(function)
+            if known is None or known.captured is None or known.captured.changed(function):
+                known = _Pickled(function, {**known.before, **known.blobs} if known is not None else {})
                 with suppress(TypeError):  # neither hashable nor weakly referable: pickled every time
                     self._known[function] = known
-            elif may_change and (name := known.captured.changed(function)):
-                known = self._renew(function, known, name, how)
             found = known.blobs.get(how)
             if found is None:
-                found = known.blobs[how] = _pickle_function(function, how)
+                before = known.before.pop(how, None)
+                found = known.blobs[how] = _pickle_function(function, how, before=before)
+                if before is not None:
+                    if found is not before:
+                        self._on_replaced(before.key, found.key)
+                    if known.captured is None and len(found.blob) > _LARGE_BYTES:
+                        self._tell_of_size(function, found)
             return found
 
     def _kept(self, function: Callable[..., Any]) -> _Pickled | None:
@@ -96,26 +178,26 @@ class FunctionCache:
         except TypeError:
             return None
 
-    def _renew(self, function: Callable[..., Any], known: _Pickled, name: str, how: _How) -> _Pickled:
-        """Pickle a function anew, because something that it captures has changed; the other ways when they are asked
-        for."""
-        fresh = self._known[function] = _Pickled(function)
-        now, before = _pickle_function(function, how), known.blobs.get(how)
-        if before is not None and before.key == now.key:
-            fresh.blobs = {**known.blobs, how: before}  # jobs know the same bytes as one object
-            return fresh
-        fresh.blobs[how] = now
-        for blob in known.blobs.values():
-            self._on_replaced(blob.key, now.key)
-        if before is not None and function not in self._told:
-            self._told.add(function)
-            logger.warning(
-                "%s uses %s, which has changed since its first call: calls from now on use the new one (said once;"
-                " pass it as an argument if it changes often)",
-                now.name,
-                name,
-            )
-        return fresh
+    def _tell_of_size(self, function: Callable[..., Any], blob: FunctionBlob) -> None:
+        """Say once that a large function is pickled with every call."""
+        if function in self._told:
+            return
+        self._told.add(function)
+        name = max(captured := Captured(function).mutable, key=lambda name: _size_of(captured[name]))
+        logger.warning(
+            "%s uses %s, which may change: its %s are pickled with every call, and sent if they changed; load it in a"
+            " context, or pass it as an argument",
+            blob.name,
+            name,
+            show_bytes(len(blob.blob)),
+        )
+
+
+def _size_of(value: Any) -> int:
+    try:
+        return sum(memoryview(part).nbytes for part in dump_parts(value))
+    except Exception:
+        return 0
 
 
 def bare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,12 +288,15 @@ def place_of(function: Callable[..., Any]) -> str:
     return ""
 
 
-def _pickle_function(function: Callable[..., Any], how: _How) -> FunctionBlob:
+def _pickle_function(function: Callable[..., Any], how: _How, *, before: FunctionBlob | None = None) -> FunctionBlob:
+    """The bytes of a function; `before` itself if they are the same."""
     name = name_of(own(function))
     try:
         value = (function, how.takes_context, SourceLines())
         data = dumps_code(value, what="function", by_name=how.by_name, also=how.also)
     except SerializationError as error:
         raise SerializationError(f"function {name}: {error}", what="function", function=name) from error
+    if before is not None and before.blob == data:
+        return before
     key = FunctionKey(hashlib.blake2b(data, digest_size=16).hexdigest())
-    return FunctionBlob(key=key, name=name, blob=data, place=place_of(function))
+    return FunctionBlob(key=key, name=name, blob=data, place=before.place if before is not None else place_of(function))

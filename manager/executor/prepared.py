@@ -1,34 +1,95 @@
-"""What is known of a function after its first call, so that the next ones cost little.
+"""Prepare a function for submission: its name, its bytes, and a `Submission` for each specification.
 
-A `PreparedFunction` holds the function's bytes and the `Submission` of each specification that it was called with. It
-is kept with the function object, weakly: when the program drops the function, this goes too.
+A `PreparedFunction` is kept with the function object, weakly: when the program drops the function, this goes too. A
+message is encoded long after its call was submitted, so values that the protocol cannot carry are refused here, where
+the call is made.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 from parsl.dataflow.memoization import id_for_memo
 
 from stoker.contexts.captured import changed_since_made
 from stoker.contexts.code_payloads import names_carried
 from stoker.contexts.digest import digest_of
 from stoker.contexts.recipe import Recipe
-from stoker.contexts.user_code import is_installed
-from stoker.contexts.walk_plans import counts_by_identity
-from stoker.errors import RecipeError
+from stoker.errors import ConfigError, ProtocolError, RecipeError, SerializationError
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of, own
 from stoker.manager.executor.piece_inbox import PieceInbox
-from stoker.manager.executor.sendable import check_submission
 from stoker.manager.executor.wants import ANYWHERE, CallPlace, Wants, read_parsl_spec, read_wants
-from stoker.protocol.ids import FunctionKey
+from stoker.protocol import to_manager, wire
+from stoker.protocol.bounds import MOST_DEFINED_BYTES, wrong_with
+from stoker.protocol.calls import CallSpec, Features
+from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
+from stoker.units import show_bytes
+
+# ---- sendable
+
+
+_decode = wire.from_client()
+
+
+def check_submission(submission: Submission, features: Features | None, *, name: str, known: set[str]) -> None:
+    """Raise ConfigError or SerializationError if calls of this submission cannot be sent; the error names the reason.
+
+    `name` is the function's; `known` holds the keys of recipes that were checked before.
+    """
+    _check_size(len(submission.function.blob), f"{name} and what it uses of its surroundings", what="function")
+    messages: list[msgspec.Struct] = [
+        *(
+            to_manager.DefineRecipe(recipe)
+            for recipe in (submission.recipe, *submission.variants)
+            if recipe.key not in known
+        ),
+        to_manager.DefineFunction(submission.function.key, submission.function.name, b"", submission.function.place),
+        submission.message([CallSpec(CallId(0), b"", features)], now=submission.due_at or 0.0),
+    ]
+    for message in messages:
+        try:
+            data = wire.encode([message])
+            wrong = wrong_with(_decode(data).messages[0])
+        except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
+            wrong = _what(message) or str(error).partition(" - at `$")[0]  # a path on the wire is no user's word
+        if wrong:
+            raise ConfigError(f"{name} can't be called as it is asked for: {wrong}")
+        if isinstance(message, to_manager.DefineRecipe):
+            _check_size(len(data), f"context {message.recipe.name}, its loader and its arguments", what="context")
+    known.update(recipe.key for recipe in (submission.recipe, *submission.variants))
+
+
+def _check_size(size: int, whose: str, *, what: str) -> None:
+    if size > MOST_DEFINED_BYTES:
+        raise SerializationError(
+            f"{whose} take {show_bytes(size)}, and at most {show_bytes(MOST_DEFINED_BYTES)} travel with a {what}: pass "
+            "large values as arguments of the call, or read them in a context's loader from a file (its files=...)",
+            what=what,
+        )
+
+
+def _what(message: msgspec.Struct) -> str:
+    """The smallest part of a message that cannot be sent, with its value."""
+    for field in msgspec.structs.fields(message):
+        value = getattr(message, field.name)
+        try:
+            msgspec.convert(msgspec.msgpack.decode(msgspec.msgpack.encode(value)), field.type)
+        except (UnicodeEncodeError, OverflowError, TypeError, ValueError):
+            parts = value if isinstance(value, list | tuple) else (value,)
+            deeper = (_what(part) for part in parts if isinstance(part, msgspec.Struct))
+            return next(filter(None, deeper), f"{field.name} is {value!r:.80}")
+    return ""
+
+
+# ---- prepared
+
 
 SPECIFICATION = "parsl_resource_specification"
 PACKED = "stoker_packed_arguments"
@@ -106,15 +167,12 @@ class PreparedFunction:
         self._sendable: set[str] = set()
         self._content = ("", "")
         self._also = _NONE
-        self._captures = _may_change(bare(function))
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
         """The function's bytes, with what it captures as that is now. Raises SerializationError."""
         takes = wants.takes_context
         by_name = _carried(wants.recipe) if takes else _NONE
-        return self._cache.blob(
-            bare(function), takes_context=takes, may_change=self._captures, by_name=by_name, also=self._also
-        )
+        return self._cache.blob(bare(function), takes_context=takes, by_name=by_name, also=self._also)
 
     def bring_along(self, modules: set[str]) -> None:
         """Have these modules travel with the function from now on: arguments of a call have brought them."""
@@ -271,19 +329,6 @@ def _same(known: list[Any], context: Any) -> bool:
         return bool(known == _copy(context))
     except Exception:  # arrays compare to arrays: such a recipe is made anew, and its digest finds it again
         return False
-
-
-def _may_change(function: Callable[..., Any]) -> bool:
-    """True for what travels with values that may change, and is kept by its cache: a function or class of the
-    user's own, a partial, an object that can be called."""
-    if isinstance(function, types.FunctionType):
-        return not is_installed(function.__module__ or "")
-    try:
-        weakref.ref(function)
-        hash(function)
-    except TypeError:
-        return False
-    return not counts_by_identity(function)
 
 
 def _place_of_parsl_spec(function: Callable[..., Any]) -> int | None:

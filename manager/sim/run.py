@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from stoker.chance import Stream
-from stoker.contexts.step_lines import StepSeconds
+from stoker.contexts.step_times import StepSeconds
 from stoker.errors import StokerError
 from stoker.manager.core.events import (
     AdviceArrived,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.contexts import payloads
-from stoker.contexts.carried_modules import NO_MODULES, CarriedModules, count_forgotten, has_forgotten
+from stoker.contexts.carried_modules import NO_MODULES, count_replaced
 from stoker.contexts.code_payloads import loads_code, versions_carried
 from stoker.contexts.payload_layout import Buffer
 from stoker.protocol.to_pilot import FunctionBlob
@@ -30,13 +30,8 @@ class Function:
         self._opened: tuple[Callable[..., Any], bool] | None = None
         self._modules = NO_MODULES
         self._versions: Mapping[str, str] | None = None
-        self._forgotten = 0
-        """How many modules were forgotten when it was opened, or looked at for that."""
-
-    @property
-    def modules(self) -> CarriedModules:
-        """What it brings, once it has been opened."""
-        return self._modules
+        self._replaced = 0
+        """How often modules had been replaced when it was opened."""
 
     def versions(self) -> Mapping[str, str]:
         """The versions of the modules that it brings, by name. First asked for before it is opened."""
@@ -49,17 +44,15 @@ class Function:
 
         Raises whatever unpickling raises.
         """
+        self._modules.enter()
         opened = self._opened
-        if opened is None or self._forgotten != count_forgotten():
+        if opened is None or self._replaced != count_replaced():
             with self._lock:  # several slots may get its first calls
                 opened = self._opened
-                if opened is not None and has_forgotten(self._modules, since=self._forgotten):
-                    opened = None  # its globals hold a module that its next call would not find
-                self._forgotten = count_forgotten()
-                if opened is None:
+                if opened is None or self._replaced != count_replaced():  # its globals may hold a replaced module
                     (function, takes_context, *_), self._modules = loads_code(self._blob)
                     self._opened = opened = (function, takes_context)
-        self._modules.enter()
+                    self._replaced = count_replaced()
         return opened
 
     def open_arguments(self, data: Buffer) -> Any:

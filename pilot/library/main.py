@@ -18,8 +18,7 @@ from typing import Any
 
 from stoker.contexts import ambient, carried_modules
 from stoker.contexts.device_turns import offer_turns
-from stoker.contexts.hub import HubWatch
-from stoker.contexts.loading import load_context, slots_of
+from stoker.contexts.loading import HubWatch, load_context, slots_of
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.pilot.core import infrastructure
@@ -48,7 +47,9 @@ from stoker.protocol.to_library import Load
 
 _TAIL_LINES = 20
 _YOUNG_S = 2.0
-"""A library that is younger does not end itself for a function with other modules."""
+_LOADS = 10
+"""A library that is younger, or whose age is less than 10 times its load time, does not end itself for a function with
+other modules: so functions that take turns cost at most a tenth of the time."""
 _LEAST_ROOM_BYTES = 64 << 10
 """A scratch disk that does not take so much is full."""
 
@@ -109,8 +110,10 @@ def serve(number: int) -> None:
         gang_key=settings.gang_key,
     )
 
-    if not order.recipe.loader and slots == 1:
-        carried_modules.before_replacing = functools.partial(_make_way, server, time.monotonic())
+    if slots == 1:
+        carried_modules.before_replacing = functools.partial(
+            _make_way, server, time.monotonic() + max(_YOUNG_S, _LOADS * loaded[1].load_s)
+        )
 
     def make_runner(slot: int) -> Runner:
         own = temporary if slots == 1 else ClearedFolder(os.path.join(settings.folder, f"tmp-{slot}"))
@@ -155,10 +158,10 @@ def _cannot_begin(error: OSError, settings: Settings, sock: socket.socket) -> No
     sock.sendall(frames.pack([LoadFailed(failure=failure)]))
 
 
-def _make_way(server: LibraryServer, began: float) -> None:
-    """End a library that holds no context, so that a fresh one imports modules that were edited. Where functions of two
-    programs take turns, which would end it at every call, the modules are imported anew here."""
-    if time.monotonic() - began > _YOUNG_S:
+def _make_way(server: LibraryServer, not_before: float) -> None:
+    """End the library before a module is replaced by another version, so that a fresh process imports it; before
+    this time the module is imported again in this process."""
+    if time.monotonic() > not_before:
         server.leave(
             LibraryFault(
                 infrastructure.OTHER_MODULES, "a function came with other versions of modules that it has imported"

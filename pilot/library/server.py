@@ -32,7 +32,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from stoker.contexts import carried_modules
 from stoker.pilot.core import infrastructure
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import frames
@@ -190,10 +189,8 @@ class LibraryServer:
                         if self._over():
                             return
                         idle(slot)
-                        carried_modules.leave()
                         work_came.wait()
                     runner.take(work.spec.call)
-                    carried_modules.leave(keep=work.function.modules)  # before a call in another slot may want others
                 if not 0.0 < work.function.mean_s < EVERY_S or _now() - self._soundness.checked_at > EVERY_S:
                     self._leave_if_unfit(runner)
                 self._note(runner.run(work), runner)

@@ -1,6 +1,6 @@
 """The folders and the umask of the calls of one slot.
 
-A call runs in the folder of its program where this process sees it (`contexts.program_folder`), with the program's
+A call runs in the folder of its program where this process sees it (`contexts.folders`), with the program's
 umask. Elsewhere it runs in a folder of the slot's own, which is empty when it begins: files that it leaves there are
 named in its end before they are removed. `TMPDIR` is a folder of the library's own in both cases.
 
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 
-from stoker.contexts.program_folder import ProgramFolder, is_seen_here, umask_now
+from stoker.contexts.folders import ProgramFolder, is_seen_here, umask_now
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.library.os_changes import CHANGES
 from stoker.pilot.library.sandbox import ClearedFolder, clear_temporary

@@ -13,9 +13,9 @@ import pytest
 from advice.fake_endpoint import FakeEndpoint
 
 from stoker.contexts.factory import RecipeFactory
+from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.contexts.state import state_folder
 from stoker.manager.advice import estimating
 from stoker.manager.advice.answers import SIMILAR, Advisor
 from stoker.manager.advice.serving import model_of

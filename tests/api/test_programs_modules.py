@@ -150,3 +150,42 @@ def test_functions_of_a_captured_module_share_its_globals(tmp_path):
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
     expected = "('loaded', 'loaded', 'loaded', 'loaded') ('set', 'set') ('loaded', 0)\n"
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
+
+
+EDITED = """
+import pathlib
+import time
+import stoker
+
+helper = pathlib.Path("helper.py")
+CELL = '''
+@stoker.app(context=context)
+def width(loaded):
+    import helper, os
+    return helper.WIDTH, os.getpid(), loaded
+'''
+
+@stoker.context
+def load():
+    return "loaded"
+
+if __name__ == "__main__":
+    context = load()
+    with stoker.load(progress=False):
+        helper.write_text("WIDTH = 1")
+        exec(CELL)
+        first = width().result(60)
+        again = width().result(60)
+        time.sleep(2.5)  # a library that is younger imports the module again
+        helper.write_text("WIDTH = 22")
+        exec(CELL)
+        edited = width().result(60)
+        print(first[0], edited[0], first[1] == again[1], first[1] != edited[1], edited[2])
+"""
+
+
+def test_an_edited_module_ends_a_library_that_has_imported_it(tmp_path):
+    """The module may have registered something in the process. The context is loaded again."""
+    (tmp_path / "program.py").write_text(EDITED)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stdout) == (0, "1 22 True True loaded\n"), done.stderr

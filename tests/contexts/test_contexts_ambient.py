@@ -12,7 +12,7 @@ from polling import PATIENCE_S
 
 import stoker.contexts as contexts
 from stoker.contexts import ambient, payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.errors import SerializationError, StokerError
 
 
@@ -83,7 +83,7 @@ def test_a_call_that_is_evicted_goes_on_elsewhere() -> None:
                 pytest.fail("eviction must not be caught as an ordinary exception")
         return step
 
-    ambient.set_progress_hook(lambda done, *_: done >= 4)
+    ambient.enter_call(hook=lambda done, *_: done >= 4)
     with pytest.raises(Evicted) as evicted:
         work()
     assert payloads.loads(evicted.value.state) == 4
@@ -93,7 +93,7 @@ def test_a_call_that_is_evicted_goes_on_elsewhere() -> None:
 
 
 def test_a_checkpoint_that_cannot_travel_is_told() -> None:
-    ambient.set_progress_hook(lambda *_: False)
+    ambient.enter_call(hook=lambda *_: False)
     with pytest.raises(SerializationError, match="checkpoint"):
         contexts.progress(1, state=[threading.Lock()])
     with pytest.raises(SerializationError, match="checkpoint"):

@@ -156,19 +156,6 @@ def test_the_next_token_is_due_a_tpot_later() -> None:
         batch.did(step)
 
 
-def test_memory_that_is_wanted_is_that_of_equation_2() -> None:
-    batch = RunningBatch(BatchLimits())
-    batch.add(1, prompt=10, most=100)
-    run(batch, {1: 30})
-    assert batch.mean_output == 30
-    batch.add(2, prompt=7, most=100)
-    batch.add(3, prompt=5, most=20)
-    step = batch.next()
-    assert step is not None
-    assert batch.wanted_tokens() == (7 + 30) + (5 + 20)
-    assert batch.wanted_tokens(least=500) == 500
-
-
 def test_requests_wait_for_memory_and_grow_into_it() -> None:
     batch = RunningBatch(BatchLimits(rows=8, prefill_tokens=1000, cache_tokens=192))
     for id in (1, 2, 3, 4):

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from stoker.contexts import carried_modules, editable, payloads, user_code, user_modules
-from stoker.contexts.carried_modules import NO_MODULES
+from stoker.contexts import carried_modules, payloads, user_code, user_modules
+from stoker.contexts.carried_modules import NO_MODULES, CarriedModules
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code, loads_code, names_carried
 from stoker.contexts.digest import digest_of
-from stoker.contexts.preload import import_for, modules_of
+from stoker.contexts.loading import modules_of
 from stoker.errors import SerializationError
 
 PROGRAM = """
@@ -57,15 +57,23 @@ def own_modules() -> Iterator[None]:
     before, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
     yield
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("shapes", "corners", "nets", "program", "linked", "__editable___linked_finder"):
+        if name.partition(".")[0] in (
+            "shapes",
+            "corners",
+            "nets",
+            "program",
+            "linked",
+            "cm_pack",
+            "cm_plain",
+            "cm_lazy",
+            "__editable___linked_finder",
+        ):
             del sys.modules[name]
     sys.path[:], sys.meta_path[:] = path, finders
     carried_modules._imported_at.clear()
-    editable._stamps.clear()
-    carried_modules._finder.base = NO_MODULES
-    NO_MODULES.enter()
-    carried_modules._here.clear()
-    carried_modules._set_aside.clear()
+    user_modules._stamps.clear()
+    carried_modules.before_replacing = None
+    carried_modules._finder.clear()
 
 
 def written(folder: Path, **changed: str) -> Path:
@@ -163,15 +171,6 @@ def test_a_file_that_was_edited_is_imported_anew_and_what_is_the_same_stays(tmp_
     assert opened(packed(folder, "below"))() == 16
 
 
-def test_a_function_that_brings_nothing_does_not_find_what_another_brought(tmp_path: Path) -> None:
-    assert opened(packed(written(tmp_path), "plain"))() == 3
-    for name in ("shapes", "corners"):
-        del sys.modules[name]
-    opened(dumps_code(len, what="function"))
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("shapes")
-
-
 def test_functions_of_several_slots_each_find_their_own(tmp_path: Path) -> None:
     """Fresh eyes found it: a call that began beside another took its modules away."""
     function, modules = loads_code(packed(written(tmp_path), "plain"))
@@ -189,6 +188,91 @@ def test_functions_of_several_slots_each_find_their_own(tmp_path: Path) -> None:
         NO_MODULES.enter()
         goes_on.set()
         assert waiting.result(20) == 3
+
+
+def brought(version: str = "1", **sources: str) -> CarriedModules:
+    """Modules that travelled, by name; `__` stands for a dot, and a package is one that another lies in."""
+    named = {name.replace("__", "."): text for name, text in sources.items()}
+    table = {
+        name: (f"/nowhere/{name}.py", any(other.startswith(f"{name}.") for other in named), version, text.encode())
+        for name, text in named.items()
+    }
+    return CarriedModules(table, {})
+
+
+def imported(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def test_a_module_stays_while_calls_bring_the_same_version_or_none() -> None:
+    brought(cm_plain="WIDTH = 1\n").enter()
+    plain = imported("cm_plain")
+    NO_MODULES.enter()
+    brought(cm_pack="").enter()
+    brought(cm_plain="WIDTH = 1\n").enter()
+    assert imported("cm_plain") is plain
+
+
+def test_another_version_replaces_a_package_with_all_that_lies_below() -> None:
+    ours, theirs = (
+        brought(version, cm_pack="", cm_pack__part=f"COUNT = {version}\n", cm_plain="") for version in ("1", "2")
+    )
+    for modules, count in ((ours, 1), (theirs, 2), (ours, 1)):
+        modules.enter()
+        assert imported("cm_pack.part").COUNT == count  # noqa: SIM300
+        assert imported("cm_pack").part.COUNT == count  # noqa: SIM300
+        beside: Any = types.ModuleType("cm_pack.beside")
+        assert not hasattr(sys.modules["cm_pack"], "beside")
+        sys.modules["cm_pack.beside"] = sys.modules["cm_pack"].beside = beside  # type: ignore[attr-defined]
+
+
+def test_a_module_that_puts_something_else_into_its_place_is_replaced_too() -> None:
+    for word in ("ours", "theirs"):
+        source = f"import sys\nclass Lazy:\n    word = {word!r}\nsys.modules[__name__] = Lazy()\n"
+        brought(word, cm_lazy=source).enter()
+        assert imported("cm_lazy").word == word
+
+
+def test_a_module_that_was_found_elsewhere_is_dropped() -> None:
+    sys.modules["cm_plain"] = types.ModuleType("cm_plain")
+    brought(cm_plain="WIDTH = 1\n").enter()
+    assert imported("cm_plain").WIDTH == 1
+
+
+def test_the_library_is_asked_before_a_version_is_replaced() -> None:
+    asked: list[int] = []
+    carried_modules.before_replacing = lambda: asked.append(sys.modules["cm_plain"].WIDTH)
+    versions = [brought(str(width), cm_plain=f"WIDTH = {width}\n") for width in range(3)]
+    before = carried_modules.count_replaced()
+    for modules in (versions[0], versions[0], NO_MODULES, versions[1]):
+        modules.enter()
+        imported("cm_plain")
+    assert asked == [0]
+    versions[2].enter()
+    assert asked == [0, 1]
+    assert carried_modules.count_replaced() == before + 2
+
+
+def test_the_contexts_module_returns_as_the_same_object_and_ends_no_library() -> None:
+    carried_modules.before_replacing = lambda: pytest.fail("a fresh library would have the same conflict")
+    brought("1", cm_plain="WIDTH = 1\n", cm_pack="", cm_pack__part="").enter_for_good()
+    plain, part = imported("cm_plain"), imported("cm_pack.part")
+    for _ in range(2):
+        brought("2", cm_plain="WIDTH = 2\n", cm_pack="", cm_pack__part="").enter()
+        assert imported("cm_plain").WIDTH == 2
+        assert imported("cm_pack.part") is not part
+        NO_MODULES.enter()
+        assert imported("cm_plain") is plain
+        assert imported("cm_pack").part is imported("cm_pack.part") is part
+
+
+def test_a_module_that_user_code_took_out_is_imported_again() -> None:
+    ours = brought(cm_pack="", cm_pack__part="")
+    ours.enter()
+    part = imported("cm_pack.part")
+    del sys.modules["cm_pack.part"]
+    ours.enter()
+    assert imported("cm_pack.part") is not part
 
 
 ARGUMENTS = """
@@ -320,7 +404,7 @@ def edit(file: Path, text: str) -> None:
     """Write a file so that its time of change is another one, and let stamps be taken again."""
     file.write_text(text)
     os.utime(file, ns=(1, file.stat().st_mtime_ns + 10**9))
-    editable._stamps.clear()
+    user_modules._stamps.clear()
 
 
 def test_a_linked_package_that_was_edited_is_imported_anew(linked: Path) -> None:
@@ -335,15 +419,6 @@ def test_a_linked_package_that_was_edited_is_imported_anew(linked: Path) -> None
     again = opened(dumps_code(sys.modules["linked"].width, what="function"))
     assert again() == 8
     assert digest_of(sys.modules["linked"].width) != before
-
-
-def test_a_linked_package_that_a_pilot_imported_ahead_stays_as_long_as_it_is_the_same(linked: Path) -> None:
-    assert import_for(["linked"]) == {}
-    kind = sys.modules["linked"]
-    assert opened(dumps_code(kind.width, what="function"))() == 7
-    assert sys.modules["linked"] is kind
-    edit(linked / "inner.py", "WIDTH = 8\n")
-    assert opened(dumps_code(kind.width, what="function"))() == 8
 
 
 def test_neither_stoker_nor_what_lies_in_site_packages_is_linked() -> None:

@@ -1,17 +1,44 @@
-"""The folder that a program runs in, with the proof by which another process knows whether it sees that folder.
+"""The user's state folder on this machine, and the folder in which a program runs.
 
-A path proves nothing: every machine has a `/tmp`. The inode has to be the same too. On the program's own machine the
-device must be as well. On any other machine the folder must lie on a file system that machines can share: an inode
-number of a local disk says nothing about another machine's disk, and two nodes that were installed from one image have
-the same ones.
+`STOKER_HOME` names the state folder; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`. Nodes of a cluster
+may share it, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk for its libraries.
+
+Another process sees the program's folder if the inode is the same, and on the program's machine also the device. On
+other machines the folder must lie on a shared file system: two nodes with one disk image have the same inodes.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 
 import msgspec
+
+# ---- state
+
+
+SNAPSHOTS = "STOKER_SNAPSHOTS"
+"""The variable that names the folder of snapshots."""
+
+
+def state_folder() -> Path:
+    """The user's state folder (it may not exist yet)."""
+    named = os.environ.get("STOKER_HOME")
+    if named:
+        return Path(named).absolute()
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base).absolute() / "stoker"
+
+
+def snapshot_folder() -> Path:
+    """Return the folder of model snapshots: `STOKER_SNAPSHOTS`, else `snapshots` in the state folder."""
+    named = os.environ.get(SNAPSHOTS)
+    return Path(named).absolute() if named else state_folder() / "snapshots"
+
+
+# ---- program folder
+
 
 _OF_ONE_MACHINE = frozenset({
     "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "bcachefs", "vfat", "exfat", "ntfs3",
@@ -48,7 +75,7 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
 
 
 def is_seen_here(folder: ProgramFolder) -> bool:
-    """True if the program's folder, and no other one of its name, is at its path in this process."""
+    """True if this process sees the program's folder, and not another folder, at its path."""
     try:
         facts = os.stat(folder.path)
         if facts.st_ino != folder.inode:
@@ -84,7 +111,7 @@ def _boot() -> str:
 
 
 def _kind_of(device: int) -> str:
-    """The kind of the file system with this device number; of one that is mounted nowhere (a subvolume) `overlay`."""
+    """Return the kind of the file system with this device number; `overlay` for one without a mount (a subvolume)."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with open(_MOUNTS) as file:
         for line in file:
