@@ -43,7 +43,7 @@ DEFERRED = {
     "stoker.manager.cli.endings": "Ctrl-C is set up before anything else is loaded",
     "stoker.manager.cli.main": "Ctrl-C is set up before anything else is loaded",
     "stoker.manager.cli.simulating": "loads the simulator, for one command",
-    "stoker.manager.executor.local_provider": "loads Parsl",
+    "stoker.manager.executor.blocks": "loads Parsl",
     "stoker.manager.factory.batches": "loads Parsl for most batch systems",
     "stoker.manager.factory.kubernetes": "loads Parsl",
     "stoker.manager.factory.listed": "loads Parsl",

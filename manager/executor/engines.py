@@ -82,7 +82,7 @@ def engine_of(folder: SessionFolder) -> Engine:
 
 def local_provider(site: Site) -> LocalProvider:
     """Parsl's provider for pilots that are processes of this machine."""
-    from stoker.manager.executor.local_provider import QuotedLocalProvider
+    from stoker.manager.executor.blocks import QuotedLocalProvider
 
     pilot = site.pilot
     if site.engine is Engine.TASKVINE:

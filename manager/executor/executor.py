@@ -1,4 +1,11 @@
-"""StokerExecutor: what Parsl sees of Stoker.
+"""Python's garbage collector while a session is loaded.
+
+A hundred thousand futures are a hundred thousand containers that are no garbage; the collector looks through all of
+them again and again, for half of the client's time. While any executor is started, the youngest generation is
+collected at 50,000 new containers instead of 700 (and the older ones as seldom as before, relative to it). Memory
+in cycles is freed a little later, nothing else changes, and the last executor that ends puts back what it found.
+
+StokerExecutor: what Parsl sees of Stoker.
 
 Parsl's `python_app` gives a function and its arguments, we give a future. Blocks (batch jobs) come from any Parsl
 provider; a block runs one pilot a node. Where Parsl's own executor (HTEX) and ours differ, and why:
@@ -8,19 +15,25 @@ provider; a block runs one pilot a node. Where Parsl's own executor (HTEX) and o
 - Initial blocks start with the executor, not a second later with Parsl's first look at its strategy.
 - Scaling in drains: pilots finish what they run and end by themselves; `drain_s` later the job is cancelled.
 - Calls run in the folder in which the program loads the session, as Parsl's users expect, where pilots see it.
+
+The Parsl kernel that a program has loaded, and its StokerExecutors.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
 from parsl.data_provider.staging import Staging
+from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
+from parsl.errors import NoDataFlowKernelError
 from parsl.executors.errors import BadStateException
 from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.states import JobState, JobStatus
@@ -33,15 +46,13 @@ from stoker.contexts.program_folder import program_folder
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
-from stoker.manager.executor import blocks, detached, engines, garbage
-from stoker.manager.executor.block_upkeep import BlockUpkeep
+from stoker.manager.executor import blocks, detached, engines
+from stoker.manager.executor.blocks import BlockUpkeep, NodeMessages
+from stoker.manager.executor.client import Link, wait_for_answer
 from stoker.manager.executor.futures import CANCELLED, CallFuture
-from stoker.manager.executor.leaving_sources import SourceShelf
-from stoker.manager.executor.link import Link
-from stoker.manager.executor.node_messages import NodeMessages
 from stoker.manager.executor.options import check_local_policy, check_options, check_session
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
-from stoker.manager.executor.piece_inbox import PieceInbox
+from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
 from stoker.manager.executor.processes import (
     ManagerProcess,
@@ -51,8 +62,8 @@ from stoker.manager.executor.processes import (
     note_joined,
     register,
 )
-from stoker.manager.executor.questions import wait_for_answer
-from stoker.manager.executor.wait_notices import WaitNotices
+from stoker.manager.executor.progress import WaitNotices
+from stoker.manager.executor.publishing import SourceShelf
 from stoker.manager.executor.wants import CallPlace
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
@@ -65,6 +76,40 @@ from stoker.protocol.to_manager import EndSession
 from stoker.site import Engine
 from stoker.site_files import load_sites, write_sites
 from stoker.working_folder import working_folder
+
+# ---- garbage
+
+
+THRESHOLDS = (50_000, 20, 50)
+
+_lock = threading.Lock()
+_calm = 0
+_before: tuple[int, int, int] = gc.get_threshold()
+
+
+def calm_collector() -> None:
+    """Collect less often, until `restore` was called as often as this."""
+    global _calm, _before
+    with _lock:
+        if _calm == 0:
+            _before = gc.get_threshold()
+            if 0 < _before[0] < THRESHOLDS[0]:  # a program that has chosen less, or none, keeps it
+                gc.set_threshold(*THRESHOLDS)
+        _calm += 1
+
+
+def restore_collector() -> None:
+    """Undo one `calm`."""
+    global _calm
+    with _lock:
+        if _calm > 0:
+            _calm -= 1
+            if _calm == 0 and gc.get_threshold() == THRESHOLDS:
+                gc.set_threshold(*_before)
+
+
+# ---- executor
+
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +268,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         except BaseException:
             self.shutdown()
             raise
-        garbage.calm()
+        calm_collector()
         self._calm = True
         self._news.start()
 
@@ -253,7 +298,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._stopped = True
         self._news.stop()
         if self._calm:
-            garbage.restore()
+            restore_collector()
         if not self._joins:
             self._end_session()
         elif self._link is not None:
@@ -429,3 +474,53 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         """The shell command of a pilot. Nothing secret is in it: the keys lie in the session folder."""
         block_keys.issue(self.link.folder, block_id)
         return pilot_command(self.site, folder=self.link.folder, block=block_id, python_path=python_path())
+
+
+# ---- kernels
+
+
+HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.load("site.toml")
+      ...                          # call it here"""
+
+
+def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
+    """Parsl's loaded kernel. Raises SessionError, which names the app and shows how to load a site.
+
+    `inside`: what to do instead in a function that is a call already.
+    """
+    try:
+        return DataFlowKernelLoader.dfk()
+    except NoDataFlowKernelError:
+        raise SessionError(
+            f"{name} was called before a site was loaded. Load one first:\n\n{HOW_TO_LOAD}\n\n"
+            f"Inside of another call, {inside or f'call the function itself: {name}.function(...)'}"
+        ) from None
+
+
+def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
+    """The loaded StokerExecutors. Raises SessionError if there is none."""
+    found = [executor for executor in kernel.executors.values() if isinstance(executor, StokerExecutor)]
+    if not found:
+        labels = ", ".join(label for label in kernel.executors if label != "_parsl_internal")
+        raise SessionError(
+            f"{name} wants a StokerExecutor, but Parsl was loaded with {labels} only; add one to its Config:\n\n"
+            "  Config(executors=[stoker.StokerExecutor()])\n"
+        )
+    return found
+
+
+def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) -> None:
+    """Raise ConfigError for a label of an executor that is not loaded, or no StokerExecutor."""
+    loaded = [label for label in kernel.executors if label != "_parsl_internal"]
+    for label in labels:
+        if label not in loaded:
+            raise ConfigError(
+                f"{name}: executors: no executor {label!r} is loaded; there are {', '.join(loaded)}", key="executors"
+            )
+        if not isinstance(kernel.executors[label], StokerExecutor):
+            kind = type(kernel.executors[label]).__name__
+            raise ConfigError(
+                f"{name}: executors: {label!r} is a {kind}, and a @stoker.app runs on StokerExecutors; for that one"
+                f" write Parsl's @python_app(executors=[{label!r}])",
+                key="executors",
+            )

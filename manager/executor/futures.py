@@ -1,10 +1,18 @@
-"""The futures of one call: ours, and the one that Parsl's kernel makes around it."""
+"""Parsl's memoizer, made unable to lose the result of a call.
+
+Parsl's kernel gives each result to its memoizer before it gives it to the future of the call. A memoizer that raises
+there (a result that plain pickle refuses, a full disk) leaves the future without an end. So the kernel's memoizer is
+wrapped in this one: the program gets a result that cannot be kept, with one warning that says what to do.
+
+The futures of one call: ours, and the one that Parsl's kernel makes around it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import math
+import pickle
 import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
@@ -14,20 +22,113 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 from parsl.dataflow.dflow import DataFlowKernel
 from parsl.dataflow.futures import AppFuture
+from parsl.dataflow.memoization import BasicMemoizer, Memoizer
+from parsl.dataflow.taskrecord import TaskRecord
 
-from stoker.errors import ConfigError
-from stoker.manager.executor import callbacks
-from stoker.manager.executor.checkpoints import make_safe
+from stoker.errors import ConfigError, SerializationError
 from stoker.manager.executor.failures import opens_at_once, outcome
 from stoker.manager.executor.large import discard_result
-from stoker.manager.executor.piece_inbox import PieceInbox
-from stoker.manager.executor.reading import PieceReader, open_piece
-from stoker.manager.executor.settling import SLOW_S
+from stoker.manager.executor.packing import logger
+from stoker.manager.executor.pieces import PieceInbox, PieceReader, open_piece
+from stoker.manager.executor.settling import SLOW_S, add_callback, callbacks_of, is_users_callback
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.protocol.ids import CallId, show_call
 
 if TYPE_CHECKING:
-    from stoker.manager.executor.link import Link
+    from stoker.manager.executor.client import Link
+
+
+# ---- checkpoints
+
+
+class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
+    """A memoizer around the kernel's own: it raises nothing when a call ends. All else is the inner one's."""
+
+    def __init__(self, inner: Memoizer) -> None:
+        self._inner = inner
+        self._warned: set[str] = set()
+
+    def update_memo_result(self, task: TaskRecord, r: Any) -> None:
+        """A call has a result. One that cannot be written to a checkpoint is remembered by this program alone."""
+        try:
+            if self._writes(task):
+                _check_picklable(r)
+            self._inner.update_memo_result(task, r)
+        except Exception as error:
+            self._warn(task, error)
+            if isinstance(error, SerializationError):
+                self.update_memo_exception(task, error)  # it notes the call's future, and writes no checkpoint
+
+    def update_memo_exception(self, task: TaskRecord, e: BaseException) -> None:
+        """A call has failed."""
+        try:
+            self._inner.update_memo_exception(task, e)
+        except Exception as error:
+            self._warn(task, error)
+
+    def start(self, *, run_dir: str, config_run_dir: str) -> None:
+        """The kernel starts."""
+        self._inner.start(run_dir=run_dir, config_run_dir=config_run_dir)
+
+    def check_memo(self, task: TaskRecord) -> Future[Any] | None:
+        """The remembered result of a call, if there is one."""
+        found: Future[Any] | None = self._inner.check_memo(task)
+        return found
+
+    def close(self) -> None:
+        """The kernel ends. An error of a last checkpoint must not keep it from ending its executors."""
+        try:
+            self._inner.close()
+        except Exception as error:
+            logger.warning("Parsl's last checkpoint could not be written: %r", error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _writes(self, task: TaskRecord) -> bool:
+        is_basic = isinstance(self._inner, BasicMemoizer)
+        return is_basic and self._inner.checkpoint_mode is not None and bool(task.get("hashsum"))
+
+    def _warn(self, task: TaskRecord, error: Exception) -> None:
+        """Say once for each function that its results cannot be kept."""
+        name = str(task["func_name"])
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning(
+                "a result of %s cannot be kept in Parsl's checkpoint: %s; the program gets it, and the call runs again"
+                " in the next run (said once). stoker.map(%s, ..., keep=PATH) keeps results of any kind",
+                name,
+                error,
+                name,
+            )
+
+
+def make_safe(kernel: DataFlowKernel) -> None:
+    """Put the kernel's memoizer inside of a SafeMemoizer, if it is not yet."""
+    if not isinstance(kernel.memoizer, SafeMemoizer):
+        kernel.memoizer = SafeMemoizer(kernel.memoizer)
+
+
+def _check_picklable(result: Any) -> None:
+    """Raise SerializationError for what plain pickle refuses. Parsl pickles straight into its file, where a part of a
+    refused result would make the whole file unreadable."""
+    try:
+        pickle.Pickler(_Nowhere()).dump(result)
+    except Exception as error:
+        raise SerializationError(
+            f"{type(result).__name__}: plain pickle refuses it ({error})", what="result"
+        ) from error
+
+
+class _Nowhere:
+    """A file that forgets what is written."""
+
+    def write(self, data: Any) -> int:
+        """Forget these bytes."""
+        return len(data) if isinstance(data, bytes) else memoryview(data).nbytes
+
+
+# ---- futures
 
 
 class CallFuture(Future[Any]):
@@ -61,7 +162,7 @@ class CallFuture(Future[Any]):
             kernel = getattr(getattr(fn, "func", None), "__self__", None)
             if isinstance(kernel, DataFlowKernel):
                 make_safe(kernel)
-        callbacks.add_to(self, fn, register=super().add_done_callback)
+        add_callback(self, fn, register=super().add_done_callback)
         # The app's future may have been cancelled while the executor submitted the call. Its `cancel` marks the record
         # and then looks for this future; here it is the other way round, so that one of the two finds the other.
         if record is not None and record.get("resource_specification") is CANCELLED:
@@ -96,13 +197,13 @@ class CallFuture(Future[Any]):
 
     def _runs_users_code(self) -> bool:
         """True if to settle this runs a program's callback here: the future of an app of Parsl's own has one."""
-        for callback in callbacks.of(self):
+        for callback in callbacks_of(self):
             record = _record_of(callback)
             app = None if record is None else record.get("app_fu")
             if (
                 isinstance(app, Future)
                 and not isinstance(app, AppCallFuture)
-                and any(map(callbacks.is_users, callbacks.of(app)))
+                and any(map(is_users_callback, callbacks_of(app)))
             ):
                 return True
         return False
@@ -205,7 +306,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Have a function called when the call has ended, on a thread for callbacks. It may wait for other calls."""
-        callbacks.add_to(self, fn, register=super().add_done_callback)
+        add_callback(self, fn, register=super().add_done_callback)
 
     def cancel(self) -> bool:
         """Cancel the call, also when it runs. False if it has ended."""

@@ -1,4 +1,7 @@
-"""What a call asks for: the keys of `parsl_resource_specification`, of `@stoker.app`, and of the paper's `parsl_spec`.
+"""How long the input of a call to a family is: what its features say, else what the family counts in its first argument
+(that after the context).
+
+What a call asks for: the keys of `parsl_resource_specification`, of `@stoker.app`, and of the paper's `parsl_spec`.
 
 A specification is checked where it comes in: an unknown key, a wrong type or a wrong unit raises before anything is
 sent, names the key and lists the valid ones.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,10 +23,42 @@ from stoker.contexts.recipe import BARE, Recipe
 from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError, RecipeError
 from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER
-from stoker.manager.executor.input_lengths import input_length, is_countable
 from stoker.protocol.calls import CallOptions, Features, Objective
 from stoker.protocol.ids import RecipeKey
 from stoker.units import parse_seconds
+
+# ---- input lengths
+
+
+def is_countable(features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the length can be told now: the first argument is no future."""
+    return _said(features) > 0 or not isinstance(_first(args, kwargs), Future)
+
+
+def input_length(family: Family, features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """In tokens. Raises ConfigError where nothing says it."""
+    said = _said(features)
+    if said:
+        return said
+    if family.count is None:
+        raise ConfigError(
+            "a call to a family says how long its input is: write family(..., count=function of the first argument)"
+            ' or features={"input_length": tokens}',
+            key="features",
+        )
+    return family.count(_first(args, kwargs))
+
+
+def _said(features: Features | None) -> int:
+    return features.input_length if features is not None else 0
+
+
+def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
+# ---- wants
+
 
 KEYS = {
     "context": "the recipe of the context that the call wants",

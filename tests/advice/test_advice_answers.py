@@ -22,7 +22,7 @@ from stoker.manager.advice.serving import model_of
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import CostAdvice, PaceAdvice, VerdictAdvice
 from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
-from stoker.manager.executor.leaving_sources import SourceShelf
+from stoker.manager.executor.publishing import SourceShelf
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
 from stoker.protocol.program_source import source_file
 from stoker.protocol.session import SessionFolder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import stoker
 from stoker.contexts import hub
-from stoker.manager.executor.loading import Session
+from stoker.manager.executor.session import Session
 
 TEXT = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text()
 

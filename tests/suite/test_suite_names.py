@@ -27,7 +27,7 @@ ALLOWED = {
     "Pilot": ({"manager/core/nouns.py", "src/stoker/site.py"}, "a pilot, and the site file's public [pilot] table"),
     "ReleaseBlock": ({"manager/core/seams.py", "src/stoker/protocol/to_manager.py"}, _ACTION),
     "Resize": ({"manager/core/seams.py", "src/stoker/protocol/to_library.py"}, _ACTION),
-    "Session": ({"manager/executor/loading.py", "src/stoker/site.py"}, "public: a session, and its [session] table"),
+    "Session": ({"manager/executor/session.py", "src/stoker/site.py"}, "public: a session, and its [session] table"),
     "SetTimer": ({"manager/core/commands.py", "pilot/core/commands.py"}, _BOTH_CORES),
     "TakeBack": ({"manager/core/seams.py", "src/stoker/protocol/to_pilot.py"}, _ACTION),
     "TimerFired": ({"manager/core/events.py", "pilot/core/events.py"}, _BOTH_CORES),

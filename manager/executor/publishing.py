@@ -1,4 +1,6 @@
-"""A program leaves the sources of its functions and loaders in the session's folder, where the advisor reads them.
+"""Publishes a recipe's objects, so that pilots can fetch them from each other or from the session's seed.
+
+A program leaves the sources of its functions and loaders in the session's folder, where the advisor reads them.
 
 Nothing depends on that: a source that cannot be found or written is not left, and a program that makes functions by the
 thousand leaves those of the first `MOST`.
@@ -19,17 +21,53 @@ from typing import Any
 import msgspec
 
 from stoker.contexts.loaders import loader_of
+from stoker.contexts.objects import manifest_of
+from stoker.contexts.published import publish
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
+from stoker.errors import RecipeError
 from stoker.protocol.program_source import (
     LONGEST_TEXT,
     ProgramSource,
     source_file,
     text_file,
 )
+from stoker.protocol.to_manager import DefineManifest
 from stoker.whole_files import write_whole
 
-log = logging.getLogger("stoker")
+logger = logging.getLogger("stoker")
+
+
+# ---- describing
+
+
+MOST_BYTES = 4_000_000
+"""Larger manifests are not sent: the first pilot that reads the object makes one, and hands it on."""
+
+
+def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
+    """Let the seed serve a recipe's objects; returns their manifests. `objects` is the session's folder for objects.
+
+    An object that has changed since the recipe was made gets no manifest: a pilot that reads it reports the change.
+    """
+    try:
+        publish(objects, recipe.objects)
+    except OSError as error:
+        logger.warning("pilots that see no files of this machine can't have those of %s: %s", recipe.name, error)
+    told = []
+    for ref in recipe.objects:
+        try:
+            manifest = manifest_of(ref)
+        except RecipeError as error:
+            logger.warning("%s of %s: %s", ref.source, recipe.name, error)
+            continue
+        if len(manifest) <= MOST_BYTES:
+            told.append(DefineManifest(ref.name, manifest))
+    return told
+
+
+# ---- leaving sources
+
 
 MOST = 200
 
@@ -71,7 +109,7 @@ class SourceShelf:
             source = ProgramSource(digest, name, file, folder, arguments)
             write_whole(source_file(self._folder, key), msgspec.json.encode(source))
         except Exception as error:  # whatever the function is: its call goes on
-            log.debug("the source of %r was not left: %r", key, error)
+            logger.debug("the source of %r was not left: %r", key, error)
 
 
 def _source_of(function: Callable[..., Any]) -> tuple[str, str, str] | None:

@@ -1,4 +1,21 @@
-"""The client's end of the wire: one socket, one thread that reads it, and calls that leave on the caller's thread.
+"""The errors with which a client's link to its session ends.
+
+Converts times of the manager's clock to the program's clock.
+
+Whether the manager has welcomed a client, and what the client does and says while the manager does not answer.
+
+A manager that was started again may listen at another address, so the client reads the session file again every second.
+The manager that ended the session may be one that this client was never connected to (`stoker down` starts one where
+the last was killed), so the client also reads then whether the session's folder says that it is over, as pilots do.
+It logs a long absence, with the reason as far as it can be seen from here.
+
+A client's open questions to its manager.
+
+The manager answers questions of one kind in order, so each answer is known by its number over the connection. They
+travel unnumbered and are not journalled: after a reconnection the client asks all open ones again. A question whose
+future is cancelled is given up: it is forgotten with the next one that is asked, and its answer is dropped.
+
+The client's end of the wire: one socket, one thread that reads it, and calls that leave on the caller's thread.
 
 How a call leaves. `submit` puts it in a queue. While few calls are in flight, the caller's thread sends the queue: a
 program that waits for one result at a time pays no thread switch. While many are in flight, it wakes the I/O thread,
@@ -20,37 +37,302 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import select
+import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, TypeVar
 from uuid import uuid4
+
+import msgspec
 
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError, StreamDiffersError
-from stoker.manager.executor.clocks import on_this_clock
-from stoker.manager.executor.describing import describe
 from stoker.manager.executor.large import LargeArguments
-from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
-from stoker.manager.executor.outgoing import Outgoing, Replaced, Submission, Waiter
-from stoker.manager.executor.piece_inbox import PieceInbox, wake_tasks
-from stoker.manager.executor.questions import Questions
-from stoker.manager.executor.session_errors import forked_process, other_python, refused_key, session_over
+from stoker.manager.executor.outgoing import Outgoing, Replaced, Submission, Waiter, WaitingCalls
+from stoker.manager.executor.pieces import PieceInbox, wake_tasks
+from stoker.manager.executor.processes import removed
+from stoker.manager.executor.publishing import describe
 from stoker.manager.executor.settling import Settling, callbacks
-from stoker.manager.executor.waiting import WaitingCalls
+from stoker.manager.live.interfaces import is_listening, no_way_to
+from stoker.manager.live.presence import elsewhere
 from stoker.protocol import to_client, to_manager, wire
-from stoker.protocol.calls import CallSpec, Features, Payload
+from stoker.protocol.calls import CallForecast, CallSpec, Features, Payload
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 from stoker.protocol.status import JOURNAL
+from stoker.protocol.to_client import Forecasts
+from stoker.protocol.to_manager import AskStatus, AskStory
 from stoker.seldom import SeldomLog
 
 logger = logging.getLogger(__name__)
+
+
+# ---- session errors
+
+
+def other_python(session: SessionFile) -> SessionError:
+    """The session's libraries run under another Python than this program."""
+    return SessionError(
+        f"session {session.session} is one of Python {session.python}, and this program runs under"
+        f" Python {PYTHON} ({sys.executable}), whose functions cannot run there; run the program with Python"
+        f" {session.python}, or start another session with this one (`stoker up`)",
+        session=session.session,
+    )
+
+
+def refused_key(folder: SessionFolder, session: str) -> SessionError:
+    """The manager does not accept the key in the client's session folder."""
+    return SessionError(
+        f"the manager of session {session} refused this client's key; "
+        f"{folder.path} is a copy of another session's folder, or its keys were changed",
+        session=session,
+    )
+
+
+def session_over(session: str, reason: str) -> SessionError:
+    """The manager has ended the session."""
+    return SessionError(
+        f"session {session} is over: {reason or 'it was ended'}; "
+        "load a new one with stoker.load(), and submit the calls again that have no result",
+        session=session,
+    )
+
+
+def forked_process(session: str) -> SessionError:
+    """A forked child uses the link of its parent."""
+    return SessionError(
+        f"this process was forked from the program that loaded session {session}, and cannot use it; "
+        "make calls in that program, or load a session here",
+        session=session,
+    )
+
+
+# ---- clocks
+
+
+def on_this_clock(said: Forecasts, *, now: float) -> list[CallForecast]:
+    """The manager's forecasts, with times on the clock that shows `now`. The time that the message took is ignored."""
+    ahead_s = now - said.said_at if said.said_at else 0.0
+    return [msgspec.structs.replace(each, ends_at=each.ends_at + ahead_s) for each in said.forecasts]
+
+
+# ---- membership
+
+
+CHECK_EVERY_S = 1.0
+"""How often the client reads the session file while the manager is away."""
+SLOW_WELCOME_S = 5.0
+"""A program that has waited so long for its manager's welcome logs the reason."""
+AWAY_S = 30.0
+"""A manager that is away for longer is reported; if its folder is gone too, the session is over."""
+
+
+class Membership:
+    """A client's membership in a session. `joined` is set while the manager's welcome holds."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self.joined = threading.Event()
+        self.was_joined = False
+        """True once the manager has welcomed this client."""
+        self.session = folder.read()
+        """The session file as it was read last."""
+        self.why_over = ""
+        """Why the session is over, as its folder says; empty while it does not."""
+        self._folder = folder
+        self._check_at = 0.0
+        self._report_at = math.inf
+        self._is_reported = False
+
+    def welcomed(self) -> None:
+        """The manager has welcomed this client."""
+        self.joined.set()
+        self.was_joined = True
+
+    def has_joined(self, *, within_s: float) -> bool:
+        """True if the manager has ever welcomed this client, or does so within this time."""
+        return self.was_joined or self.joined.wait(within_s)
+
+    def log_lost_journal(self, *, open_calls: int) -> None:
+        """Log that the manager has lost a part of its journal, and what happens to the client's open calls."""
+        logger.warning(
+            "session %s: its manager has lost a part of its journal; %d calls are submitted again, "
+            "and those that run go on",
+            self.session.session,
+            open_calls,
+        )
+
+    def connection_lost(self, now: float) -> None:
+        """The connection broke. `now`: seconds on the monotonic clock."""
+        if self.joined.is_set():
+            self.joined.clear()
+            self._report_at, self._is_reported = now + AWAY_S, False
+
+    def wait(self, timeout_s: float, *, journal_trouble: Callable[[], str]) -> None:
+        """Wait for the manager's welcome. A wait of several seconds is logged with its reason. Raises SessionError."""
+        slow_s = min(timeout_s, SLOW_WELCOME_S)
+        if self.joined.wait(slow_s):
+            return
+        if slow_s < timeout_s:
+            why = self._why_not_joined(journal_trouble())
+            logger.warning("%s; this program waits up to %.0f s for it", why, timeout_s)
+            if self.joined.wait(timeout_s - slow_s):
+                return
+        why = self._why_not_joined(journal_trouble())
+        raise self._not_joined(f"{why}; that lasted for {timeout_s:.0f} s")
+
+    def find_manager(self, now: float) -> SessionFile | None:
+        """Read the session file if that is due, and report a long absence. For use while the manager is away. If the
+        session is over it sets `why_over`. Raises SessionError if the session's folder is gone."""
+        if now < self._check_at or self.why_over:
+            return None
+        self._check_at = now + CHECK_EVERY_S
+        self.why_over = self._folder.over()
+        if self.why_over:
+            return None
+        if now >= self._report_at:
+            if not os.path.isdir(self._folder.path):
+                raise removed(self._folder)
+            self._report_at = now + AWAY_S
+            report = logger.debug if self._is_reported else logger.warning
+            self._is_reported = True
+            report(
+                "session %s: its manager is away; what runs goes on. If it does not come back: stoker attach %s",
+                self.session.session,
+                self.session.session,
+            )
+        try:
+            self.session = self._folder.read()
+        except SessionError as error:  # the file system may be away: try again later
+            logger.debug("session file: %s", error)
+            return None
+        return self.session
+
+    def why_silent(self) -> str:
+        """Why the manager may not answer although the connection to it stands."""
+        return (
+            f"session {self.session.session}: its manager does not answer: it is stopped, or the file system of"
+            f" {self._folder.path} hangs; calls and results wait for it, and what runs goes on"
+        )
+
+    def _why_not_joined(self, journal_trouble: str) -> str:
+        """Why the manager has not welcomed this client. Raises SessionError if waiting cannot help."""
+        address, log = self.session.address, self._folder.manager_log
+        subject = f"session {self.session.session}: its manager{elsewhere(self._folder)} at {address}"
+        if journal_trouble:
+            return f"{subject} lets no program in: {journal_trouble}"
+        if why := no_way_to(address):
+            raise self._not_joined(f"{subject} cannot be reached: {why}")
+        if is_listening(address):
+            return f"{subject} accepts connections and does not answer; its log may say why: {log}"
+        return f"{subject} does not listen there any more; its log may say why: {log}"
+
+    def _not_joined(self, why: str) -> SessionError:
+        return SessionError(why, session=self.session.session, log=str(self._folder.manager_log))
+
+
+# ---- questions
+
+
+A = TypeVar("A")
+
+
+class _Open:
+    """A question without an answer. `number`: how many of its kind were sent before it; None while it is unsent."""
+
+    def __init__(self, question: AskStatus | AskStory, kind: type[to_client.Status | to_client.Story]) -> None:
+        self.question = question
+        self.kind = kind
+        self.number: int | None = None
+
+
+class Questions:
+    """The caller of `ask`, `take_unsent` and `ask_all_again` holds the link's lock. Another thread may fail all of them
+    meanwhile: an open question never leaves `_open` for a moment."""
+
+    def __init__(self) -> None:
+        self.has_unsent = False
+        self._open: dict[Future[Any], _Open] = {}
+        self._sent = {to_client.Status: 0, to_client.Story: 0}
+        """Questions that were sent over this connection."""
+        self._answered = {to_client.Status: 0, to_client.Story: 0}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def ask(self, question: AskStatus | AskStory, *, answer: type[to_client.Status | to_client.Story]) -> Future[Any]:
+        """Add a question. The future gets the `answer`, a message of this type."""
+        for given_up in [future for future in tuple(self._open) if future.done()]:
+            self._open.pop(given_up, None)
+        future: Future[Any] = Future()
+        self._open[future] = _Open(question, answer)
+        self.has_unsent = True
+        return future
+
+    def take_unsent(self) -> list[AskStatus | AskStory]:
+        """The questions that are to be sent now."""
+        self.has_unsent = False
+        unsent = [asked for asked in tuple(self._open.values()) if asked.number is None]
+        for asked in unsent:
+            asked.number = self._sent[asked.kind]
+            self._sent[asked.kind] += 1
+        return [asked.question for asked in unsent]
+
+    def ask_all_again(self) -> None:
+        """Send all open questions again, over a new connection."""
+        for kind in self._sent:
+            self._sent[kind] = self._answered[kind] = 0
+        for future, asked in tuple(self._open.items()):
+            asked.number = None
+            if future.cancelled():
+                self._open.pop(future, None)
+        self.has_unsent = bool(self._open)
+
+    def answer(self, message: to_client.Status | to_client.Story) -> None:
+        """Answer the oldest question of this kind."""
+        kind = type(message)
+        number = self._answered[kind]
+        self._answered[kind] = number + 1
+        for future, asked in tuple(self._open.items()):
+            if asked.kind is kind and asked.number == number:
+                self._open.pop(future, None)
+                _end(future, answer=message)
+                return
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail all open questions."""
+        for future in tuple(self._open):
+            self._open.pop(future, None)
+            _end(future, error=error)
+
+
+def _end(future: Future[Any], *, answer: Any = None, error: Exception | None = None) -> None:
+    try:
+        if error is None:
+            future.set_result(answer)
+        else:
+            future.set_exception(error)
+    except InvalidStateError:  # it was given up, or ended by another thread
+        pass
+
+
+def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
+    """The answer to a question. Raises TimeoutError if it does not come in time: the question is then given up."""
+    try:
+        return asked.result(timeout_s)
+    except BaseException:  # Ctrl-C too
+        asked.cancel()  # no effect on one that has ended
+        raise
+
+
+# ---- link
+
 
 DIRECT_BELOW = 8
 """With fewer calls in flight than this, the submitting thread sends by itself."""
