@@ -24,8 +24,9 @@ from stoker.contexts.payloads import plain_bytes
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError, SerializationError
-from stoker.manager.executor.executor import check_labels, loaded_kernel, stoker_executors
+from stoker.manager.executor.executor import check_labels, stoker_executors
 from stoker.manager.executor.futures import AppCallFuture
+from stoker.manager.executor.kernel import launch_at_once, loaded_kernel
 from stoker.manager.executor.options import check_count, check_truth
 from stoker.manager.executor.packing import bare, name_of
 from stoker.manager.executor.pieces import PieceInbox
@@ -311,15 +312,12 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
         """Submit a call; its future, which can be cancelled. Raises SessionError before a site is loaded."""
         kernel = loaded_kernel(self.__name__)
-        if self._labels is not None:
-            if self._found is None or self._found[0] is not kernel:
+        if self._found is None or self._found[0] is not kernel:
+            if self._labels is not None:
                 check_labels(kernel, self._labels, name=self.__name__)
-                self._found = (kernel, self._labels)
-            self.executors = self._labels
-        elif self._found is None or self._found[0] is not kernel:
-            labels = [executor.label for executor in stoker_executors(kernel, self.__name__)]
-            self._found = (kernel, labels)
-            self.executors = labels
+            self.executors = self._labels or [each.label for each in stoker_executors(kernel, self.__name__)]
+            self._found = (kernel, self.executors)
+            launch_at_once(kernel)
         wants = self._wants_of(args, kwargs)
         inbox = PieceInbox(keeps_all=True) if wants.options.stream else None
         if wants is not self.specification.wants:

@@ -32,8 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from parsl.data_provider.staging import Staging
-from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
-from parsl.errors import NoDataFlowKernelError
+from parsl.dataflow.dflow import DataFlowKernel
 from parsl.executors.errors import BadStateException
 from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.states import JobState, JobStatus
@@ -474,27 +473,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         """The shell command of a pilot. Nothing secret is in it: the keys lie in the session folder."""
         block_keys.issue(self.link.folder, block_id)
         return pilot_command(self.site, folder=self.link.folder, block=block_id, python_path=python_path())
-
-
-# ---- kernels
-
-
-HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.load("site.toml")
-      ...                          # call it here"""
-
-
-def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
-    """Parsl's loaded kernel. Raises SessionError, which names the app and shows how to load a site.
-
-    `inside`: what to do instead in a function that is a call already.
-    """
-    try:
-        return DataFlowKernelLoader.dfk()
-    except NoDataFlowKernelError:
-        raise SessionError(
-            f"{name} was called before a site was loaded. Load one first:\n\n{HOW_TO_LOAD}\n\n"
-            f"Inside of another call, {inside or f'call the function itself: {name}.function(...)'}"
-        ) from None
 
 
 def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-import pickle
 import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
@@ -22,13 +21,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 from parsl.dataflow.dflow import DataFlowKernel
 from parsl.dataflow.futures import AppFuture
-from parsl.dataflow.memoization import BasicMemoizer, Memoizer
-from parsl.dataflow.taskrecord import TaskRecord
 
-from stoker.errors import ConfigError, SerializationError
+from stoker.errors import ConfigError
 from stoker.manager.executor.failures import opens_at_once, outcome
+from stoker.manager.executor.kernel import make_safe
 from stoker.manager.executor.large import discard_result
-from stoker.manager.executor.packing import logger
 from stoker.manager.executor.pieces import PieceInbox, PieceReader, open_piece
 from stoker.manager.executor.settling import SLOW_S, add_callback, callbacks_of, is_users_callback
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
@@ -36,99 +33,6 @@ from stoker.protocol.ids import CallId, show_call
 
 if TYPE_CHECKING:
     from stoker.manager.executor.client import Link
-
-
-# ---- checkpoints
-
-
-class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
-    """A memoizer around the kernel's own: it raises nothing when a call ends. All else is the inner one's."""
-
-    def __init__(self, inner: Memoizer) -> None:
-        self._inner = inner
-        self._warned: set[str] = set()
-
-    def update_memo_result(self, task: TaskRecord, r: Any) -> None:
-        """A call has a result. One that cannot be written to a checkpoint is remembered by this program alone."""
-        try:
-            if self._writes(task):
-                _check_picklable(r)
-            self._inner.update_memo_result(task, r)
-        except Exception as error:
-            self._warn(task, error)
-            if isinstance(error, SerializationError):
-                self.update_memo_exception(task, error)  # it notes the call's future, and writes no checkpoint
-
-    def update_memo_exception(self, task: TaskRecord, e: BaseException) -> None:
-        """A call has failed."""
-        try:
-            self._inner.update_memo_exception(task, e)
-        except Exception as error:
-            self._warn(task, error)
-
-    def start(self, *, run_dir: str, config_run_dir: str) -> None:
-        """The kernel starts."""
-        self._inner.start(run_dir=run_dir, config_run_dir=config_run_dir)
-
-    def check_memo(self, task: TaskRecord) -> Future[Any] | None:
-        """The remembered result of a call, if there is one."""
-        found: Future[Any] | None = self._inner.check_memo(task)
-        return found
-
-    def close(self) -> None:
-        """The kernel ends. An error of a last checkpoint must not keep it from ending its executors."""
-        try:
-            self._inner.close()
-        except Exception as error:
-            logger.warning("Parsl's last checkpoint could not be written: %r", error)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def _writes(self, task: TaskRecord) -> bool:
-        is_basic = isinstance(self._inner, BasicMemoizer)
-        return is_basic and self._inner.checkpoint_mode is not None and bool(task.get("hashsum"))
-
-    def _warn(self, task: TaskRecord, error: Exception) -> None:
-        """Say once for each function that its results cannot be kept."""
-        name = str(task["func_name"])
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning(
-                "a result of %s cannot be kept in Parsl's checkpoint: %s; the program gets it, and the call runs again"
-                " in the next run (said once). stoker.map(%s, ..., keep=PATH) keeps results of any kind",
-                name,
-                error,
-                name,
-            )
-
-
-def make_safe(kernel: DataFlowKernel) -> None:
-    """Put the kernel's memoizer inside of a SafeMemoizer, if it is not yet."""
-    if not isinstance(kernel.memoizer, SafeMemoizer):
-        kernel.memoizer = SafeMemoizer(kernel.memoizer)
-
-
-def _check_picklable(result: Any) -> None:
-    """Raise SerializationError for what plain pickle refuses. Parsl pickles straight into its file, where a part of a
-    refused result would make the whole file unreadable."""
-    try:
-        pickle.Pickler(_Nowhere()).dump(result)
-    except Exception as error:
-        raise SerializationError(
-            f"{type(result).__name__}: plain pickle refuses it ({error})", what="result"
-        ) from error
-
-
-class _Nowhere:
-    """A file that forgets what is written."""
-
-    def write(self, data: Any) -> int:
-        """Forget these bytes."""
-        return len(data) if isinstance(data, bytes) else memoryview(data).nbytes
-
-
-# ---- futures
 
 
 class CallFuture(Future[Any]):

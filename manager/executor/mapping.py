@@ -37,8 +37,9 @@ from parsl.dataflow.dflow import DataFlowKernel
 from stoker.errors import ConfigError
 from stoker.largest import MOST_NUMBER
 from stoker.manager.executor.apps import labels_of
-from stoker.manager.executor.executor import StokerExecutor, check_labels, loaded_kernel, stoker_executors
+from stoker.manager.executor.executor import StokerExecutor, check_labels, stoker_executors
 from stoker.manager.executor.keeping import Keeping, path_of
+from stoker.manager.executor.kernel import loaded_kernel
 from stoker.manager.executor.map_calls import MapCalls, app_in
 from stoker.manager.executor.map_inputs import batches, rows_of, settled
 from stoker.manager.executor.map_results import ResultStream
