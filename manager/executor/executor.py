@@ -240,7 +240,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return WaitNotices(
             faults_only=faults_only,
             ask=self.ask_status,
-            calls_wait=lambda: self.outstanding() > 0,
+            calls_wait=lambda: self._link is not None and bool(self._link.waiting),
             journal_trouble=lambda: self._link.journal_trouble if self._link is not None else "",
             why_silent=lambda: self._link.why_silent() if self._link is not None else "",
             is_ours=lambda context: self._link is not None and self._link.has_sent(context),
@@ -401,7 +401,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     @property
     def tasks(self) -> dict[Any, Any]:
         """Calls that have not ended, by id."""
-        return dict[Any, Any](self._link.waiting.waiters) if self._link else {}
+        return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
 
     def monitor_resources(self) -> bool:
         """False: a library serves many calls, so the resources of its process belong to none of them."""

@@ -24,7 +24,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, RecipeError, StokerError
 from stoker.manager.executor.kept_file import KeptFile, KeptHeader, Record, open_kept
 from stoker.manager.executor.map_calls import MapCalls
-from stoker.manager.executor.outgoing import MapInbox
+from stoker.manager.executor.map_window import MapInbox
 from stoker.manager.executor.packing import logger
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId

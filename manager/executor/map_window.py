@@ -22,11 +22,14 @@ the calls that it sends. A report leaves once a second at most, with the next fr
 from __future__ import annotations
 
 import itertools
+import queue
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from stoker.largest import MOST_NUMBER
-from stoker.protocol.calls import INLINE_LIMIT_BYTES
+from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallForecast, CallProgress
 from stoker.protocol.ids import CallId, RecipeKey
 from stoker.protocol.to_manager import MapReport
 
@@ -214,3 +217,40 @@ class MapReports:
             unsent=unsent,
             over=self._is_over,
         )
+
+
+class MapInbox:
+    """The waiter of a `stoker.map`: the link's thread appends each end to `arrived` and rings `bell`; the stream reads.
+
+    The link keeps this and not the stream, so that the stream is collected when its loop is left."""
+
+    def __init__(self) -> None:
+        self.arrived: deque[Any] = deque()
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.on_ended: Callable[[int], None] = lambda _calls: None
+        """Hears, on the link's thread, how many calls of a frame have ended."""
+        self._ended = 0
+
+    def settle(self, end: CallEnd) -> bool:
+        """A call has ended."""
+        self._ended += 1
+        self.arrived.append(end)
+        return True
+
+    def fail(self, call: CallId, error: Exception) -> None:
+        """A call will have no end."""
+        self.arrived.append((call, error))
+
+    def flush(self) -> None:
+        """Ring once for all that came together."""
+        self.count()
+        self.bell.put(None)
+
+    def count(self) -> None:
+        """Report the calls that have ended since the last time."""
+        if ended := self._ended:
+            self._ended = 0
+            self.on_ended(ended)
+
+    def report(self, said: CallProgress | CallForecast) -> None:
+        """Reports of single calls are not shown."""
