@@ -1,16 +1,4 @@
-"""Parsl's provider for processes of this machine, in a run folder of any name.
-
-Parsl's own writes the path of the submit script into a shell command as it is: in a folder whose name has a space no
-pilot starts, and its status cannot be read. Nor can it when the folder is removed while its blocks run.
-
-Tells Parsl's monitoring of pilots, as Parsl's own HighThroughputExecutor tells of its worker pools.
-
-An executor's blocks: which to drain, what their failures mean, how they end.
-
-What an executor does about its blocks whenever Parsl asks for their status.
-
-It cancels the jobs of drained blocks and of blocks whose pilots are all lost, and tells the manager how its blocks are.
-"""
+"""An executor's blocks: which to drain, what their failures mean, how they end, and how they are reported."""
 
 from __future__ import annotations
 
@@ -55,109 +43,6 @@ from stoker.protocol.to_manager import ReleaseBlock, WantPilots
 from stoker.units import show_seconds
 
 logger = logging.getLogger(__name__)
-
-
-# ---- local provider
-
-
-_PID = "PID:"
-
-
-class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no types
-    """As Parsl's, with every path quoted, and for a folder that may vanish."""
-
-    def submit(self, command: str, tasks_per_node: int, job_name: str = "parsl.localprovider") -> str:
-        """Start a block; its id. Raises SubmitException."""
-        name = f"{job_name}.{time.time()}"
-        script = str(Path(self.script_dir, f"{name}.sh").absolute())
-        launched = self.launcher(command, tasks_per_node, self.nodes_per_block, self.script_dir)
-        self._write_submit_script(f"{self.worker_init}\nexport JOBNAME={shlex.quote(name)}\n{launched}", script)
-        run = "bash {0} 1>{0}.out 2>{0}.err; echo $? >{0}.ec".format(shlex.quote(script))
-        start = f'echo - >{shlex.quote(script)}.ec && {{ {{ {run}; }} >/dev/null 2>&1 & echo "{_PID}$!"; }}'
-        code, out, err = execute_wait(f"/bin/bash -c {shlex.quote(start)}", self.cmd_timeout)
-        pids: list[str] = [line.removeprefix(_PID).strip() for line in out.splitlines() if line.startswith(_PID)]
-        if code or not pids:
-            raise SubmitException(name, f"the block's shell ended with exit code {code}", out, err)
-        facts: dict[str, Any] = {"job_id": pids[0], "status": JobStatus(JobState.RUNNING)}
-        self.resources[pids[0]] = {**facts, "remote_pid": int(pids[0]), "script_path": script}
-        return pids[0]
-
-    def cancel(self, job_ids: list[str]) -> list[bool]:
-        """End blocks. What was stopped in them (SIGSTOP) goes on, and ends."""
-        groups = {pid: _group(pid) for pid in (self.resources[job]["remote_pid"] for job in job_ids)}
-        done: list[bool] = super().cancel(job_ids)
-        for group in filter(None, groups.values()):
-            with suppress(OSError):  # it has ended
-                os.killpg(group, signal.SIGCONT)
-        return done
-
-    def _read_job_file(self, script_path: str, suffix: str) -> str:
-        """The content of a job's file. Without the file of its exit code the job's process alone tells how it is."""
-        try:
-            return str(super()._read_job_file(script_path, suffix))
-        except OSError:
-            if suffix != ".ec":
-                raise
-            return "-"
-
-
-def _group(pid: int) -> int:
-    """The process group of a block's shell; 0 if it has ended."""
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return 0
-
-
-# ---- node messages
-
-
-class MonitoringRadio(Protocol):
-    """What takes messages for Parsl's monitoring database."""
-
-    def send(self, message: object) -> None:
-        """Send a message."""
-
-
-class NodeMessages:
-    """Sends a `NODE_INFO` message when a pilot joins, and another one when it is gone."""
-
-    def __init__(self) -> None:
-        self._here: dict[str, PilotStatus] = {}
-
-    def tell(self, radio: MonitoringRadio | None, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
-        """Tell of pilots that have joined or left since the last time. `pilots`: those that are here."""
-        if radio is None:
-            return
-        now = {pilot.pilot: pilot for pilot in pilots}
-        for name, pilot in now.items():
-            if name not in self._here:
-                radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=True)))
-        for name, pilot in self._here.items():
-            if name not in now:
-                radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=False)))
-        self._here = now
-
-
-def _facts(pilot: PilotStatus, *, run_id: str, is_active: bool) -> dict[str, object]:
-    """A row of the table `node`. A pilot knows what its job was granted, not what its whole node has."""
-    at = datetime.datetime.now()
-    return {
-        "run_id": run_id,
-        "hostname": pilot.host,
-        "uid": pilot.pilot,
-        "block_id": pilot.block,
-        "cpu_count": sum(device.cores for device in pilot.devices),
-        "total_memory": sum(device.memory_bytes for device in pilot.devices),
-        "active": is_active,
-        "worker_count": len(pilot.devices),
-        "python_v": platform.python_version(),
-        "timestamp": at,
-        "last_heartbeat": at,
-    }
-
-
-# ---- blocks
 
 
 STATUS_LIMIT_S = 2.0
@@ -342,7 +227,7 @@ def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
         logger.warning("jobs of the session could not be cancelled, do it by hand: %s", jobs)
 
 
-# ---- block upkeep
+# ---- upkeep, whenever Parsl asks for the status of blocks
 
 
 class JobOwner(Protocol):
@@ -404,3 +289,103 @@ class BlockUpkeep:
             return False
         self._owner.provider.cancel([job])
         return True
+
+
+# ---- Parsl's monitoring
+
+
+class MonitoringRadio(Protocol):
+    """What takes messages for Parsl's monitoring database."""
+
+    def send(self, message: object) -> None:
+        """Send a message."""
+
+
+class NodeMessages:
+    """Sends a `NODE_INFO` message when a pilot joins, and another one when it is gone."""
+
+    def __init__(self) -> None:
+        self._here: dict[str, PilotStatus] = {}
+
+    def tell(self, radio: MonitoringRadio | None, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
+        """Tell of pilots that have joined or left since the last time. `pilots`: those that are here."""
+        if radio is None:
+            return
+        now = {pilot.pilot: pilot for pilot in pilots}
+        for name, pilot in now.items():
+            if name not in self._here:
+                radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=True)))
+        for name, pilot in self._here.items():
+            if name not in now:
+                radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=False)))
+        self._here = now
+
+
+def _facts(pilot: PilotStatus, *, run_id: str, is_active: bool) -> dict[str, object]:
+    """A row of the table `node`. A pilot knows what its job was granted, not what its whole node has."""
+    at = datetime.datetime.now()
+    return {
+        "run_id": run_id,
+        "hostname": pilot.host,
+        "uid": pilot.pilot,
+        "block_id": pilot.block,
+        "cpu_count": sum(device.cores for device in pilot.devices),
+        "total_memory": sum(device.memory_bytes for device in pilot.devices),
+        "active": is_active,
+        "worker_count": len(pilot.devices),
+        "python_v": platform.python_version(),
+        "timestamp": at,
+        "last_heartbeat": at,
+    }
+
+
+# ---- processes of this machine
+
+
+_PID = "PID:"
+
+
+class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no types
+    """As Parsl's, with every path quoted, and for a folder that may vanish."""
+
+    def submit(self, command: str, tasks_per_node: int, job_name: str = "parsl.localprovider") -> str:
+        """Start a block; its id. Raises SubmitException."""
+        name = f"{job_name}.{time.time()}"
+        script = str(Path(self.script_dir, f"{name}.sh").absolute())
+        launched = self.launcher(command, tasks_per_node, self.nodes_per_block, self.script_dir)
+        self._write_submit_script(f"{self.worker_init}\nexport JOBNAME={shlex.quote(name)}\n{launched}", script)
+        run = "bash {0} 1>{0}.out 2>{0}.err; echo $? >{0}.ec".format(shlex.quote(script))
+        start = f'echo - >{shlex.quote(script)}.ec && {{ {{ {run}; }} >/dev/null 2>&1 & echo "{_PID}$!"; }}'
+        code, out, err = execute_wait(f"/bin/bash -c {shlex.quote(start)}", self.cmd_timeout)
+        pids: list[str] = [line.removeprefix(_PID).strip() for line in out.splitlines() if line.startswith(_PID)]
+        if code or not pids:
+            raise SubmitException(name, f"the block's shell ended with exit code {code}", out, err)
+        facts: dict[str, Any] = {"job_id": pids[0], "status": JobStatus(JobState.RUNNING)}
+        self.resources[pids[0]] = {**facts, "remote_pid": int(pids[0]), "script_path": script}
+        return pids[0]
+
+    def cancel(self, job_ids: list[str]) -> list[bool]:
+        """End blocks. What was stopped in them (SIGSTOP) goes on, and ends."""
+        groups = {pid: _group(pid) for pid in (self.resources[job]["remote_pid"] for job in job_ids)}
+        done: list[bool] = super().cancel(job_ids)
+        for group in filter(None, groups.values()):
+            with suppress(OSError):  # it has ended
+                os.killpg(group, signal.SIGCONT)
+        return done
+
+    def _read_job_file(self, script_path: str, suffix: str) -> str:
+        """The content of a job's file. Without the file of its exit code the job's process alone tells how it is."""
+        try:
+            return str(super()._read_job_file(script_path, suffix))
+        except OSError:
+            if suffix != ".ec":
+                raise
+            return "-"
+
+
+def _group(pid: int) -> int:
+    """The process group of a block's shell; 0 if it has ended."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0

@@ -1,18 +1,10 @@
-"""Sessions that have begun: made by `stoker up`, and without a manager that listens yet.
-
-The command that began one may be killed at any moment, and its manager comes up all the same. So a session is known by
-its id before its manager is started, and commands that look for a session wait for those that are coming up.
-
-How a session stands, as far as its folder says: whether it stays, is up, is over, or cannot be reached.
-
-Commands that only look import this and not `detached`, which starts sessions and takes twice as long to import.
-
-Sessions that outlive programs: `stoker up` makes one, programs join it, `stoker attach` brings its manager back.
+"""Sessions that outlive programs: `stoker up` makes one, programs join it, `stoker attach` restarts its manager.
 
 The session folder keeps how its manager was started (`manager.json`), so that any login node that sees the folder can
-start it again. That the old one does not live any more is the lease's business (`manager.live.lease`).
+start it again. `manager.live.lease` makes sure that the old one is gone.
 
-The session that stays for a site: found if one is up (`stoker up`), started if none is.
+The command that makes a session may be killed at any moment, and its manager starts all the same. So a session is known
+by its id before its manager is started, and commands that look for a session wait for those that are starting.
 """
 
 from __future__ import annotations
@@ -45,7 +37,7 @@ from stoker.site import Site
 from stoker.site_files import load_sites, read_sites, site_text, write_sites
 from stoker.working_folder import working_folder
 
-# ---- begun
+# ---- sessions whose manager does not listen yet
 
 
 _MANAGER_STARTS_S = 5.0
@@ -71,7 +63,7 @@ def wait_for_begun(name: str = "") -> None:
         time.sleep(_POLL_S)
 
 
-# ---- standing
+# ---- the state of a session, as its folder says
 
 
 JOINS = "STOKER_SESSION"
@@ -137,7 +129,7 @@ def read_launch(folder: SessionFolder) -> Launch:
         raise SessionError(f"{folder.launch} is damaged: {error}") from error
 
 
-# ---- detached
+# ---- making, finding and starting
 
 
 log = logging.getLogger("stoker")
@@ -314,7 +306,7 @@ def _failed(folder: SessionFolder, what: str, *, said_at: int) -> SessionError:
     return SessionError(f"{what}; the end of {log}:{text}", log=str(log))
 
 
-# ---- kept sessions
+# ---- the session that stays for a site
 
 
 class KeptSession(msgspec.Struct, frozen=True):

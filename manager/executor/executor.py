@@ -1,22 +1,15 @@
-"""Python's garbage collector while a session is loaded.
+"""StokerExecutor: what Parsl sees of Stoker.
 
-A hundred thousand futures are a hundred thousand containers that are no garbage; the collector looks through all of
-them again and again, for half of the client's time. While any executor is started, the youngest generation is
-collected at 50,000 new containers instead of 700 (and the older ones as seldom as before, relative to it). Memory
-in cycles is freed a little later, nothing else changes, and the last executor that ends puts back what it found.
-
-StokerExecutor: what Parsl sees of Stoker.
-
-Parsl's `python_app` gives a function and its arguments, we give a future. Blocks (batch jobs) come from any Parsl
+Parsl's `python_app` gives a function and its arguments, we return a future. Blocks (batch jobs) come from any Parsl
 provider; a block runs one pilot a node. Where Parsl's own executor (HTEX) and ours differ, and why:
 
-- A block that fails counts against the executor only while no pilot has ever come: pilots on borrowed machines are
+- A failed block counts against the executor only while no pilot has ever joined: pilots on borrowed machines are
   killed all day, and the calls that they ran are run again.
 - Initial blocks start with the executor, not a second later with Parsl's first look at its strategy.
-- Scaling in drains: pilots finish what they run and end by themselves; `drain_s` later the job is cancelled.
+- Scaling in drains: pilots finish what they run and exit; `drain_s` later the job is cancelled.
 - Calls run in the folder in which the program loads the session, as Parsl's users expect, where pilots see it.
-
-The Parsl kernel that a program has loaded, and its StokerExecutors.
+- While an executor is started, Python's garbage collector runs at 50,000 new containers instead of 700: a hundred
+  thousand futures are no garbage, and looking through them takes half of the client's time.
 """
 
 from __future__ import annotations
@@ -75,40 +68,6 @@ from stoker.protocol.to_manager import EndSession
 from stoker.site import Engine
 from stoker.site_files import load_sites, write_sites
 from stoker.working_folder import working_folder
-
-# ---- garbage
-
-
-THRESHOLDS = (50_000, 20, 50)
-
-_lock = threading.Lock()
-_calm = 0
-_before: tuple[int, int, int] = gc.get_threshold()
-
-
-def calm_collector() -> None:
-    """Collect less often, until `restore` was called as often as this."""
-    global _calm, _before
-    with _lock:
-        if _calm == 0:
-            _before = gc.get_threshold()
-            if 0 < _before[0] < THRESHOLDS[0]:  # a program that has chosen less, or none, keeps it
-                gc.set_threshold(*THRESHOLDS)
-        _calm += 1
-
-
-def restore_collector() -> None:
-    """Undo one `calm`."""
-    global _calm
-    with _lock:
-        if _calm > 0:
-            _calm -= 1
-            if _calm == 0 and gc.get_threshold() == THRESHOLDS:
-                gc.set_threshold(*_before)
-
-
-# ---- executor
-
 
 logger = logging.getLogger(__name__)
 
@@ -502,3 +461,34 @@ def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) ->
                 f" write Parsl's @python_app(executors=[{label!r}])",
                 key="executors",
             )
+
+
+# ---- the garbage collector
+
+
+THRESHOLDS = (50_000, 20, 50)
+
+_lock = threading.Lock()
+_calm = 0
+_before: tuple[int, int, int] = gc.get_threshold()
+
+
+def calm_collector() -> None:
+    """Collect less often, until `restore` was called as often as this."""
+    global _calm, _before
+    with _lock:
+        if _calm == 0:
+            _before = gc.get_threshold()
+            if 0 < _before[0] < THRESHOLDS[0]:  # a program that has chosen less, or none, keeps it
+                gc.set_threshold(*THRESHOLDS)
+        _calm += 1
+
+
+def restore_collector() -> None:
+    """Undo one `calm`."""
+    global _calm
+    with _lock:
+        if _calm > 0:
+            _calm -= 1
+            if _calm == 0 and gc.get_threshold() == THRESHOLDS:
+                gc.set_threshold(*_before)

@@ -1,7 +1,4 @@
-"""The exception of a `bash_app` whose command failed, with the command and what it printed last.
-
-From how a call ended to what its future holds: a value, the user's own exception, or one of Stoker's errors.
-"""
+"""From how a call ended to what its future holds: a value, the user's own exception, or one of Stoker's errors."""
 
 from __future__ import annotations
 
@@ -34,39 +31,6 @@ from stoker.pilot.library.bash_failures import in_words
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_bytes
-
-# ---- bash failures
-
-
-class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
-    """A command of a `bash_app` ended with another exit code than 0.
-
-    `app_name` and `exitcode` are those of Parsl's exception; `command` is what ran, `last_lines` what it printed last.
-    """
-
-    def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:
-        super().__init__(app_name, exitcode)
-        self.args = (app_name, exitcode)
-        self.command = command
-        self.last_lines = last_lines
-
-    def __str__(self) -> str:
-        return in_words(super().__str__(), command=self.command, last_lines=self.last_lines)
-
-
-def with_its_command(error: BaseException) -> BaseException:
-    """Parsl's exception for a command as one that says what a library has found out; any other one as it is."""
-    facts = vars(error)
-    if type(error) is not errors.BashExitFailure or "command" not in facts:
-        return error
-    app_name, exitcode = facts.get("app_name", ""), facts.get("exitcode", 0)
-    more = BashExitFailure(app_name, exitcode, str(facts["command"]), str(facts.get("last_lines", "")))
-    more.__cause__ = error.__cause__
-    return more
-
-
-# ---- failures
-
 
 _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
     FailureKind.CONTEXT: ContextError,
@@ -214,3 +178,33 @@ def _bytes(payload: Payload, end: CallEnd) -> Buffer:
             what="result",
             call=show_call(end.call),
         ) from error
+
+
+# ---- commands of a `bash_app` that failed
+
+
+class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
+    """A command of a `bash_app` ended with another exit code than 0.
+
+    `app_name` and `exitcode` are those of Parsl's exception; `command` is what ran, `last_lines` what it printed last.
+    """
+
+    def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:
+        super().__init__(app_name, exitcode)
+        self.args = (app_name, exitcode)
+        self.command = command
+        self.last_lines = last_lines
+
+    def __str__(self) -> str:
+        return in_words(super().__str__(), command=self.command, last_lines=self.last_lines)
+
+
+def with_its_command(error: BaseException) -> BaseException:
+    """Parsl's exception for a command as one that says what a library has found out; any other one as it is."""
+    facts = vars(error)
+    if type(error) is not errors.BashExitFailure or "command" not in facts:
+        return error
+    app_name, exitcode = facts.get("app_name", ""), facts.get("exitcode", 0)
+    more = BashExitFailure(app_name, exitcode, str(facts["command"]), str(facts.get("last_lines", "")))
+    more.__cause__ = error.__cause__
+    return more

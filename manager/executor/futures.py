@@ -1,11 +1,4 @@
-"""Parsl's memoizer, made unable to lose the result of a call.
-
-Parsl's kernel gives each result to its memoizer before it gives it to the future of the call. A memoizer that raises
-there (a result that plain pickle refuses, a full disk) leaves the future without an end. So the kernel's memoizer is
-wrapped in this one: the program gets a result that cannot be kept, with one warning that says what to do.
-
-The futures of one call: ours, and the one that Parsl's kernel makes around it.
-"""
+"""The futures of one call: ours, and the one that Parsl's kernel makes around it."""
 
 from __future__ import annotations
 

@@ -1,18 +1,16 @@
-"""The lines of a file that `stoker.map(..., keep=PATH)` writes: a header, and a record for each result.
+"""The file of `stoker.map(..., keep=PATH)`: a header, and a record for each result.
 
     {"stoker":"kept results","format":1,"function":"verify","code":"…","context":"llm-7f3a",…}
     {"key":"…","item":0,"result":{"label":"SUPPORTS"},"digest":"…"}
     {"key":"…","item":2,"pickle":"gASV…","digest":"…"}
 
 A result that JSON gives back exactly is written as JSON. Any other (a tuple, an array, an object) is a pickle in
-base64: the second run of a program gets the same types as the first. `key` is the digest of the item's content. `item`
-is the place of the item, counted from 0, in the run that computed it; with `batch_size` it is the place of the batch.
-The digest covers its line: a line that is torn or damaged is skipped, and its item runs again.
+base64: the second run of a program gets the same types as the first. `item` is the place of the item (with `batch_size`
+of the batch), counted from 0, in the run that computed it. The digest covers its line: a line that is torn or damaged
+is skipped, and its item runs again.
 
-The file of `stoker.map(..., keep=PATH)`: finds results of earlier runs, and appends new ones.
-
-An item is found by the digest of its content. So items may be added, removed or reordered between two runs, and each
-item that has a result keeps it. Equal items have a record each: the second one takes the second record.
+`key` is the digest of the item's content, by which an item is found. So items may be added, removed or reordered
+between two runs. Equal items have a record each: the second one takes the second record.
 
 The index of a million records takes 24 MB, and 120 MB while the file is opened. Values stay in the file until they are
 handed over.
@@ -46,7 +44,7 @@ from stoker.contexts.payload_layout import PLAIN
 from stoker.errors import ConfigError, SerializationError, StokerError
 from stoker.whole_files import write_all
 
-# ---- kept lines
+# ---- records
 
 
 FORMAT = 1
@@ -106,7 +104,7 @@ class Record:
         yield b'%s%s"}\n' % (_END, digest.hexdigest().encode())
 
 
-# ---- reading
+# ---- reading lines
 
 
 class Damaged:
@@ -200,7 +198,7 @@ def _value_of(line: bytes, *, key: str = "", opens: bool = True) -> Any:
         return DAMAGED
 
 
-# ---- writing
+# ---- writing lines
 
 
 def _as_json(data: Any) -> bytes | None:
@@ -242,9 +240,6 @@ def _base64(data: Any) -> Iterator[bytes]:
     for start in range(0, len(view), CHUNK_BYTES):
         yield base64.b64encode(view[start : start + CHUNK_BYTES])
     yield b'"'
-
-
-# ---- kept results
 
 
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)

@@ -1,22 +1,14 @@
-"""The items of a `stoker.map`: futures among them are waited for, and they are put into batches.
+"""The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
 
-Tables and data files as items of `stoker.map`: each gives its rows, a dict by column name.
+Tables: Python's own iteration gives column names (pandas), columns (polars, Arrow) or batches (Arrow's readers), which
+no user of a map means. Rows are made a chunk at a time, and a file is read as calls are sent. None of the libraries is
+imported here: a table can only come from a program that has imported its library.
 
-Python's own iteration over a table gives column names (pandas), columns (polars, Arrow) or batches (Arrow's readers),
-which no user of a map means. Rows are made a chunk at a time, so a table of millions of rows is not held twice, and a
-file's are read as calls are sent. None of the libraries is imported here: a table can only come from a program that has
-imported its library.
-
-Slow inputs of a `map`, produced on a thread of their own.
-
-An input that takes its time (a download, a query, futures that are waited for) would hold up results that are there. So
-the stream goes on with it on a thread once `SLOW_ITEMS` items took longer than `SLOW_S` while calls were in flight, one
-soon after the other. Quick inputs never leave the thread of their consumer: there are things that are bound to one,
-such as SQLite's cursors, and a thread between two costs time. The first item may take long without more of the kind (a
-query begins), and in hours an item now and then, for which a disk stands still.
-
-The thread takes items while there is room for them. It knows the inputs and the stream's bell, not the stream: a stream
-whose loop is left is to vanish. The thread then ends after the item that it is at, and lets go of the inputs.
+Slow inputs: an input that takes its time (a download, a query, futures) would delay results that have come. So a thread
+reads it once `SLOW_ITEMS` items took longer than `SLOW_S` while calls were in flight, one soon after the other. Quick
+inputs stay on their consumer's thread: some things are bound to one, such as SQLite's cursors. The first item may take
+long (a query begins), and an item now and then. The thread knows the inputs and the stream's bell, not the stream: a
+stream whose loop is left must be collected. The thread then ends after its current item.
 """
 
 from __future__ import annotations
@@ -36,7 +28,7 @@ from typing import Any
 from stoker.datafile import read_rows
 from stoker.errors import ConfigError
 
-# ---- map inputs
+# ---- futures and batches
 
 
 class LostItem:
@@ -72,7 +64,7 @@ def batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
         yield batch
 
 
-# ---- rows
+# ---- tables and data files
 
 
 CHUNK_ROWS = 1024
@@ -157,7 +149,7 @@ def _is_a(value: Any, library: str, kind: str) -> bool:
     return isinstance(wanted, type) and isinstance(value, wanted)
 
 
-# ---- pulling
+# ---- slow inputs
 
 
 SLOW_S = 0.1

@@ -1,22 +1,17 @@
-"""How far a `stoker.map` sends ahead: the calls in flight, and the bytes that they and their results take.
+"""How far a `stoker.map` sends ahead, where its results arrive, and what it reports to the manager.
 
 Three bounds hold: calls in flight (`most_calls`), bytes of their arguments, and bytes of results that have come and
-were not taken yet (`most_bytes` each; a large result lies in a file of the session and counts by the file's size).
+were not taken yet (`most_bytes` each; a large result in a file of the session counts by the file's size).
 
-Calls in flight will bring more results, so each of them counts with the mean size of the last results: a loop that is
-slower than its pilots holds about `most_bytes` and not a window of large results. A loop that is quicker than its
-pilots holds nothing, and a few large results must not leave the pilots idle: each time such a loop has to wait, more
-calls may be in flight than their bytes allow (as TCP opens its window), until results wait for the loop.
+Each call in flight counts with the mean size of the last results: a loop that is slower than its pilots holds about
+`most_bytes`. A loop that is quicker than its pilots holds nothing, and a few large results must not leave the pilots
+idle: each time such a loop waits, more calls may be in flight than their bytes allow (as TCP opens its window), until
+results wait for the loop.
 
-Before the first result its size is unknown. As many calls go as would fill a quarter of `most_bytes` with the largest
-results that travel in messages, and twice as many after each GROW_S, for calls that take long on pools of many slots.
+Before the first result its size is unknown. Then as many calls go as would fill a quarter of `most_bytes` with the
+largest results that travel in messages, and twice as many after each GROW_S, for slow calls on pools of many slots.
 
-With nothing in flight and nothing to take there is always room for one call, so a stream never stands still.
-
-Reports of a `stoker.map` to the manager: its length and its progress.
-
-The link's thread counts the results that come, also while the program is busy in its loop; the program's thread counts
-the calls that it sends. A report leaves once a second at most, with the next frame.
+With nothing in flight and nothing to take there is always room for one call, so a stream never stalls.
 """
 
 from __future__ import annotations
@@ -32,9 +27,6 @@ from stoker.largest import MOST_NUMBER
 from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallForecast, CallProgress
 from stoker.protocol.ids import CallId, RecipeKey
 from stoker.protocol.to_manager import MapReport
-
-# ---- window
-
 
 WINDOW_BYTES = 256_000_000
 CHUNK = 500
@@ -136,7 +128,7 @@ class Window:
         return max(1, self.most_bytes // (4 * INLINE_LIMIT_BYTES)) << min(doublings, 20)
 
 
-# ---- map reports
+# ---- reports: a report leaves with the next frame, once a second at most
 
 
 _EVERY_S = 1.0

@@ -1,21 +1,15 @@
-"""`stoker.map`: many calls of one function, streamed.
-
-Two questions that the name does not answer:
+"""`stoker.map` and `stoker.amap`: many calls of one function, streamed.
 
 - What does the function get? With `batch_size=None` each item as it is; with `batch_size=n` (any n, 1 too) a list of up
-  to n items, so that what it gets does not depend on the number. The default is what `@stoker.app(batch_size=...)`
-  says. One result comes back for each call: for each item, or for each batch. A table or a data file is a sequence of
-  rows, each a dict by column name (`rows`).
+  to n items. The default is that of `@stoker.app(batch_size=...)`. One result comes back for each call. A table or a
+  data file is a sequence of rows, each a dict by column name.
 - When is an error raised? Where its result would have come: in order with `ordered`, else when it arrives. The calls
   that are left are cancelled then, as they are when the loop ends early or Ctrl-C stops it. With `return_exceptions`
   the exception stands in the place of the result, and the loop goes on.
 
 Progress is counted in the user's items, whatever the size of a batch.
 
-`stoker.amap`: the results of a `stoker.map`, for programs that live in an event loop.
-
-A map hands its results to whoever waits for them, takes its items as there is room, and unpickles what it hands on. All
-of that happens on one thread here, which the event loop asks for one result after the other: the loop never waits.
+`amap` takes the results of a map on a thread, which the event loop asks for one result after the other.
 """
 
 from __future__ import annotations
@@ -46,9 +40,6 @@ from stoker.manager.executor.map_results import ResultStream
 from stoker.manager.executor.options import check_count, check_truth, refuse
 from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.progress import Follow, MapProgress
-
-# ---- mapping
-
 
 WINDOW = 2_000
 
@@ -165,7 +156,7 @@ def executor_of(
     return ours[here[0]]
 
 
-# ---- amapping
+# ---- in an event loop
 
 
 _END = object()

@@ -1,18 +1,13 @@
-"""One line of text that stands still below a notebook's cell, where a terminal would have a progress bar.
+"""What a program shows without being asked: the progress bar of a map, and one line when its calls wait.
 
-One progress bar for `stoker.map(..., progress=True)`: rate, hot contexts, time elapsed, time left.
+The bar of `stoker.map(..., progress=True)` shows rate, hot contexts, time elapsed and time left. Results that an
+earlier run has kept count as done from the beginning, and not in the rate. A terminal and a notebook show one bar; a
+pipe gets a line every ten seconds.
 
-The rate is smoothed (`protocol.pace`); the last line has the rate of the whole. Results that an earlier run has kept
-count as done from the beginning, and not in the rate. A terminal and a notebook show one bar; a pipe gets a line every
-ten seconds.
-
-What a program hears unasked: why no pilot runs its calls, what a context that loads for long is doing, that pilots
-cannot reach each other, and that the session's disk is full.
-
-A batch system may keep a job for hours, and a program that waits for it would say nothing. So while calls wait, the
-session is looked at now and then. What there is to say is one line: above the bar where there is one, else in the log
-`stoker.news`, whose warnings are shown on stderr. A reason is said again after a minute, another one sooner; numbers in
-it (how long a job waits, when it is expected) count for nothing, nor do reasons that take turns.
+A batch system may keep a job for hours. So while calls wait, `WaitNotices` asks for the session's status now and then,
+and says in one line why no pilot runs them, what a slow loader printed last, that pilots cannot reach each other, or
+that the session's disk is full: above the bar if there is one, else in the log `stoker.news`, whose warnings go to
+stderr. It repeats a reason after a minute. Numbers in a reason, and reasons that alternate, do not make it new.
 """
 
 from __future__ import annotations
@@ -34,45 +29,7 @@ from stoker.protocol.status import ContextStatus, LibraryStatus
 from stoker.protocol.to_client import Status
 from stoker.units import show_seconds
 
-# ---- notebook
-
-
-WIDTH = 30
-
-
-def in_notebook() -> bool:
-    """True in a process that is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
-
-
-class NotebookLine:
-    """Shows a text below the cell that runs; `show` replaces it."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def show(self, text: str) -> None:
-        """Put this text in the place of the one before."""
-        from IPython.display import display  # only a notebook has it
-
-        data = {"text/plain": text}
-        if self._handle is None:
-            self._handle = display(data, raw=True, display_id=True)
-        else:
-            self._handle.update(data, raw=True)
-
-
-def bar_of(done: int, total: int | None) -> str:
-    """`━━━━━━━─── 7/10`; without a total the number alone."""
-    if not total:
-        return f"{done:,}"
-    full = WIDTH * min(done, total) // total
-    return f"{'━' * full}{'─' * (WIDTH - full)} {done:,}/{total:,}"
-
-
-# ---- progress
+# ---- the bar of a map
 
 
 Follow = Callable[[int, int | None], None]
@@ -203,7 +160,7 @@ def _elapsed(seconds: float) -> str:
     return f"elapsed {show_seconds(seconds)}"
 
 
-# ---- wait notices
+# ---- notices
 
 
 logger = logging.getLogger("stoker.news")
@@ -370,3 +327,41 @@ def _slowest_load(status: Status) -> LibraryStatus | None:
 def _say(text: str) -> None:
     if not above_the_bar(text):
         logger.warning("%s", text)
+
+
+# ---- notebooks
+
+
+WIDTH = 30
+
+
+def in_notebook() -> bool:
+    """True in a process that is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookLine:
+    """Shows a text below the cell that runs; `show` replaces it."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, text: str) -> None:
+        """Put this text in the place of the one before."""
+        from IPython.display import display  # only a notebook has it
+
+        data = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+
+def bar_of(done: int, total: int | None) -> str:
+    """`━━━━━━━─── 7/10`; without a total the number alone."""
+    if not total:
+        return f"{done:,}"
+    full = WIDTH * min(done, total) // total
+    return f"{'━' * full}{'─' * (WIDTH - full)} {done:,}/{total:,}"

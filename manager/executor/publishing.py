@@ -1,9 +1,7 @@
-"""Publishes a recipe's objects, so that pilots can fetch them from each other or from the session's seed.
+"""What a program leaves in the session's folder: a recipe's objects, and the sources of its functions.
 
-A program leaves the sources of its functions and loaders in the session's folder, where the advisor reads them.
-
-Nothing depends on that: a source that cannot be found or written is not left, and a program that makes functions by the
-thousand leaves those of the first `MOST`.
+Pilots fetch the objects from each other or from the session's seed; the advisor reads the sources. No call depends on a
+source: one that cannot be found or written is not left, and of thousands of functions only the first `MOST` are.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from stoker.whole_files import write_whole
 logger = logging.getLogger("stoker")
 
 
-# ---- describing
+# ---- objects
 
 
 MOST_BYTES = 4_000_000
@@ -66,7 +64,7 @@ def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
     return told
 
 
-# ---- leaving sources
+# ---- sources
 
 
 MOST = 200

@@ -1,10 +1,8 @@
-"""What Parsl's kernel asks before it tries a call again: what the failure costs, and until when the call has time.
+"""`stoker.load`: Parsl with one StokerExecutor, as a `with` block or until `stop()`.
 
-`stoker.load`: Parsl with one StokerExecutor, as a `with` block or until `stop()`.
-
-What it builds differs from Parsl's defaults where that costs: no log record a state change (`initialize_logging=False`
-is worth a factor of five in calls a second; Stoker keeps its own log in the session folder), no usage tracking, and no
-retries (a lost pilot never costs one, so what is left to retry is the user's own exceptions).
+Settings that differ from Parsl's defaults: no log record per state change (`initialize_logging=False` is worth a factor
+of five in calls a second; Stoker keeps its own log in the session folder), no usage tracking, and no retries (a lost
+pilot never costs one, so only the user's own exceptions are left to retry).
 """
 
 from __future__ import annotations
@@ -54,39 +52,6 @@ from stoker.protocol.session import SessionFolder
 from stoker.protocol.show_status import calls_in_words
 from stoker.protocol.to_client import Status, Story
 from stoker.version import RELEASE
-
-# ---- retries
-
-
-_FINAL = (
-    CallDroppedError, CallCancelledError, PoisonCallError, NoDeviceError, SerializationError, StreamDiffersError,
-)  # fmt: skip
-
-
-def retry_cost(error: Exception, task: dict[str, Any]) -> float:
-    """What a failure costs of Parsl's retries. What the manager has decided for good is not tried again.
-
-    `task` is the kernel's record of the call, which keeps the deadline of the first try from here on.
-    """
-    if isinstance(error, _FINAL):
-        return math.inf
-    sent, specification = task["exec_fu"], task["resource_specification"]
-    if isinstance(sent, CallFuture) and sent.due_at is not None:
-        if isinstance(specification, AppWants):
-            again = task["resource_specification"] = AppWants(
-                specification.wants,
-                due_at=sent.due_at,
-                function=specification.function,
-                made_of=specification.made_of,
-            )
-            again.inbox = specification.inbox
-        else:
-            task["resource_specification"] = TriedWants(specification, due_at=sent.due_at)
-    return 1.0
-
-
-# ---- loading
-
 
 _current: Session | None = None
 _lock = threading.Lock()
@@ -387,3 +352,33 @@ def _to_terminal(logger: logging.Logger) -> None:
     terminal.setLevel(logging.WARNING)
     terminal.setFormatter(logging.Formatter("stoker: %(message)s"))
     logger.addHandler(terminal)
+
+
+# ---- retries by Parsl
+
+
+_FINAL = (
+    CallDroppedError, CallCancelledError, PoisonCallError, NoDeviceError, SerializationError, StreamDiffersError,
+)  # fmt: skip
+
+
+def retry_cost(error: Exception, task: dict[str, Any]) -> float:
+    """What a failure costs of Parsl's retries. What the manager has decided for good is not tried again.
+
+    `task` is the kernel's record of the call, which keeps the deadline of the first try from here on.
+    """
+    if isinstance(error, _FINAL):
+        return math.inf
+    sent, specification = task["exec_fu"], task["resource_specification"]
+    if isinstance(sent, CallFuture) and sent.due_at is not None:
+        if isinstance(specification, AppWants):
+            again = task["resource_specification"] = AppWants(
+                specification.wants,
+                due_at=sent.due_at,
+                function=specification.function,
+                made_of=specification.made_of,
+            )
+            again.inbox = specification.inbox
+        else:
+            task["resource_specification"] = TriedWants(specification, due_at=sent.due_at)
+    return 1.0

@@ -1,19 +1,15 @@
 """Threads that settle the futures which may take long, and that run a program's callbacks.
 
 Settling a future can run code that is not ours: the classes of a result rebuild themselves (they may import, read files
-or sleep), and the future's callbacks run. The link's I/O thread settles a future by itself only where neither is to be
-expected: the result is made of builtin types, and no callback in this program has been slow. The rest goes to a thread
-here; callbacks have threads of their own (`callbacks`), so that one that waits for a call is never in the way of the
-result that it waits for.
+or sleep), and the future's callbacks run. The link's I/O thread settles a future by itself only if the result is made
+of builtin types and no callback in this program has been slow. Threads here settle all others. Callbacks have their own
+threads (`callbacks`), so that one that waits for a call never delays the result that it waits for.
 
-One thread is enough while it keeps up. While work waits a further thread looks (`_watch`), and starts another one when
-none has been taken for `STUCK_S`. So a result that needs eight seconds delays no other by more than that. There is no
-limit: callbacks may wait for each other, and then the program would stand still for ever. Where no thread can be
-started at all, the thread that has a result settles it by itself.
+One thread is enough while it keeps up. While work waits, a watcher (`_watch`) starts another thread whenever none has
+taken work for `STUCK_S`. There is no limit: callbacks may wait for each other, and a limit would be a deadlock. Where
+no thread can be started, the thread that has a result settles it.
 
-What `stoker.map` streams never comes here: its results are unpickled by the loop that takes them.
-
-A program's own callbacks on its futures: the threads of `settling.callbacks` run them, in order for each future.
+`stoker.map` does not use these threads: the loop that takes its results unpickles them.
 """
 
 from __future__ import annotations
@@ -29,9 +25,6 @@ from concurrent.futures import Future
 from typing import Any
 
 logger = logging.getLogger(__name__)
-
-
-# ---- settling
 
 
 STUCK_S = 0.05
@@ -192,7 +185,7 @@ callbacks = Settling("done-callbacks")
 os.register_at_fork(after_in_child=callbacks.forget)
 
 
-# ---- callbacks
+# ---- the callbacks of one future, in order
 
 
 Callback = Callable[[Future[Any]], object]

@@ -1,7 +1,4 @@
-"""How long the input of a call to a family is: what its features say, else what the family counts in its first argument
-(that after the context).
-
-What a call asks for: the keys of `parsl_resource_specification`, of `@stoker.app`, and of the paper's `parsl_spec`.
+"""What a call asks for: the keys of `parsl_resource_specification`, of `@stoker.app`, and of the paper's `parsl_spec`.
 
 A specification is checked where it comes in: an unknown key, a wrong type or a wrong unit raises before anything is
 sent, names the key and lists the valid ones.
@@ -26,39 +23,6 @@ from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER
 from stoker.protocol.calls import CallOptions, Features, Objective
 from stoker.protocol.ids import RecipeKey
 from stoker.units import parse_seconds
-
-# ---- input lengths
-
-
-def is_countable(features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the length can be told now: the first argument is no future."""
-    return _said(features) > 0 or not isinstance(_first(args, kwargs), Future)
-
-
-def input_length(family: Family, features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """In tokens. Raises ConfigError where nothing says it."""
-    said = _said(features)
-    if said:
-        return said
-    if family.count is None:
-        raise ConfigError(
-            "a call to a family says how long its input is: write family(..., count=function of the first argument)"
-            ' or features={"input_length": tokens}',
-            key="features",
-        )
-    return family.count(_first(args, kwargs))
-
-
-def _said(features: Features | None) -> int:
-    return features.input_length if features is not None else 0
-
-
-def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return args[0] if args else next(iter(kwargs.values()), None)
-
-
-# ---- wants
-
 
 KEYS = {
     "context": "the recipe of the context that the call wants",
@@ -323,3 +287,33 @@ def _is_feature(value: Any, what: str) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if what is _NUMBER_OF else int | float):
         return False
     return bool(0 <= value <= (MOST_NUMBER if what is _NUMBER_OF else LONGEST_S))
+
+
+# ---- the input length of a call to a family
+
+
+def is_countable(features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the length can be told now: the first argument is no future."""
+    return _said(features) > 0 or not isinstance(_first(args, kwargs), Future)
+
+
+def input_length(family: Family, features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """In tokens. Raises ConfigError where nothing says it."""
+    said = _said(features)
+    if said:
+        return said
+    if family.count is None:
+        raise ConfigError(
+            "a call to a family says how long its input is: write family(..., count=function of the first argument)"
+            ' or features={"input_length": tokens}',
+            key="features",
+        )
+    return family.count(_first(args, kwargs))
+
+
+def _said(features: Features | None) -> int:
+    return features.input_length if features is not None else 0
+
+
+def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)
