@@ -24,7 +24,7 @@ from stoker.errors import ConfigError, SerializationError
 from stoker.manager.executor.executor import check_labels, stoker_executors
 from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.kernel import launch_at_once, loaded_kernel
-from stoker.manager.executor.options import check_count, check_truth
+from stoker.manager.executor.options import SpecificationError, Wants, check_count, check_truth, read_wants
 from stoker.manager.executor.packing import bare, name_of
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import (
@@ -35,7 +35,6 @@ from stoker.manager.executor.prepared import (
     for_one_call,
     travels_with,
 )
-from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
 from stoker.protocol.calls import Features
 from stoker.units import show_seconds
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # at run time Parsl takes a second to import, and the command
     from parsl.providers import LocalProvider
     from parsl.providers.base import ExecutionProvider
 
-    from stoker.manager.executor.wants import Wants
+    from stoker.manager.executor.options import Wants
 
 
 def check(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:

@@ -42,7 +42,7 @@ from stoker.manager.executor import blocks, detached, engines
 from stoker.manager.executor.blocks import BlockUpkeep, NodeMessages
 from stoker.manager.executor.client import Link, wait_for_answer
 from stoker.manager.executor.futures import CANCELLED, CallFuture
-from stoker.manager.executor.options import check_local_policy, check_options, check_session
+from stoker.manager.executor.options import CallPlace, check_local_policy, check_options, check_session
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
@@ -56,7 +56,6 @@ from stoker.manager.executor.processes import (
 )
 from stoker.manager.executor.progress import WaitNotices
 from stoker.manager.executor.publishing import SourceShelf
-from stoker.manager.executor.wants import CallPlace
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
 from stoker.manager.live.chosen import honoured_in, keep_policies, policies_for
@@ -93,7 +92,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
       and a manager that does not answer are said in any case.
     - `block_error_handler`: as Parsl's; True is described above, False ignores failed blocks.
 
-    Resource specifications take the keys of `stoker.manager.executor.wants.KEYS`.
+    Resource specifications take the keys of `stoker.manager.executor.options.KEYS`.
     """
 
     def __init__(

@@ -27,6 +27,7 @@ from stoker.errors import (
     StokerError,
 )
 from stoker.manager.executor.large import read_result
+from stoker.manager.executor.pieces import unpickling_advice
 from stoker.pilot.library.bash_failures import in_words
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
 from stoker.protocol.ids import show_call, show_library
@@ -140,12 +141,6 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
         log = _command("logs", facts["library"], session)
         lines.append(f"  nothing that it printed is kept; its library's log, also of other calls: {log}")
     return _KINDS[failure.kind]("\n".join(lines), **facts)
-
-
-def unpickling_advice(error: BaseException) -> str:
-    """What to do about an exception that unpickling raised in this program; empty if its classes raised it."""
-    is_missing = isinstance(error, ImportError | AttributeError)
-    return "; the modules that define it must be importable in this program too" if is_missing else ""
 
 
 def _has_output(printed: Printed | None) -> bool:

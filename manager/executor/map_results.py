@@ -51,6 +51,21 @@ class _NotSent:
         self.place = -1
 
 
+class _Batch:
+    """Packed calls that are sent together."""
+
+    def __init__(self) -> None:
+        self.packed: list[Payload] = []
+        self.submissions: list[Submission] = []
+        """Those of a family, whose contexts depend on the items' lengths: one a call."""
+        self.keys: list[str] = []
+        """The keys under which their results are kept."""
+        self.last = 0
+        """Items of the call that was packed last."""
+        self.unsent: tuple[None, Exception] | _NotSent | KeptItem | None = None
+        """What comes behind these calls in place of another one."""
+
+
 class ResultStream(Iterator[Any]):
     """The results of a `map`. `taken` counts the results handed over, `items` the items that they belong to;
     `failed_item` is the place, from 0, of the item (or batch) that the error handed over last is of, and -1 if that is
@@ -210,10 +225,8 @@ class ResultStream(Iterator[Any]):
         while True:
             if self._arrived:
                 self._collect()
-            if (
-                self._keeping is not None and self._keeping.inbox.error is not None
-            ):  # what came since is not in the file
-                raise self._keeping.inbox.error
+            if self._keeping is not None and self._keeping.inbox.error is not None:
+                raise self._keeping.inbox.error  # what came since is not in the file
             # One at a time: a result before the next item.
             if not self._is_stopped and (self._window.most_calls > 1 or self._next not in self._ready):
                 self._fill()
@@ -226,8 +239,7 @@ class ResultStream(Iterator[Any]):
                 if type(end) is tuple:
                     raise end[1]
                 if type(end) is CallEnd:
-                    payload = end.payload
-                    self._window.held_bytes -= len(payload) if isinstance(payload, bytes) else payload.size_bytes
+                    self._window.held_bytes -= _size(end.payload)
                 return self._hand_over(end)
             if not self._window.in_flight and self._exhausted and not self._arrived:
                 raise StopIteration
@@ -300,84 +312,88 @@ class ResultStream(Iterator[Any]):
                 argument_bytes += sent[1]
                 self._ready[sent[0] if self._ordered else self._next + len(self._ready)] = end
                 if type(end) is CallEnd:
-                    payload = end.payload
-                    result_bytes += len(payload) if isinstance(payload, bytes) else payload.size_bytes
+                    result_bytes += _size(end.payload)
                     if not end.ok:
                         self._failed[call] = sent[0]
         self._window.ended(calls, argument_bytes=argument_bytes, result_bytes=result_bytes)
 
     def _fill(self) -> None:
         """Send calls while there is room, but not one by one while results can be handed over."""
-        if isinstance(self._inputs, PulledInputs):
-            room = self._room()
-            self._inputs.allow(room)
-            if not self._inputs.is_ready:
-                return
-        else:
-            room = self._window.room_to_fill(ready=len(self._ready))
-        if self._exhausted or not room:
-            return
-        started = time.monotonic()
-        while room and not self._exhausted:
-            packed: list[Payload] = []
-            chosen: list[Submission] = []
-            keys: list[str] = []
-            last = 0  # items of the batch that was packed last
-            sizes = 0
-            unsent: tuple[None, Exception] | _NotSent | KeptItem | None = None
-            before = started
-            while len(packed) < min(room, CHUNK) and sizes < WINDOW_BYTES // 16:
-                try:
-                    item = next(self._inputs)
-                except NotYet:
-                    break
-                except StopIteration:
-                    self._exhausted = True
-                    break
-                except Exception as error:  # the input ends here; raised where its next result would have come
-                    self._exhausted = True
-                    unsent = (None, error)
-                    break
-                now = time.monotonic()
-                if now - before > SLOW_S and self._window.in_flight and self._slow_items.took(before, now):
-                    self._read_on_a_thread()
-                size = len(item) if self._batch_size is not None else 1
-                try:
-                    refuse_lost(item if self._batch_size is not None else (item,))
-                    if self._keeping is not None:
-                        key = self._keeping.key_of(item)
-                        if (unsent := self._keeping.find(key, items=size)) is not None:
-                            break
-                        keys.append(key)
-                    payload = self._calls.pack(item)
-                    if self._calls.is_family:
-                        chosen.append(self._calls.submission_of((item,), {}))
-                except Exception as error:  # raised, or given, where its result would have come
-                    self._exhausted = not self._return_exceptions
-                    unsent = _NotSent(error, items=size)
-                    break
-                last = size
-                sizes += _size(payload)
-                packed.append(payload)
-                before = time.monotonic()
-                if before - started > PATIENCE_S:
-                    break
-            self._send(packed, chosen, keys, last=last)
-            if unsent is not None:
-                place = next(self._places)
-                if isinstance(unsent, _NotSent):
-                    unsent.place = place
-                elif isinstance(unsent, KeptItem):
-                    self._reports.kept()
-                self._ready[place if self._ordered else self._next + len(self._ready)] = unsent
+        room = (
+            self._room()
+            if isinstance(self._inputs, PulledInputs)
+            else self._window.room_to_fill(ready=len(self._ready))
+        )
+        while room and not self._exhausted and self._may_take_items(room):
+            batch = self._pack(room)
+            self._send(batch)
+            if batch.unsent is not None:
+                self._place(batch.unsent)
             if self._arrived or self._next in self._ready:
                 return
-            started = time.monotonic()
             room = self._room()
-            if isinstance(self._inputs, PulledInputs):
-                self._inputs.allow(room)
-                if not self._inputs.is_ready:
-                    return
+
+    def _may_take_items(self, room: int) -> bool:
+        """False if a thread reads the input and has no item yet."""
+        if not isinstance(self._inputs, PulledInputs):
+            return True
+        self._inputs.allow(room)
+        return self._inputs.is_ready
+
+    def _pack(self, room: int) -> _Batch:
+        """Take items and pack them: at most `room`, for a short time, up to one that cannot be sent."""
+        batch, size = _Batch(), 0
+        started = before = time.monotonic()
+        while len(batch.packed) < min(room, CHUNK) and size < WINDOW_BYTES // 16 and before - started <= PATIENCE_S:
+            try:
+                item = next(self._inputs)
+            except NotYet:
+                break
+            except StopIteration:
+                self._exhausted = True
+                break
+            except Exception as error:  # the input ends here; raised where its next result would have come
+                self._exhausted = True
+                batch.unsent = (None, error)
+                break
+            now = time.monotonic()
+            if now - before > SLOW_S and self._window.in_flight and self._slow_items.took(before, now):
+                self._read_on_a_thread()
+            batch.unsent = self._pack_item(item, batch)
+            if batch.unsent is not None:
+                break
+            size += _size(batch.packed[-1])
+            before = time.monotonic()
+        return batch
+
+    def _pack_item(self, item: Any, batch: _Batch) -> _NotSent | KeptItem | None:
+        """Add an item to the batch, or return what takes the place of its call."""
+        size = len(item) if self._batch_size is not None else 1
+        try:
+            refuse_lost(item if self._batch_size is not None else (item,))
+            if self._keeping is not None:
+                key = self._keeping.key_of(item)
+                if (kept := self._keeping.find(key, items=size)) is not None:
+                    return kept
+                batch.keys.append(key)
+            payload = self._calls.pack(item)
+            if self._calls.is_family:
+                batch.submissions.append(self._calls.submission_of((item,), {}))
+        except Exception as error:  # raised, or given, where its result would have come
+            self._exhausted = not self._return_exceptions
+            return _NotSent(error, items=size)
+        batch.packed.append(payload)
+        batch.last = size
+        return None
+
+    def _place(self, unsent: tuple[None, Exception] | _NotSent | KeptItem) -> None:
+        """Put what takes the place of a call among the results."""
+        place = next(self._places)
+        if isinstance(unsent, _NotSent):
+            unsent.place = place
+        elif isinstance(unsent, KeptItem):
+            self._reports.kept()
+        self._ready[place if self._ordered else self._next + len(self._ready)] = unsent
 
     def _room(self) -> int:
         return self._window.room(ready=len(self._ready))
@@ -387,28 +403,27 @@ class ResultStream(Iterator[Any]):
         if self._window.most_calls > 1 and not isinstance(self._inputs, PulledInputs):
             self._inputs = PulledInputs(self._inputs, bell=self._bell)
 
-    def _send(self, packed: list[Payload], chosen: list[Submission], keys: list[str], *, last: int) -> None:
-        """Send calls: each in its place of `chosen`, where their lengths decide which context they want; `keys` says
-        under which keys their results are kept."""
-        if packed:
-            total = 0
-            places = list(itertools.islice(self._places, len(packed)))
-            self._reports.sent(len(packed))
-            submission = chosen or self._calls.submission()
-            if self._keeping is None:
-                calls = self._link.submit_many(submission, packed, self._inbox)
-            else:
-                inbox = self._keeping.inbox
-                with inbox.sending:
-                    calls = self._link.submit_many(submission, packed, inbox)
-                    inbox.sent(calls, list(zip(keys, places, strict=False)))
-            for call, payload, place in zip(calls, packed, places, strict=True):
-                size = _size(payload)
-                self._window.in_flight[call] = (place, size)
-                total += size
-            self._window.sent(total)
-            if last != (self._batch_size or 1):  # no batch but the very last is short
-                self._short[call] = last
+    def _send(self, batch: _Batch) -> None:
+        if not batch.packed:
+            return
+        total = 0
+        places = list(itertools.islice(self._places, len(batch.packed)))
+        self._reports.sent(len(batch.packed))
+        submission = batch.submissions or self._calls.submission()
+        if self._keeping is None:
+            calls = self._link.submit_many(submission, batch.packed, self._inbox)
+        else:
+            inbox = self._keeping.inbox
+            with inbox.sending:
+                calls = self._link.submit_many(submission, batch.packed, inbox)
+                inbox.sent(calls, list(zip(batch.keys, places, strict=False)))
+        for call, payload, place in zip(calls, batch.packed, places, strict=True):
+            size = _size(payload)
+            self._window.in_flight[call] = (place, size)
+            total += size
+        self._window.sent(total)
+        if batch.last != (self._batch_size or 1):  # no batch but the very last is short
+            self._short[call] = batch.last
 
     def _finish(self) -> None:
         self._closed = True

@@ -20,7 +20,6 @@ from typing import Any
 
 from stoker.contexts import payloads
 from stoker.errors import CallError, SerializationError, StreamDiffersError
-from stoker.manager.executor.failures import unpickling_advice
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId, show_call
 from stoker.protocol.to_client import Pieces
@@ -364,6 +363,12 @@ def open_piece(data: bytes, *, call: int | None, number: int) -> Any:
             f" {error!r}{unpickling_advice(error)}",
             what="result",
         ) from error
+
+
+def unpickling_advice(error: BaseException) -> str:
+    """What to do about an exception that unpickling raised in this program; empty if its classes raised it."""
+    is_missing = isinstance(error, ImportError | AttributeError)
+    return "; the modules that define it must be importable in this program too" if is_missing else ""
 
 
 class PieceReader(Iterator[Any], AsyncIterator[Any]):

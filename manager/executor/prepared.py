@@ -22,11 +22,11 @@ from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.contexts.walk_plans import counts_by_identity
 from stoker.errors import RecipeError
+from stoker.manager.executor.options import ANYWHERE, CallPlace, Wants, read_parsl_spec, read_wants
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of, own
 from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.sendable import check_submission
-from stoker.manager.executor.wants import ANYWHERE, CallPlace, Wants, read_parsl_spec, read_wants
 from stoker.protocol.ids import FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
 

@@ -45,9 +45,8 @@ from stoker.manager.executor.detached import JOINS, RUN
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.map_results import interrupt_open
-from stoker.manager.executor.options import check_count, check_load, parsls_config
+from stoker.manager.executor.options import check_count, check_load, parsls_config, read_wants
 from stoker.manager.executor.prepared import AppWants, TriedWants
-from stoker.manager.executor.wants import read_wants
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.show_status import calls_in_words
 from stoker.protocol.to_client import Status, Story
