@@ -36,7 +36,7 @@ DEFERRED = {
     "stoker.contexts.model_loading": "loads torch, in libraries alone",
     "stoker.contexts.streamed_model": "loads torch, in libraries alone",
     "stoker.contexts.torch_settings": "loads torch, in libraries alone",
-    "stoker.contexts.vllm_model": "loads vLLM, where it is the engine",
+    "stoker.contexts.inference.vllm_engine": "loads vLLM, where it is the engine",
     "stoker.manager.advice.estimating": "loads NumPy, which an advisor that has no source does not need",
     "stoker.manager.advice.unmeasured": "loads NumPy, for `stoker plan` of a function that never ran",
     "stoker.manager.advice.serving": "the advisor has given way to all other work before it loads anything",

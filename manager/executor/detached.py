@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.locks import is_locked

@@ -26,7 +26,7 @@ from stoker.errors import (
     SerializationError,
     StokerError,
 )
-from stoker.manager.executor.large import read_result
+from stoker.manager.executor.packing import read_result
 from stoker.manager.executor.pieces import unpickling_advice
 from stoker.pilot.library.bash_failures import in_words
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed

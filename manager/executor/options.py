@@ -24,10 +24,10 @@ from parsl.monitoring.radios.base import RadioConfig
 from parsl.providers.base import ExecutionProvider
 from typeguard import TypeCheckError
 
+from stoker.contexts.encoder_runtimes import Family
 from stoker.contexts.factory import as_recipe, recipe_of
-from stoker.contexts.program_folder import ProgramFolder
+from stoker.contexts.folders import ProgramFolder
 from stoker.contexts.recipe import BARE, Recipe
-from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError, RecipeError
 from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER
 from stoker.protocol.calls import CallOptions, Features, Objective

@@ -18,9 +18,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.contexts.loaders import loader_of
-from stoker.contexts.objects import manifest_of
-from stoker.contexts.published import publish
+from stoker.contexts.factory import loader_of
+from stoker.contexts.objects import manifest_of, publish
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.errors import RecipeError

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing
 from stoker.manager.cli.known import SessionState
