@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
-    "Link": "stoker.manager.executor.link",
-    "Session": "stoker.manager.executor.loading",
+    "Link": "stoker.manager.executor.client",
+    "Session": "stoker.manager.executor.session",
     "StokerExecutor": "stoker.manager.executor.executor",
     "app": "stoker.manager.executor.apps",
-    "load": "stoker.manager.executor.loading",
+    "load": "stoker.manager.executor.session",
     "map": "stoker.manager.executor.mapping",
 }
 
@@ -21,10 +21,10 @@ __all__ = ["Link", "Session", "StokerExecutor", "app", "load", "map"]
 
 if TYPE_CHECKING:
     from stoker.manager.executor.apps import app
+    from stoker.manager.executor.client import Link
     from stoker.manager.executor.executor import StokerExecutor
-    from stoker.manager.executor.link import Link
-    from stoker.manager.executor.loading import Session, load
     from stoker.manager.executor.mapping import map
+    from stoker.manager.executor.session import Session, load
 
 
 def __getattr__(name: str) -> Any:

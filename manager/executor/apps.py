@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast, overload
 
@@ -16,23 +17,16 @@ from parsl.dataflow.dflow import DataFlowKernel
 from stoker.contexts.code_payloads import dumps_arguments
 from stoker.contexts.encoder_runtimes import Family
 from stoker.contexts.factory import RecipeFactory, as_recipe
+from stoker.contexts.function_code import gives_pieces, how_it_yields
 from stoker.contexts.payloads import plain_bytes
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SerializationError
-from stoker.manager.executor.app_checks import (
-    check_has_result,
-    check_ignored,
-    check_stream,
-    check_takes_context,
-    named_as_here,
-    names_in,
-    unknown_option,
-)
+from stoker.manager.executor.executor import check_labels, stoker_executors
 from stoker.manager.executor.futures import AppCallFuture
-from stoker.manager.executor.kernels import check_labels, loaded_kernel, stoker_executors
-from stoker.manager.executor.options import check_count, check_truth
+from stoker.manager.executor.kernel import launch_at_once, loaded_kernel
+from stoker.manager.executor.options import SpecificationError, Wants, check_count, check_truth, read_wants
 from stoker.manager.executor.packing import bare, name_of
-from stoker.manager.executor.piece_inbox import PieceInbox
+from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import (
     PACKED,
     SPECIFICATION,
@@ -41,7 +35,6 @@ from stoker.manager.executor.prepared import (
     for_one_call,
     travels_with,
 )
-from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
 from stoker.protocol.calls import Features
 from stoker.units import show_seconds
 
@@ -117,6 +110,7 @@ def app(
     if the function has a parameter of that name.
     Raises ConfigError or RecipeError for an option that cannot be meant.
     """
+    asked = {name: value for name, value in locals().items() if name not in ("function", "unknown")}
     if isinstance(function, Recipe | RecipeFactory):
         what = getattr(function, "__name__", None) or "..."
         raise ConfigError(f"@stoker.app takes its options by name: @stoker.app(context={what})")
@@ -142,13 +136,6 @@ def app(
         wants = read_wants({**given, "priority": priority, "stream": streams}, takes_context=True)
     except SpecificationError as error:
         raise named_as_here(error) from None
-
-    asked = {
-        "context": context, "batch_size": batch_size, "timeout": timeout, "priority": priority, "deadline": deadline,
-        "late": late, "latency": latency, "gang": gang, "features": features, "variants": variants, "stream": stream,
-        "cache": cache,
-        "ignore_for_cache": ignore_for_cache, "executors": executors,
-    }  # fmt: skip
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
         own = wants
@@ -215,15 +202,12 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
         """Submit a call; its future, which can be cancelled. Raises SessionError before a site is loaded."""
         kernel = loaded_kernel(self.__name__)
-        if self._labels is not None:
-            if self._found is None or self._found[0] is not kernel:
+        if self._found is None or self._found[0] is not kernel:
+            if self._labels is not None:
                 check_labels(kernel, self._labels, name=self.__name__)
-                self._found = (kernel, self._labels)
-            self.executors = self._labels
-        elif self._found is None or self._found[0] is not kernel:
-            labels = [executor.label for executor in stoker_executors(kernel, self.__name__)]
-            self._found = (kernel, labels)
-            self.executors = labels
+            self.executors = self._labels or [each.label for each in stoker_executors(kernel, self.__name__)]
+            self._found = (kernel, self.executors)
+            launch_at_once(kernel)
         wants = self._wants_of(args, kwargs)
         inbox = PieceInbox(keeps_all=True) if wants.options.stream else None
         if wants is not self.specification.wants:
@@ -372,3 +356,100 @@ def labels_of(app: PythonApp | None) -> list[str] | None:
         return app.labels
     named = app.executors if app is not None else None
     return named if isinstance(named, list) else None
+
+
+# ---- checks of options and functions
+
+
+_ELSEWHERE = {
+    "retries": "Parsl tries calls again: stoker.load(retries=2)",
+    "walltime": "ends of calls are told with timeout; a call itself takes Parsl's walltime=",
+    "memory": "what a call needs of a device, its context says: @stoker.context(memory=...)",
+    "device_memory": "what a call needs of a device, its context says: @stoker.context(device_memory=...)",
+    "devices": "what a call needs of devices, its context says: @stoker.context(devices=...)",
+    "gpus": "the site file asks for GPUs: [provider] gpus",
+}
+"""Options that people expect of `@app`, and what replaces them."""
+_HERE = {"timeout_s": "timeout", "deadline_s": "deadline"}
+"""Options of a specification that have another name in `@app`."""
+
+
+def names_in(option: str, value: Any) -> list[str] | None:
+    """The names that an option was given: a list, or one text. Raises ConfigError for anything else."""
+    if value is None:
+        return None
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{option}: {value!r:.80} is not a list of names")
+    return names
+
+
+def unknown_option(name: str, *, options: Sequence[str]) -> ConfigError:
+    """The error for an option that `@app` does not have. `options`: those that it has."""
+    near = difflib.get_close_matches(name, options, n=1)
+    elsewhere = _ELSEWHERE.get(name, f"it takes {', '.join(options)}")
+    return ConfigError(
+        f"@stoker.app has no option {name}; {f'did you mean {near[0]}?' if near else elsewhere}", key=name
+    )
+
+
+def named_as_here(error: SpecificationError) -> SpecificationError:
+    """The same error, with the key as `@app` calls it."""
+    key = str(error.facts.get("key", ""))
+    name = _HERE.get(key, key)
+    return SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name})
+
+
+def check_ignored(function: Callable[..., Any], names: Iterable[str]) -> None:
+    """Raise ConfigError for a name of `ignore_for_cache` that is no parameter of the function."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in names:
+        if name not in parameters:
+            what, has = getattr(function, "__name__", "the function"), ", ".join(parameters) or "none"
+            raise ConfigError(f"{what}: ignore_for_cache: {name!r} is not one of its parameters ({has})", key=name)
+
+
+def check_has_result(function: Callable[..., Any]) -> None:
+    """Raise ConfigError for a context manager, and for a function that has no signature."""
+    name, yields = name_of(function), how_it_yields(function)
+    if yields and not gives_pieces(function):
+        raise ConfigError(f"{name} is {yields}, and a call has a result: return a value, or yield pieces of it")
+    try:
+        inspect.signature(function)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"Python knows no signature of {name}, which an app needs; decorate a function that calls it:"
+            f" @stoker.app above def apply(*args): return {name}(*args)"
+        ) from None
+
+
+def check_stream(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
+    """Whether calls of an app give their results in pieces: as it says, else if its function yields. Raises ConfigError
+    for a gang's calls, which cannot."""
+    bare = function.__func__ if isinstance(function, staticmethod) else function
+    streams = gives_pieces(bare) if stream is None else stream
+    if streams and gang[1] > 1:
+        raise ConfigError(
+            f"{name_of(function)} gives its result in pieces, which calls of a gang cannot: leave gang out, or write"
+            " stream=False for a result that is the list of what it yields",
+            key="gang",
+        )
+    return streams
+
+
+def check_takes_context(function: Callable[..., Any]) -> None:
+    """Raise ConfigError for a function with a context that has no parameter for it."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return
+    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(
+            f"{name} has a context but no parameter for it: the first one gets it, as in def {name}(model, ...)"
+        )

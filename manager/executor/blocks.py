@@ -1,32 +1,49 @@
-"""An executor's blocks: which to drain, what their failures mean, how they end."""
+"""An executor's blocks: which to drain, what their failures mean, how they end, and how they are reported."""
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
+import platform
+import shlex
 import shutil
+import signal
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
+from parsl.monitoring.message_type import MessageType
 from parsl.providers import LocalProvider
 from parsl.providers.base import ExecutionProvider
+from parsl.providers.errors import SubmitException
+from parsl.utils import execute_wait
 
 from stoker.config import Site
 from stoker.errors import SessionError
 from stoker.locks import is_locked
-from stoker.manager.executor.questions import wait_for_answer
+from stoker.manager.executor.client import wait_for_answer
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.protocol.session import SessionFolder
+from stoker.protocol.status import PilotStatus
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
-    from stoker.manager.executor.link import Link
+    from stoker.manager.executor.client import Link
     from stoker.protocol.to_client import Status
+from collections.abc import Container, Iterable, Mapping
+
+from stoker.manager.executor.client import Link
+from stoker.manager.factory import block_keys
+from stoker.protocol.to_manager import ReleaseBlock, WantPilots
+from stoker.units import show_seconds
 
 logger = logging.getLogger(__name__)
+
 
 STATUS_LIMIT_S = 2.0
 PILOT_END_S = 5.0
@@ -208,3 +225,167 @@ def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
         time.sleep(0.05)
     if jobs := left.read_text().strip():
         logger.warning("jobs of the session could not be cancelled, do it by hand: %s", jobs)
+
+
+# ---- upkeep, whenever Parsl asks for the status of blocks
+
+
+class JobOwner(Protocol):
+    """An executor, as far as the jobs of its blocks are concerned."""
+
+    provider: ExecutionProvider
+    blocks_to_job_id: dict[str, str]
+
+
+class BlockUpkeep:
+    """`lease_s`: how long a block's pilots may be away before its job is cancelled."""
+
+    def __init__(self, owner: JobOwner, *, lease_s: float) -> None:
+        self._owner = owner
+        self._cancel_at: dict[str, float] = {}
+        """When the job of each draining block is cancelled, on the monotonic clock."""
+        self._silent = Silent(limit_s=lease_s)
+        self._told: dict[str, str] = {}
+        """The state of each block, as the manager was told last."""
+        self._without_key: set[str] = set()
+        """Blocks that have ended, whose key is removed."""
+
+    def drain(self, blocks: Iterable[str], link: Link, *, within_s: float) -> None:
+        """Have the pilots of these blocks end; their jobs are cancelled `within_s` later."""
+        for block in blocks:
+            self._cancel_at[block] = time.monotonic() + within_s
+            link.tell(ReleaseBlock(block))
+
+    def cancel_silent(self, status: Mapping[str, JobStatus], *, emptied: Container[str]) -> None:
+        """Cancel running jobs whose pilots are all lost. `emptied`: blocks that had pilots and have none."""
+        running = [block for block, job in status.items() if job.state is JobState.RUNNING]
+        for block in self._silent.blocks_to_cancel(running, emptied=emptied, now=time.monotonic()):
+            gone_s = show_seconds(self._silent.limit_s)
+            if self._cancel(block):
+                logger.warning("block %s: its pilots went %s ago, and its job still runs: cancelled", block, gone_s)
+
+    def cancel_drained(self) -> None:
+        """Cancel the jobs of blocks that have drained for long enough."""
+        for block, at in list(self._cancel_at.items()):
+            if time.monotonic() >= at:
+                del self._cancel_at[block]
+                self._cancel(block)
+
+    def tell(self, status: Mapping[str, JobStatus], link: Link) -> None:
+        """Tell the manager, for `stoker status`, how the blocks are, if that has changed. Ended ones lose their key."""
+        said = {block: show(job) for block, job in status.items()}
+        if said == self._told:
+            return
+        self._told = said
+        ended = tuple(block for block, job in status.items() if job.state in TERMINAL_STATES)
+        for block in set(ended) - self._without_key:
+            block_keys.revoke(link.folder, block)
+            self._without_key.add(block)
+        link.tell(WantPilots(said, ended, most_pilots(self._owner.provider)))
+
+    def _cancel(self, block: str) -> bool:
+        job = self._owner.blocks_to_job_id.get(block)
+        if job is None:
+            return False
+        self._owner.provider.cancel([job])
+        return True
+
+
+# ---- Parsl's monitoring
+
+
+class MonitoringRadio(Protocol):
+    """What takes messages for Parsl's monitoring database."""
+
+    def send(self, message: object) -> None:
+        """Send a message."""
+
+
+class NodeMessages:
+    """Sends a `NODE_INFO` message when a pilot joins, and another one when it is gone."""
+
+    def __init__(self) -> None:
+        self._here: dict[str, PilotStatus] = {}
+
+    def tell(self, radio: MonitoringRadio | None, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
+        """Tell of pilots that have joined or left since the last time. `pilots`: those that are here."""
+        if radio is None:
+            return
+        now = {pilot.pilot: pilot for pilot in pilots}
+        for name, pilot in now.items():
+            if name not in self._here:
+                radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=True)))
+        for name, pilot in self._here.items():
+            if name not in now:
+                radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=False)))
+        self._here = now
+
+
+def _facts(pilot: PilotStatus, *, run_id: str, is_active: bool) -> dict[str, object]:
+    """A row of the table `node`. A pilot knows what its job was granted, not what its whole node has."""
+    at = datetime.datetime.now()
+    return {
+        "run_id": run_id,
+        "hostname": pilot.host,
+        "uid": pilot.pilot,
+        "block_id": pilot.block,
+        "cpu_count": sum(device.cores for device in pilot.devices),
+        "total_memory": sum(device.memory_bytes for device in pilot.devices),
+        "active": is_active,
+        "worker_count": len(pilot.devices),
+        "python_v": platform.python_version(),
+        "timestamp": at,
+        "last_heartbeat": at,
+    }
+
+
+# ---- processes of this machine
+
+
+_PID = "PID:"
+
+
+class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no types
+    """As Parsl's, with every path quoted, and for a folder that may vanish."""
+
+    def submit(self, command: str, tasks_per_node: int, job_name: str = "parsl.localprovider") -> str:
+        """Start a block; its id. Raises SubmitException."""
+        name = f"{job_name}.{time.time()}"
+        script = str(Path(self.script_dir, f"{name}.sh").absolute())
+        launched = self.launcher(command, tasks_per_node, self.nodes_per_block, self.script_dir)
+        self._write_submit_script(f"{self.worker_init}\nexport JOBNAME={shlex.quote(name)}\n{launched}", script)
+        run = "bash {0} 1>{0}.out 2>{0}.err; echo $? >{0}.ec".format(shlex.quote(script))
+        start = f'echo - >{shlex.quote(script)}.ec && {{ {{ {run}; }} >/dev/null 2>&1 & echo "{_PID}$!"; }}'
+        code, out, err = execute_wait(f"/bin/bash -c {shlex.quote(start)}", self.cmd_timeout)
+        pids: list[str] = [line.removeprefix(_PID).strip() for line in out.splitlines() if line.startswith(_PID)]
+        if code or not pids:
+            raise SubmitException(name, f"the block's shell ended with exit code {code}", out, err)
+        facts: dict[str, Any] = {"job_id": pids[0], "status": JobStatus(JobState.RUNNING)}
+        self.resources[pids[0]] = {**facts, "remote_pid": int(pids[0]), "script_path": script}
+        return pids[0]
+
+    def cancel(self, job_ids: list[str]) -> list[bool]:
+        """End blocks. What was stopped in them (SIGSTOP) goes on, and ends."""
+        groups = {pid: _group(pid) for pid in (self.resources[job]["remote_pid"] for job in job_ids)}
+        done: list[bool] = super().cancel(job_ids)
+        for group in filter(None, groups.values()):
+            with suppress(OSError):  # it has ended
+                os.killpg(group, signal.SIGCONT)
+        return done
+
+    def _read_job_file(self, script_path: str, suffix: str) -> str:
+        """The content of a job's file. Without the file of its exit code the job's process alone tells how it is."""
+        try:
+            return str(super()._read_job_file(script_path, suffix))
+        except OSError:
+            if suffix != ".ec":
+                raise
+            return "-"
+
+
+def _group(pid: int) -> int:
+    """The process group of a block's shell; 0 if it has ended."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0

@@ -1,7 +1,10 @@
-"""Sessions that outlive programs: `stoker up` makes one, programs join it, `stoker attach` brings its manager back.
+"""Sessions that outlive programs: `stoker up` makes one, programs join it, `stoker attach` restarts its manager.
 
 The session folder keeps how its manager was started (`manager.json`), so that any login node that sees the folder can
-start it again. That the old one does not live any more is the lease's business (`manager.live.lease`).
+start it again. `manager.live.lease` makes sure that the old one is gone.
+
+The command that makes a session may be killed at any moment, and its manager starts all the same. So a session is known
+by its id before its manager is started, and commands that look for a session wait for those that are starting.
 """
 
 from __future__ import annotations
@@ -12,26 +15,122 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from stoker.contexts.folders import state_folder
+from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
+from stoker.locks import is_locked
 from stoker.manager.environment.preparing import prepare
-from stoker.manager.executor import engines, standing
-from stoker.manager.executor.begun import wait_for_begun
+from stoker.manager.executor import engines
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
 from stoker.manager.factory.pilot_command import refuse_odd_imports
-from stoker.manager.live import lease
+from stoker.manager.live import interfaces, lease, presence
 from stoker.manager.live.chosen import check_policies, keep_policies
 from stoker.manager.live.taken import TAKEN_OVER
-from stoker.protocol.session import SessionFolder, find_session
+from stoker.protocol.session import SessionFolder, changed_at, find_session, holds_session, is_begun
 from stoker.site import Site
-from stoker.site_files import load_sites, read_sites, write_sites
+from stoker.site_files import load_sites, read_sites, site_text, write_sites
 from stoker.working_folder import working_folder
+
+# ---- sessions whose manager does not listen yet
+
+
+_MANAGER_STARTS_S = 5.0
+"""A manager has taken its lock so long after its session was made."""
+_LISTENS_S = 60.0
+"""A manager that has its lock listens within this."""
+_POLL_S = 0.02
+
+
+def is_coming_up(folder: Path) -> bool:
+    """Whether the manager of a session that has begun may still come: it holds its lock, or had no time to take it."""
+    if not is_begun(folder):
+        return False
+    age_s = time.time() - changed_at(folder / "manager.json")
+    return 0 <= age_s < _MANAGER_STARTS_S or (age_s < _LISTENS_S and is_locked(folder / "manager.lock") is True)
+
+
+def wait_for_begun(name: str = "") -> None:
+    """Wait until each session that has just begun, and whose id begins so, has a manager that listens, or will have
+    none."""
+    links = state_folder() / "sessions"
+    while any(is_coming_up(link) for link in links.glob("*") if link.name.startswith(name)):
+        time.sleep(_POLL_S)
+
+
+# ---- the state of a session, as its folder says
+
+
+JOINS = "STOKER_SESSION"
+"""Names in the environment the session that programs join which name no site."""
+RUN = "STOKER_RUN"
+"""Names in the environment of a detached program (`stoker run --detach`) the folder of its run."""
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """How a session's manager is started."""
+
+    session: str
+    options: tuple[str, ...]
+
+
+def name_of(folder: SessionFolder) -> str:
+    """The id of a session, also of one whose manager has not listened. Raises SessionError for a damaged one."""
+    if folder.file.exists():
+        return folder.read().session
+    return read_launch(folder).session if folder.launch.exists() else folder.path.name
+
+
+def is_detached(folder: SessionFolder) -> bool:
+    """Whether the session outlives programs."""
+    return folder.launch.exists()
+
+
+def is_up(folder: SessionFolder) -> bool:
+    """True if the session's manager is there and can be reached (`manager.live.presence`)."""
+    return presence.is_up(folder)
+
+
+def unreachable(folder: SessionFolder) -> str:
+    """Why a manager that lives on this machine cannot be reached; empty if it lives elsewhere, or this machine's
+    network is not at fault."""
+    if not folder.file.exists():
+        return ""
+    file, holder = folder.read(), lease.read_if_whole(lease.lease_file(folder))
+    if holder is None or not lease.is_alive(holder) or not (why := interfaces.no_way_to(file.address)):
+        return ""
+    return f"the manager of session {file.session} ({holder}) at {file.address} cannot be reached: {why}"
+
+
+def over(folder: SessionFolder) -> str:
+    """Why the session is over; empty while it is not, as far as its lease says."""
+    return folder.over()
+
+
+def unwritten(folder: SessionFolder) -> str:
+    """Why the journal of a session that is over lacks its last records; empty if it does not."""
+    return lease.unwritten(lease.lease_file(folder))
+
+
+def read_launch(folder: SessionFolder) -> Launch:
+    """How its manager is started. Raises SessionError for a session that does not outlive its program."""
+    try:
+        return msgspec.json.decode(folder.launch.read_bytes(), type=Launch)
+    except OSError:
+        raise SessionError(
+            f"the session in {folder.path} belonged to a program and is over with it; `stoker up` starts one that stays"
+        ) from None
+    except UNREADABLE as error:
+        raise SessionError(f"{folder.launch} is damaged: {error}") from error
+
+
+# ---- making, finding and starting
+
 
 log = logging.getLogger("stoker")
 
@@ -65,7 +164,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
     make_folder(folder, elsewhere="stoker up --folder DIR, or the environment variable STOKER_HOME")
     keep_policies(folder, sites, search_path=python_path())
     idle = ("--idle", f"{idle_s:g}") if idle_s else ()
-    launch = standing.Launch(name, (*manager_options(sites), *idle))
+    launch = Launch(name, (*manager_options(sites), *idle))
     try:
         write_sites(folder.sites, sites, python_path=python_path())
         prepare(folder, sites)
@@ -105,9 +204,9 @@ def find(name: str) -> tuple[SessionFolder, Site]:
     again. Raises SessionError."""
     wait_for_begun(name)
     folder = find_session(name)
-    if not standing.is_up(folder):
+    if not is_up(folder):
         start(folder, waiting=log.warning)
-    sites = "+".join(sites_of(folder)) if standing.is_detached(folder) else folder.read().site
+    sites = "+".join(sites_of(folder)) if is_detached(folder) else folder.read().site
     return folder, msgspec.structs.replace(Site.default(), name=sites, engine=engines.engine_of(folder))
 
 
@@ -118,10 +217,10 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     `waiting` hears what is waited for, if that takes long. `to_end`: it is started to end the session, and listens on
     any port if those of its site are taken. Raises SessionError with the end of the manager's log.
     """
-    launch = standing.read_launch(folder)
+    launch = read_launch(folder)
     if to_end:
         launch = msgspec.structs.replace(launch, options=(*launch.options, "--any-port"))
-    if why := standing.unreachable(folder):
+    if why := unreachable(folder):
         raise SessionError(why, session=launch.session)
     path = lease.lease_file(folder)
     before, said_before = lease.read(path), _written_at(folder)
@@ -143,7 +242,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                 other = lease.read(path)
                 if other is not None and other.over:  # somebody was quicker, and has ended the session as well
                     raise _over(launch, other.over)
-                if other is not None and standing.is_up(folder):  # somebody else, or its keeper, was quicker
+                if other is not None and is_up(folder):  # somebody else, or its keeper, was quicker
                     register(folder)
                     return other
                 if other is None or not lease.is_alive(other):
@@ -167,11 +266,11 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
     return holder
 
 
-def _over(launch: standing.Launch, why: str) -> SessionError:
+def _over(launch: Launch, why: str) -> SessionError:
     return SessionError(f"session {launch.session} is over: {why}", session=launch.session)
 
 
-def _spawn(folder: SessionFolder, launch: standing.Launch) -> subprocess.Popen[bytes]:
+def _spawn(folder: SessionFolder, launch: Launch) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "stoker.manager.main", "--session", str(folder.path)]
     with open(folder.manager_log, "ab") as log:
         return subprocess.Popen(
@@ -205,3 +304,53 @@ def _failed(folder: SessionFolder, what: str, *, said_at: int) -> SessionError:
     lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
     text = "".join(f"\n  {line}" for line in lines) or " (it said nothing)"
     return SessionError(f"{what}; the end of {log}:{text}", log=str(log))
+
+
+# ---- the session that stays for a site
+
+
+class KeptSession(msgspec.Struct, frozen=True):
+    """A session of `stoker up`: its id and folder, and whether it was started just now."""
+
+    session: str
+    folder: Path
+    started: bool
+
+
+def kept_session(
+    site: str | os.PathLike[str] | None = None, *, before: str = "", waiting: Callable[[str], None] = lambda _said: None
+) -> KeptSession:
+    """The session that stays for a site file (None: this machine): the one named `before`, if it still goes on for the
+    same sites; else the newest that is up for them; else a new one, as `stoker up SITE` starts it.
+
+    `waiting` hears what is waited for. `stoker.load(session=...)` joins it. Raises SessionError and ConfigError.
+    """
+    sites = collect([site] if site is not None else [])
+    for folder in _sessions(before):
+        with suppress(SessionError, ConfigError):  # one that is damaged is not the one that is meant
+            name = name_of(folder)
+            if _is_for(folder, sites) and (name == before or is_up(folder)):
+                return KeptSession(name, folder.path, started=False)
+    made = make(sites)
+    try:
+        start(made, waiting=waiting)
+    except BaseException:
+        if not made.file.exists():  # its manager has not come up
+            forget(made)
+        raise
+    return KeptSession(made.read().session, made.path, started=True)
+
+
+def _sessions(before: str) -> Iterator[SessionFolder]:
+    """The sessions that stay and are not over: the one of this name, then the others, the newest first."""
+    links = [link for link in (state_folder() / "sessions").glob("*") if holds_session(link)]
+    links.sort(key=lambda link: (link.name != before, -link.lstat().st_mtime))
+    for link in links:
+        folder = SessionFolder(link.resolve())
+        if is_detached(folder) and not over(folder):
+            yield folder
+
+
+def _is_for(folder: SessionFolder, sites: Sequence[Site]) -> bool:
+    there = {name: site_text(site) for name, site in sites_of(folder).items()}
+    return there == {site.name: site_text(site) for site in sites}

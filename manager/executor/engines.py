@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # at run time Parsl takes a second to import, and the command
     from parsl.providers import LocalProvider
     from parsl.providers.base import ExecutionProvider
 
-    from stoker.manager.executor.wants import Wants
+    from stoker.manager.executor.options import Wants
 
 
 def check(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
@@ -82,7 +82,7 @@ def engine_of(folder: SessionFolder) -> Engine:
 
 def local_provider(site: Site) -> LocalProvider:
     """Parsl's provider for pilots that are processes of this machine."""
-    from stoker.manager.executor.local_provider import QuotedLocalProvider
+    from stoker.manager.executor.blocks import QuotedLocalProvider
 
     pilot = site.pilot
     if site.engine is Engine.TASKVINE:

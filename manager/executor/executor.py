@@ -1,26 +1,31 @@
 """StokerExecutor: what Parsl sees of Stoker.
 
-Parsl's `python_app` gives a function and its arguments, we give a future. Blocks (batch jobs) come from any Parsl
+Parsl's `python_app` gives a function and its arguments, we return a future. Blocks (batch jobs) come from any Parsl
 provider; a block runs one pilot a node. Where Parsl's own executor (HTEX) and ours differ, and why:
 
-- A block that fails counts against the executor only while no pilot has ever come: pilots on borrowed machines are
+- A failed block counts against the executor only while no pilot has ever joined: pilots on borrowed machines are
   killed all day, and the calls that they ran are run again.
 - Initial blocks start with the executor, not a second later with Parsl's first look at its strategy.
-- Scaling in drains: pilots finish what they run and end by themselves; `drain_s` later the job is cancelled.
+- Scaling in drains: pilots finish what they run and exit; `drain_s` later the job is cancelled.
 - Calls run in the folder in which the program loads the session, as Parsl's users expect, where pilots see it.
+- While an executor is started, Python's garbage collector runs at 50,000 new containers instead of 700: a hundred
+  thousand futures are no garbage, and looking through them takes half of the client's time.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
 from parsl.data_provider.staging import Staging
+from parsl.dataflow.dflow import DataFlowKernel
 from parsl.executors.errors import BadStateException
 from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.states import JobState, JobStatus
@@ -33,15 +38,13 @@ from stoker.contexts.folders import program_folder
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
-from stoker.manager.executor import blocks, detached, engines, garbage
-from stoker.manager.executor.block_upkeep import BlockUpkeep
+from stoker.manager.executor import blocks, detached, engines
+from stoker.manager.executor.blocks import BlockUpkeep, NodeMessages
+from stoker.manager.executor.client import Link, wait_for_answer
 from stoker.manager.executor.futures import CANCELLED, CallFuture
-from stoker.manager.executor.leaving_sources import SourceShelf
-from stoker.manager.executor.link import Link
-from stoker.manager.executor.node_messages import NodeMessages
-from stoker.manager.executor.options import check_local_policy, check_options, check_session
+from stoker.manager.executor.options import CallPlace, check_local_policy, check_options, check_session
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
-from stoker.manager.executor.piece_inbox import PieceInbox
+from stoker.manager.executor.pieces import PieceInbox
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
 from stoker.manager.executor.processes import (
     ManagerProcess,
@@ -51,9 +54,8 @@ from stoker.manager.executor.processes import (
     note_joined,
     register,
 )
-from stoker.manager.executor.questions import wait_for_answer
-from stoker.manager.executor.wait_notices import WaitNotices
-from stoker.manager.executor.wants import CallPlace
+from stoker.manager.executor.progress import WaitNotices
+from stoker.manager.executor.publishing import SourceShelf
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
 from stoker.manager.live.chosen import honoured_in, keep_policies, policies_for
@@ -90,7 +92,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
       and a manager that does not answer are said in any case.
     - `block_error_handler`: as Parsl's; True is described above, False ignores failed blocks.
 
-    Resource specifications take the keys of `stoker.manager.executor.wants.KEYS`.
+    Resource specifications take the keys of `stoker.manager.executor.options.KEYS`.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return WaitNotices(
             faults_only=faults_only,
             ask=self.ask_status,
-            calls_wait=lambda: self.outstanding() > 0,
+            calls_wait=lambda: self._link is not None and bool(self._link.waiting),
             journal_trouble=lambda: self._link.journal_trouble if self._link is not None else "",
             why_silent=lambda: self._link.why_silent() if self._link is not None else "",
             is_ours=lambda context: self._link is not None and self._link.has_sent(context),
@@ -223,7 +225,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         except BaseException:
             self.shutdown()
             raise
-        garbage.calm()
+        calm_collector()
         self._calm = True
         self._news.start()
 
@@ -253,7 +255,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._stopped = True
         self._news.stop()
         if self._calm:
-            garbage.restore()
+            restore_collector()
         if not self._joins:
             self._end_session()
         elif self._link is not None:
@@ -357,7 +359,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     @property
     def tasks(self) -> dict[Any, Any]:
         """Calls that have not ended, by id."""
-        return dict[Any, Any](self._link.waiting.waiters) if self._link else {}
+        return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
 
     def monitor_resources(self) -> bool:
         """False: a library serves many calls, so the resources of its process belong to none of them."""
@@ -429,3 +431,63 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         """The shell command of a pilot. Nothing secret is in it: the keys lie in the session folder."""
         block_keys.issue(self.link.folder, block_id)
         return pilot_command(self.site, folder=self.link.folder, block=block_id, python_path=python_path())
+
+
+def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
+    """The loaded StokerExecutors. Raises SessionError if there is none."""
+    found = [executor for executor in kernel.executors.values() if isinstance(executor, StokerExecutor)]
+    if not found:
+        labels = ", ".join(label for label in kernel.executors if label != "_parsl_internal")
+        raise SessionError(
+            f"{name} wants a StokerExecutor, but Parsl was loaded with {labels} only; add one to its Config:\n\n"
+            "  Config(executors=[stoker.StokerExecutor()])\n"
+        )
+    return found
+
+
+def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) -> None:
+    """Raise ConfigError for a label of an executor that is not loaded, or no StokerExecutor."""
+    loaded = [label for label in kernel.executors if label != "_parsl_internal"]
+    for label in labels:
+        if label not in loaded:
+            raise ConfigError(
+                f"{name}: executors: no executor {label!r} is loaded; there are {', '.join(loaded)}", key="executors"
+            )
+        if not isinstance(kernel.executors[label], StokerExecutor):
+            kind = type(kernel.executors[label]).__name__
+            raise ConfigError(
+                f"{name}: executors: {label!r} is a {kind}, and a @stoker.app runs on StokerExecutors; for that one"
+                f" write Parsl's @python_app(executors=[{label!r}])",
+                key="executors",
+            )
+
+
+# ---- the garbage collector
+
+
+THRESHOLDS = (50_000, 20, 50)
+
+_lock = threading.Lock()
+_calm = 0
+_before: tuple[int, int, int] = gc.get_threshold()
+
+
+def calm_collector() -> None:
+    """Collect less often, until `restore` was called as often as this."""
+    global _calm, _before
+    with _lock:
+        if _calm == 0:
+            _before = gc.get_threshold()
+            if 0 < _before[0] < THRESHOLDS[0]:  # a program that has chosen less, or none, keeps it
+                gc.set_threshold(*THRESHOLDS)
+        _calm += 1
+
+
+def restore_collector() -> None:
+    """Undo one `calm`."""
+    global _calm
+    with _lock:
+        if _calm > 0:
+            _calm -= 1
+            if _calm == 0 and gc.get_threshold() == THRESHOLDS:
+                gc.set_threshold(*_before)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from parsl.app import errors
+
 from stoker.contexts import payloads
 from stoker.contexts.payload_layout import Buffer
 from stoker.contexts.recipe import ObjectRef
@@ -24,8 +26,9 @@ from stoker.errors import (
     SerializationError,
     StokerError,
 )
-from stoker.manager.executor.bash_failures import with_its_command
 from stoker.manager.executor.packing import read_result
+from stoker.manager.executor.pieces import unpickling_advice
+from stoker.pilot.library.bash_failures import in_words
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Payload, Printed
 from stoker.protocol.ids import show_call, show_library
 from stoker.units import show_bytes
@@ -140,12 +143,6 @@ def failure_error(failure: Failure, *, call: int, session: str = "", printed: Pr
     return _KINDS[failure.kind]("\n".join(lines), **facts)
 
 
-def unpickling_advice(error: BaseException) -> str:
-    """What to do about an exception that unpickling raised in this program; empty if its classes raised it."""
-    is_missing = isinstance(error, ImportError | AttributeError)
-    return "; the modules that define it must be importable in this program too" if is_missing else ""
-
-
 def _has_output(printed: Printed | None) -> bool:
     return printed is not None and printed.end != printed.start
 
@@ -176,3 +173,33 @@ def _bytes(payload: Payload, end: CallEnd) -> Buffer:
             what="result",
             call=show_call(end.call),
         ) from error
+
+
+# ---- commands of a `bash_app` that failed
+
+
+class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
+    """A command of a `bash_app` ended with another exit code than 0.
+
+    `app_name` and `exitcode` are those of Parsl's exception; `command` is what ran, `last_lines` what it printed last.
+    """
+
+    def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:
+        super().__init__(app_name, exitcode)
+        self.args = (app_name, exitcode)
+        self.command = command
+        self.last_lines = last_lines
+
+    def __str__(self) -> str:
+        return in_words(super().__str__(), command=self.command, last_lines=self.last_lines)
+
+
+def with_its_command(error: BaseException) -> BaseException:
+    """Parsl's exception for a command as one that says what a library has found out; any other one as it is."""
+    facts = vars(error)
+    if type(error) is not errors.BashExitFailure or "command" not in facts:
+        return error
+    app_name, exitcode = facts.get("app_name", ""), facts.get("exitcode", 0)
+    more = BashExitFailure(app_name, exitcode, str(facts["command"]), str(facts.get("last_lines", "")))
+    more.__cause__ = error.__cause__
+    return more

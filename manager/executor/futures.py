@@ -16,18 +16,16 @@ from parsl.dataflow.dflow import DataFlowKernel
 from parsl.dataflow.futures import AppFuture
 
 from stoker.errors import ConfigError
-from stoker.manager.executor import callbacks
-from stoker.manager.executor.checkpoints import make_safe
 from stoker.manager.executor.failures import opens_at_once, outcome
+from stoker.manager.executor.kernel import make_safe
 from stoker.manager.executor.packing import discard_result
-from stoker.manager.executor.piece_inbox import PieceInbox
-from stoker.manager.executor.reading import PieceReader, open_piece
-from stoker.manager.executor.settling import SLOW_S
+from stoker.manager.executor.pieces import PieceInbox, PieceReader, open_piece
+from stoker.manager.executor.settling import SLOW_S, add_callback, callbacks_of, is_users_callback
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.protocol.ids import CallId, show_call
 
 if TYPE_CHECKING:
-    from stoker.manager.executor.link import Link
+    from stoker.manager.executor.client import Link
 
 
 class CallFuture(Future[Any]):
@@ -61,7 +59,7 @@ class CallFuture(Future[Any]):
             kernel = getattr(getattr(fn, "func", None), "__self__", None)
             if isinstance(kernel, DataFlowKernel):
                 make_safe(kernel)
-        callbacks.add_to(self, fn, register=super().add_done_callback)
+        add_callback(self, fn, register=super().add_done_callback)
         # The app's future may have been cancelled while the executor submitted the call. Its `cancel` marks the record
         # and then looks for this future; here it is the other way round, so that one of the two finds the other.
         if record is not None and record.get("resource_specification") is CANCELLED:
@@ -96,13 +94,13 @@ class CallFuture(Future[Any]):
 
     def _runs_users_code(self) -> bool:
         """True if to settle this runs a program's callback here: the future of an app of Parsl's own has one."""
-        for callback in callbacks.of(self):
+        for callback in callbacks_of(self):
             record = _record_of(callback)
             app = None if record is None else record.get("app_fu")
             if (
                 isinstance(app, Future)
                 and not isinstance(app, AppCallFuture)
-                and any(map(callbacks.is_users, callbacks.of(app)))
+                and any(map(is_users_callback, callbacks_of(app)))
             ):
                 return True
         return False
@@ -205,7 +203,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Have a function called when the call has ended, on a thread for callbacks. It may wait for other calls."""
-        callbacks.add_to(self, fn, register=super().add_done_callback)
+        add_callback(self, fn, register=super().add_done_callback)
 
     def cancel(self) -> bool:
         """Cancel the call, also when it runs. False if it has ended."""

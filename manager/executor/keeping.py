@@ -22,11 +22,10 @@ from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, RecipeError, StokerError
-from stoker.manager.executor.kept_lines import KeptHeader, Record
-from stoker.manager.executor.kept_results import KeptFile, open_kept
+from stoker.manager.executor.kept_file import KeptFile, KeptHeader, Record, open_kept
 from stoker.manager.executor.map_calls import MapCalls
+from stoker.manager.executor.map_window import MapInbox
 from stoker.manager.executor.packing import logger
-from stoker.manager.executor.waiting import MapInbox
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId
 

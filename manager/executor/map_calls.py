@@ -16,10 +16,10 @@ from stoker.contexts.digest import digest_of_item
 from stoker.errors import RecipeError
 from stoker.manager.executor.apps import StokerApp
 from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.options import Wants
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import travels_with
-from stoker.manager.executor.wants import Wants
 from stoker.protocol.calls import Payload
 
 _PLAIN = Wants()

@@ -1,11 +1,34 @@
-"""The items of a `stoker.map`: futures among them are waited for, and they are put into batches."""
+"""The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
+
+Tables: Python's own iteration gives column names (pandas), columns (polars, Arrow) or batches (Arrow's readers), which
+no user of a map means. Rows are made a chunk at a time, and a file is read as calls are sent. None of the libraries is
+imported here: a table can only come from a program that has imported its library.
+
+Slow inputs: an input that takes its time (a download, a query, futures) would delay results that have come. So a thread
+reads it once `SLOW_ITEMS` items took longer than `SLOW_S` while calls were in flight, one soon after the other. Quick
+inputs stay on their consumer's thread: some things are bound to one, such as SQLite's cursors. The first item may take
+long (a query begins), and an item now and then. The thread knows the inputs and the stream's bell, not the stream: a
+stream whose loop is left must be collected. The thread then ends after its current item.
+"""
 
 from __future__ import annotations
 
+import contextvars
 import itertools
+import math
+import queue
+import sys
+import threading
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
+
+from stoker.datafile import read_rows
+from stoker.errors import ConfigError
+
+# ---- futures and batches
 
 
 class LostItem:
@@ -39,3 +62,186 @@ def batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
     """The items in lists of `size`; the last may be shorter."""
     while batch := list(itertools.islice(items, size)):
         yield batch
+
+
+# ---- tables and data files
+
+
+CHUNK_ROWS = 1024
+_FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".jsonl.gz", ".csv.gz")
+
+
+class Rows:
+    """The rows of a table, in order. `len` is their number."""
+
+    def __init__(self, chunks: Iterator[list[dict[str, Any]]], count: int) -> None:
+        self._chunks = chunks
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for chunk in self._chunks:
+            yield from chunk
+
+
+def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
+    """The rows of a data frame (pandas, polars), of Arrow's tables, batches, readers and data sets, or of the data file
+    that a Path names; None for anything else. Only some know their number (`Rows`).
+
+    Raises ConfigError for a polars LazyFrame, which has no rows yet, for a table with two columns of one name, for
+    several splits at once, for a file that cannot be read, and for a file's name as a text.
+    """
+    if isinstance(items, Path):
+        return (row.fields for row in read_rows(items))
+    if isinstance(items, str) and items.endswith(_FILES):
+        raise ConfigError(f"stoker.map: a text is mapped letter by letter; for the file's rows write Path({items!r})")
+    if _is_a(items, "pandas", "DataFrame"):
+        _check_names(items.columns)
+        starts = range(0, len(items), CHUNK_ROWS)
+        return Rows((items.iloc[start : start + CHUNK_ROWS].to_dict("records") for start in starts), len(items))
+    if _is_a(items, "polars", "LazyFrame"):
+        raise ConfigError("stoker.map: a LazyFrame has no rows yet; write stoker.map(function, frame.collect())")
+    if _is_a(items, "polars", "DataFrame"):
+        return Rows((part.to_dicts() for part in items.iter_slices(CHUNK_ROWS)), items.height)
+    if _is_a(items, "datasets", "DatasetDict") or _is_a(items, "datasets", "IterableDatasetDict"):
+        raise ConfigError(
+            f"stoker.map: a data set of the splits {', '.join(items)} has no rows itself; name one of them"
+        )
+    return _arrow_rows(items)
+
+
+def _arrow_rows(items: Any) -> Iterable[dict[str, Any]] | None:
+    if _is_a(items, "pyarrow", "Table"):
+        _check_names(items.column_names)
+        return Rows((part.to_pylist() for part in items.to_batches(max_chunksize=CHUNK_ROWS)), items.num_rows)
+    if _is_a(items, "pyarrow", "RecordBatch"):
+        _check_names(items.schema.names)
+        return Rows(_chunks(items), items.num_rows)
+    if _is_a(items, "pyarrow", "RecordBatchReader"):
+        _check_names(items.schema.names)
+        return (row for batch in items for chunk in _chunks(batch) for row in chunk)
+    if _is_a(items, "pyarrow.dataset", "Dataset"):
+        _check_names(items.schema.names)
+        return (row for batch in items.to_batches(batch_size=CHUNK_ROWS) for row in batch.to_pylist())
+    return None
+
+
+def _chunks(batch: Any) -> Iterator[list[dict[str, Any]]]:
+    """The rows of an Arrow RecordBatch, which may be a whole table."""
+    return (batch.slice(start, CHUNK_ROWS).to_pylist() for start in range(0, batch.num_rows, CHUNK_ROWS))
+
+
+def _check_names(names: Iterable[Any]) -> None:
+    """Raise ConfigError if a row as a dict would lose a column."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"stoker.map: the table has two columns {twice[0]!r}, and a row, as a dict, has room for one; rename one"
+        )
+
+
+def _is_a(value: Any, library: str, kind: str) -> bool:
+    """True for an instance of a library's class; the library is not imported for it."""
+    module = sys.modules.get(library)
+    wanted = getattr(module, kind, None)
+    return isinstance(wanted, type) and isinstance(value, wanted)
+
+
+# ---- slow inputs
+
+
+SLOW_S = 0.1
+"""An item that takes longer is a slow one."""
+SLOW_ITEMS = 2
+"""An input with this many slow items is a slow one."""
+FORGOTTEN_S = 60.0
+"""A slow item after which others came quickly for so long does not count any more."""
+_JOIN_S = 0.2
+
+
+class NotYet(Exception):
+    """The next item is not there yet. The bell rings when it is."""
+
+
+class SlowItems:
+    """Counts the slow items of one input that came soon after each other."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last_at = -math.inf
+
+    def took(self, began: float, ended: float) -> bool:
+        """A slow item was taken between these times, in seconds. True if its input is a slow one."""
+        self._count = self._count + 1 if began - self._last_at < FORGOTTEN_S else 1
+        self._last_at = ended
+        return self._count >= SLOW_ITEMS
+
+
+class PulledInputs(Iterator[Any]):
+    """The items of a slow input. `next` never waits: it raises NotYet."""
+
+    def __init__(self, inputs: Iterator[Any], *, bell: queue.SimpleQueue[None]) -> None:
+        self._inputs: Iterator[Any] | None = inputs
+        self._bell = bell
+        self._pulled: deque[Any] = deque()
+        self._end: BaseException | None = None
+        """Why there are no more items than those that were pulled."""
+        self._room = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._pull,), name="stoker-map-input", daemon=True)
+        self._thread.start()
+
+    def allow(self, count: int) -> None:
+        """Let `count` items wait here; each that is taken counts until the next time."""
+        with self._changed:
+            self._room = count
+            self._changed.notify()
+
+    @property
+    def is_ready(self) -> bool:
+        """True if `next` would not raise NotYet."""
+        return bool(self._pulled) or self._end is not None
+
+    def __next__(self) -> Any:
+        if not self._pulled:
+            if self._end is None:
+                raise NotYet
+            if not self._pulled:  # none came between the two
+                raise self._end
+        self._room -= 1
+        return self._pulled.popleft()
+
+    def close(self) -> None:
+        """Take no more items. An item that is being made is finished first, on the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def _pull(self) -> None:
+        inputs, self._inputs = self._inputs, None
+        assert inputs is not None
+        try:
+            while self._may_pull():
+                self._pulled.append(next(inputs))
+                if len(self._pulled) == 1:
+                    self._bell.put(None)
+        except BaseException as error:  # it is raised where the next result would have come
+            if "thread" in str(error):
+                error.add_note(
+                    "stoker.map: this input is slow, so it is read on a thread of its own; if it cannot be used there,"
+                    " make a list of it first, or give window=1"
+                )
+            self._end = error
+            self._bell.put(None)
+
+    def _may_pull(self) -> bool:
+        with self._changed:
+            while not self._closed and len(self._pulled) >= self._room:
+                self._changed.wait()
+            return not self._closed

@@ -1,23 +1,29 @@
-"""`stoker.map`: many calls of one function, streamed.
-
-Two questions that the name does not answer:
+"""`stoker.map` and `stoker.amap`: many calls of one function, streamed.
 
 - What does the function get? With `batch_size=None` each item as it is; with `batch_size=n` (any n, 1 too) a list of up
-  to n items, so that what it gets does not depend on the number. The default is what `@stoker.app(batch_size=...)`
-  says. One result comes back for each call: for each item, or for each batch. A table or a data file is a sequence of
-  rows, each a dict by column name (`rows`).
+  to n items. The default is that of `@stoker.app(batch_size=...)`. One result comes back for each call. A table or a
+  data file is a sequence of rows, each a dict by column name.
 - When is an error raised? Where its result would have come: in order with `ordered`, else when it arrives. The calls
   that are left are cancelled then, as they are when the loop ends early or Ctrl-C stops it. With `return_exceptions`
   the exception stands in the place of the result, and the loop goes on.
 
 Progress is counted in the user's items, whatever the size of a batch.
+
+`amap` takes the results of a map on a thread, which the event loop asks for one result after the other.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
-from collections.abc import Callable, Iterable, Sized
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future, InvalidStateError
+from types import TracebackType
 from typing import Any
 
 from parsl.dataflow.dflow import DataFlowKernel
@@ -25,16 +31,15 @@ from parsl.dataflow.dflow import DataFlowKernel
 from stoker.errors import ConfigError
 from stoker.largest import MOST_NUMBER
 from stoker.manager.executor.apps import labels_of
-from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.executor import StokerExecutor, check_labels, stoker_executors
 from stoker.manager.executor.keeping import Keeping, path_of
-from stoker.manager.executor.kernels import check_labels, loaded_kernel, stoker_executors
+from stoker.manager.executor.kernel import loaded_kernel
 from stoker.manager.executor.map_calls import MapCalls, app_in
-from stoker.manager.executor.map_inputs import batches, settled
+from stoker.manager.executor.map_inputs import batches, rows_of, settled
+from stoker.manager.executor.map_results import ResultStream
 from stoker.manager.executor.options import check_count, check_truth, refuse
 from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.progress import Follow, MapProgress
-from stoker.manager.executor.rows import rows_of
-from stoker.manager.executor.stream import ResultStream
 
 WINDOW = 2_000
 
@@ -149,3 +154,166 @@ def executor_of(
     if not here:
         check_labels(kernel, labels, name=f"{asked}: {name}")
     return ours[here[0]]
+
+
+# ---- in an event loop
+
+
+_END = object()
+
+
+def amap(
+    function: Callable[..., Any],
+    items: Iterable[Any] | AsyncIterable[Any],
+    *,
+    batch_size: int | None = None,
+    ordered: bool = True,
+    progress: bool | Follow = False,
+    window: int | None = None,
+    return_exceptions: bool = False,
+    keep: str | os.PathLike[str] | None = None,
+    reuse: bool = False,
+) -> AsyncResults:
+    """Call `function` on every item; `async for` over the results as they come.
+
+    The options are those of `stoker.map`, and so is what they mean. `items` may be an async iterable too. To leave the
+    loop, or to cancel the task that waits in it, cancels what is left.
+    """
+    given: Iterable[Any]
+    if isinstance(items, AsyncIterable):
+        try:
+            given = _AwaitedItems(items, asyncio.get_running_loop())
+        except RuntimeError:
+            raise ConfigError("stoker.amap: items that are awaited need a running event loop: call it in one") from None
+    else:
+        given = items
+    results = map(
+        function,
+        given,
+        batch_size=batch_size,
+        ordered=ordered,
+        progress=progress,
+        window=window,
+        return_exceptions=return_exceptions,
+        keep=keep,
+        reuse=reuse,
+    )
+    return AsyncResults(results, interrupt=given.close if isinstance(given, _AwaitedItems) else lambda: None)
+
+
+class AsyncResults(AsyncIterator[Any]):
+    """The results of a map, for `async for`. `close()` cancels the calls that are left. `interrupt` ends a wait for the
+    next item."""
+
+    def __init__(self, results: ResultStream, *, interrupt: Callable[[], None]) -> None:
+        self._results = results
+        self._interrupt = interrupt
+        self._asked: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
+        self._is_closed = False
+        weakref.finalize(self, self._asked.put, None)
+        threading.Thread(target=_serve, args=(results, self._asked), name="stoker-amap", daemon=True).start()
+
+    @property
+    def taken(self) -> int:
+        """How many results were handed over."""
+        return self._results.taken
+
+    @property
+    def items(self) -> int:
+        """The items that they belong to."""
+        return self._results.items
+
+    def __aiter__(self) -> AsyncResults:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._is_closed:
+            raise StopAsyncIteration
+        asked: Future[Any] = Future()
+        self._asked.put(asked)
+        try:
+            value = await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if value is _END:
+            self._is_closed = True
+            raise StopAsyncIteration
+        return value
+
+    def close(self) -> None:
+        """Cancel the calls that are left, and drop their results."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._results.stop()
+            self._interrupt()
+            self._asked.put(None)
+
+    async def aclose(self) -> None:
+        """As `close`, for `contextlib.aclosing`."""
+        self.close()
+
+    async def __aenter__(self) -> AsyncResults:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not getattr(self, "_is_closed", True) and not _ending():
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<async {repr(self._results)[1:]}"
+
+
+def _serve(results: ResultStream, asked: queue.SimpleQueue[Future[Any] | None]) -> None:
+    """The thread that takes the results, until it is told that no one asks for more."""
+    while (wanted := asked.get()) is not None:
+        error, value = None, _END
+        try:
+            value = next(results, _END)
+        except BaseException as raised:  # Ctrl-C does not come to this thread; what a call raised goes to who asked
+            error = raised
+        try:
+            if error is None:
+                wanted.set_result(value)
+            else:
+                wanted.set_exception(error)
+        except InvalidStateError:  # its task was cancelled
+            pass
+        del wanted, error, value
+    results.close()
+
+
+class _AwaitedItems(Iterator[Any]):
+    """What an async iterable gives, for a thread that is not its event loop's."""
+
+    def __init__(self, items: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._items = aiter(items)
+        self._loop = loop
+        self._awaited: Future[Any] | None = None
+        self._is_closed = False
+
+    def __next__(self) -> Any:
+        async def item() -> Any:
+            try:
+                return await anext(self._items)
+            except StopAsyncIteration:  # which no future may hold
+                return _END
+
+        self._awaited = asyncio.run_coroutine_threadsafe(item(), self._loop)
+        if self._is_closed:
+            self._awaited.cancel()
+        value = self._awaited.result()
+        if value is _END:
+            raise StopIteration
+        return value
+
+    def close(self) -> None:
+        """No more items are wanted."""
+        self._is_closed = True
+        if self._awaited is not None:
+            self._awaited.cancel()

@@ -2,8 +2,7 @@
 
 A manager that was started again may listen at another address, so the client reads the session file again every second.
 The manager that ended the session may be one that this client was never connected to (`stoker down` starts one where
-the last was killed), so the client also reads then whether the session's folder says that it is over, as pilots do.
-It logs a long absence, with the reason as far as it can be seen from here.
+the last was killed), so the client also reads whether the session's folder says that it is over, as pilots do.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -18,14 +18,14 @@ from stoker.errors import SessionError
 from stoker.manager.executor.processes import removed
 from stoker.manager.live.interfaces import is_listening, no_way_to
 from stoker.manager.live.presence import elsewhere
-from stoker.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 
 logger = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
-"""How often the client reads the session file while the manager is away."""
+"""Seconds between two reads of the session file while the manager is away."""
 SLOW_S = 5.0
-"""A program that has waited so long for its manager's welcome logs the reason."""
+"""After this wait for its manager's welcome a program logs the reason."""
 AWAY_S = 30.0
 """A manager that is away for longer is reported; if its folder is gone too, the session is over."""
 
@@ -40,14 +40,14 @@ class Membership:
         self.session = folder.read()
         """The session file as it was read last."""
         self.why_over = ""
-        """Why the session is over, as its folder says; empty while it does not."""
+        """Why the session is over, as its folder says; empty while it is not."""
         self._folder = folder
         self._check_at = 0.0
         self._report_at = math.inf
         self._is_reported = False
 
     def welcomed(self) -> None:
-        """The manager has welcomed this client."""
+        """Note the manager's welcome."""
         self.joined.set()
         self.was_joined = True
 
@@ -55,17 +55,8 @@ class Membership:
         """True if the manager has ever welcomed this client, or does so within this time."""
         return self.was_joined or self.joined.wait(within_s)
 
-    def log_lost_journal(self, *, open_calls: int) -> None:
-        """Log that the manager has lost a part of its journal, and what happens to the client's open calls."""
-        logger.warning(
-            "session %s: its manager has lost a part of its journal; %d calls are submitted again, "
-            "and those that run go on",
-            self.session.session,
-            open_calls,
-        )
-
     def connection_lost(self, now: float) -> None:
-        """The connection broke. `now`: seconds on the monotonic clock."""
+        """Note that the connection broke. `now`: seconds on the monotonic clock."""
         if self.joined.is_set():
             self.joined.clear()
             self._report_at, self._is_reported = now + AWAY_S, False
@@ -84,8 +75,8 @@ class Membership:
         raise self._not_joined(f"{why}; that lasted for {timeout_s:.0f} s")
 
     def find_manager(self, now: float) -> SessionFile | None:
-        """Read the session file if that is due, and report a long absence. For use while the manager is away. If the
-        session is over it sets `why_over`. Raises SessionError if the session's folder is gone."""
+        """Read the session file if that is due, and report a long absence. Sets `why_over` if the session is over.
+        Raises SessionError if the session's folder is gone."""
         if now < self._check_at or self.why_over:
             return None
         self._check_at = now + CHECK_EVERY_S
@@ -93,16 +84,7 @@ class Membership:
         if self.why_over:
             return None
         if now >= self._report_at:
-            if not os.path.isdir(self._folder.path):
-                raise removed(self._folder)
-            self._report_at = now + AWAY_S
-            report = logger.debug if self._is_reported else logger.warning
-            self._is_reported = True
-            report(
-                "session %s: its manager is away; what runs goes on. If it does not come back: stoker attach %s",
-                self.session.session,
-                self.session.session,
-            )
+            self._report_absence(now)
         try:
             self.session = self._folder.read()
         except SessionError as error:  # the file system may be away: try again later
@@ -110,15 +92,25 @@ class Membership:
             return None
         return self.session
 
+    def _report_absence(self, now: float) -> None:
+        if not os.path.isdir(self._folder.path):
+            raise removed(self._folder)
+        self._report_at = now + AWAY_S
+        report = logger.debug if self._is_reported else logger.warning
+        self._is_reported = True
+        session = self.session.session
+        text = "session %s: its manager is away; what runs goes on. If it does not come back: stoker attach %s"
+        report(text, session, session)
+
     def why_silent(self) -> str:
-        """Why the manager may not answer although the connection to it stands."""
+        """Return why the manager may not answer although the connection to it is up."""
         return (
             f"session {self.session.session}: its manager does not answer: it is stopped, or the file system of"
             f" {self._folder.path} hangs; calls and results wait for it, and what runs goes on"
         )
 
     def _why_not_joined(self, journal_trouble: str) -> str:
-        """Why the manager has not welcomed this client. Raises SessionError if waiting cannot help."""
+        """Return why there is no welcome yet. Raises SessionError if waiting cannot help."""
         address, log = self.session.address, self._folder.manager_log
         subject = f"session {self.session.session}: its manager{elsewhere(self._folder)} at {address}"
         if journal_trouble:
@@ -131,3 +123,43 @@ class Membership:
 
     def _not_joined(self, why: str) -> SessionError:
         return SessionError(why, session=self.session.session, log=str(self._folder.manager_log))
+
+
+# ---- the errors with which a client's link ends
+
+
+def other_python(session: SessionFile) -> SessionError:
+    """The session's libraries run under another Python than this program."""
+    return SessionError(
+        f"session {session.session} is one of Python {session.python}, and this program runs under"
+        f" Python {PYTHON} ({sys.executable}), whose functions cannot run there; run the program with Python"
+        f" {session.python}, or start another session with this one (`stoker up`)",
+        session=session.session,
+    )
+
+
+def refused_key(folder: SessionFolder, session: str) -> SessionError:
+    """The manager does not accept the key in the client's session folder."""
+    return SessionError(
+        f"the manager of session {session} refused this client's key; "
+        f"{folder.path} is a copy of another session's folder, or its keys were changed",
+        session=session,
+    )
+
+
+def session_over(session: str, reason: str) -> SessionError:
+    """The manager has ended the session."""
+    return SessionError(
+        f"session {session} is over: {reason or 'it was ended'}; "
+        "load a new one with stoker.load(), and submit the calls again that have no result",
+        session=session,
+    )
+
+
+def forked_process(session: str) -> SessionError:
+    """A forked child uses the link of its parent."""
+    return SessionError(
+        f"this process was forked from the program that loaded session {session}, and cannot use it; "
+        "make calls in that program, or load a session here",
+        session=session,
+    )

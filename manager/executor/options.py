@@ -1,4 +1,9 @@
-"""What `stoker.load` and `StokerExecutor` are given, checked before anything is started."""
+"""Options that a program gives, checked before anything is started or sent.
+
+Those of `stoker.load` and `StokerExecutor` come first. A call's are the keys of `parsl_resource_specification`, of
+`@stoker.app`, and of the paper's `parsl_spec`: an unknown key, a wrong type or a wrong unit raises an error that names
+the key and lists the valid ones.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,31 @@ import inspect
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
+import msgspec
 from parsl.config import Config
 from parsl.data_provider.staging import Staging
 from parsl.errors import ConfigurationError
+from parsl.executors.errors import InvalidResourceSpecification
 from parsl.monitoring.radios.base import RadioConfig
 from parsl.providers.base import ExecutionProvider
 from typeguard import TypeCheckError
 
-from stoker.errors import ConfigError
-from stoker.largest import LONGEST_S
+from stoker.contexts.encoder_runtimes import Family
+from stoker.contexts.factory import as_recipe, recipe_of
+from stoker.contexts.folders import ProgramFolder
+from stoker.contexts.recipe import BARE, Recipe
+from stoker.errors import ConfigError, RecipeError
+from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER
+from stoker.protocol.calls import CallOptions, Features, Objective
+from stoker.protocol.ids import RecipeKey
 from stoker.site import ProvisioningName, Site
+from stoker.units import parse_seconds
+
+# ---- `stoker.load` and StokerExecutor
+
 
 _LOADS = ("site", "session", "provider", "label", "run_dir", "retries", "working_dir", "drain_s", "progress")
 _PARSLS = tuple(
@@ -132,3 +150,301 @@ def check_local_policy(site: Site) -> None:
             " pilots on this machine; leave it out, or use the site with `stoker up`",
             key="provisioning",
         )
+
+
+# ---- calls
+
+
+KEYS = {
+    "context": "the recipe of the context that the call wants",
+    "priority": "a whole number; higher runs first (default 0)",
+    "timeout_s": 'ends a call that runs longer: seconds, or a text such as "10 min"',
+    "deadline_s": "when the call should be done, from now: seconds or a text",
+    "late": '"run" a call that cannot make its deadline after the calls that can (default), or "drop" it',
+    "latency_s": "how long it may take, once submitted: seconds or a text (needs a policy that honours it)",
+    "ttft_s": "time to first token: seconds or a text (needs a policy that honours it)",
+    "ttft_per_token_s": "time to first token for each token of input, where that is more: seconds or a text",
+    "ttft_most_s": "the most that the time to first token grows to: seconds or a text",
+    "tpot_s": "time per output token: seconds or a text (needs a policy that honours it)",
+    "features": "what policies may know: {'items': 1, 'input_length': 512, 'expected_output': 64, 'kind': 'long'}",
+    "variants": "recipes of other contexts that can serve the call too, best first (needs a policy that honours it)",
+    "gang": "(smallest, largest) number of libraries that run it together",
+    "stream": "True: the pieces that the function yields travel as they come",
+}
+"""Every key of a specification, and what it is."""
+
+
+class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
+    """A specification that cannot be meant; Parsl's InvalidResourceSpecification too. Facts: `key`, `invalid_keys`."""
+
+    def __str__(self) -> str:
+        return str(Exception.__str__(self))
+
+
+class CallPlace(NamedTuple):
+    """Where the calls of a program run: in the `folder` that the user named, else in the program's own, `home`."""
+
+    folder: str = ""
+    home: ProgramFolder | None = None
+
+
+ANYWHERE = CallPlace()
+
+
+class Wants(msgspec.Struct, frozen=True):
+    """What a specification says. `deadline_s` counts from when the call is submitted (0 = none). `family`: the call is
+    still to be given the context that its length wants; until then `recipe` is the longest one."""
+
+    recipe: Recipe = BARE
+    options: CallOptions = CallOptions()
+    variants: tuple[Recipe, ...] = ()
+    features: Features | None = None
+    deadline_s: float = 0.0
+    takes_context: bool = False
+    family: Family | None = None
+    of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
+    """What its calls of each length want, by the key of their shortest context: calls that want the same share it."""
+
+    def streaming(self, streams: bool) -> Wants:
+        """The same, for calls that give their results in pieces, or whole."""
+        if self.options.stream is streams:
+            return self
+        return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An app travels in functions that name it; what counts the inputs of its calls stays here."""
+        family = Family(self.family.recipes) if self.family is not None else None
+        return Wants, (
+            self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
+        )  # fmt: skip
+
+    def can_choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments is to be given a context of a family, and they tell which."""
+        return self.family is not None and is_countable(self.features, args, kwargs)
+
+    def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
+        """What a call with these arguments wants: of a family the shortest context that is long enough, and the longer
+        ones as variants. Raises InputTooLongError, and ConfigError where nothing says how long its input is."""
+        if self.family is None:
+            return self
+        recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))
+        known = self.of_lengths.get(recipe.key)
+        if known is None:
+            keys = tuple(RecipeKey(each.key) for each in longer)
+            options = msgspec.structs.replace(self.options, variants=keys)
+            known = msgspec.structs.replace(
+                self, recipe=recipe, variants=tuple(longer), options=options, family=None, of_lengths={}
+            )
+            self.of_lengths[recipe.key] = known
+        return known
+
+    def options_in(self, place: CallPlace) -> CallOptions:
+        """The options of a call that runs at this place. `Submission.due_at` holds its deadline."""
+        return msgspec.structs.replace(self.options, folder=place.folder, home=place.home)
+
+
+def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False) -> Wants:
+    """What a specification says. Raises SpecificationError, naming the key."""
+    unknown = sorted(str(key) for key in specification if key not in KEYS)
+    if unknown:
+        raise _unknown(unknown)
+    context = specification.get("context")
+    family = context if isinstance(context, Family) else None
+    if family is not None and specification.get("variants"):
+        raise _wrong("variants", specification["variants"], "of any use beside a family, whose contexts are variants")
+    recipe = family.recipes[-1] if family is not None else _recipe_or_none(context)
+    variants = () if specification.get("variants") is None else specification["variants"]
+    if isinstance(variants, Recipe | str) or not isinstance(variants, Sequence):
+        raise _wrong("variants", variants, "a list of recipes")
+    variants = tuple(_recipe("variants", variant) for variant in variants)
+    deadline_s, late = _seconds(specification, "deadline_s"), specification.get("late", "run")
+    if _late(late) and not deadline_s:
+        raise _wrong("late", late, "of any use without a deadline: say when the call should be done, too")
+    objective = _objective(specification, drop_late=_late(late))
+    return Wants(
+        recipe=recipe or BARE,
+        variants=variants,
+        features=_features(specification.get("features")),
+        deadline_s=deadline_s,
+        takes_context=takes_context and recipe is not None,
+        family=family,
+        options=CallOptions(
+            priority=_whole(specification, "priority"),
+            objective=objective,
+            stream=_truth(specification, "stream"),
+            variants=tuple(RecipeKey(variant.key) for variant in variants),
+            gang=_gang(specification.get("gang", (1, 1))),
+            limit_s=_seconds(specification, "timeout_s"),
+        ),
+    )
+
+
+def read_parsl_spec(spec: Any) -> Recipe:
+    """The recipe of the paper's `parsl_spec = {'context': [loader, [args], {kwargs}]}` (Figure 5).
+
+    Raises SpecificationError, and RecipeError for a loader that the arguments do not fit.
+    """
+    form = "{'context': [loader, [arguments], {keyword arguments}]}"
+    if not isinstance(spec, Mapping) or "context" not in spec:
+        raise _wrong("parsl_spec", spec, form)
+    context = spec["context"]
+    if isinstance(context, Recipe):
+        return context
+    if not isinstance(context, Sequence) or not 1 <= len(context) <= 3 or not callable(context[0]):
+        raise _wrong("parsl_spec", spec, form)
+    loader = context[0]
+    args: Any = context[1] if len(context) > 1 else []
+    kwargs: Any = context[2] if len(context) > 2 else {}
+    if isinstance(args, str) or not isinstance(args, Sequence) or not isinstance(kwargs, Mapping):
+        raise _wrong("parsl_spec", spec, form)
+    return recipe_of(loader, tuple(args), dict(kwargs))
+
+
+def _unknown(unknown: list[str]) -> SpecificationError:
+    nearest = difflib.get_close_matches(unknown[0], KEYS, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "what a call needs of a device, its context says"
+    valid = "\n".join(f"  {key:11} {text}" for key, text in KEYS.items())
+    what = f"{unknown[0]} is not a key" if len(unknown) == 1 else f"{', '.join(unknown)} are not keys"
+    message = f"parsl_resource_specification: {what}; {hint}\nthe keys are\n{valid}"
+    return SpecificationError(message, key=unknown[0], invalid_keys=set(unknown))
+
+
+def _wrong(name: str, value: Any, want: str, *, key: str = "") -> SpecificationError:
+    """The error for a value; `key`: the key of the specification, where `name` says more than it."""
+    shown, key = repr(value), key or name
+    text = f"{name}: {shown if len(shown) < 80 else shown[:77] + '...'} is not {want}"
+    return SpecificationError(text, key=key, invalid_keys={key})
+
+
+def _recipe_or_none(context: Any) -> Recipe | None:
+    return None if context is None else _recipe("context", context)
+
+
+def _recipe(key: str, value: Any) -> Recipe:
+    try:
+        return as_recipe(value)
+    except RecipeError as error:
+        raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
+
+
+def _objective(specification: Mapping[str, Any], *, drop_late: bool) -> Objective:
+    wanted = Objective(
+        latency_s=_seconds(specification, "latency_s"),
+        ttft_s=_seconds(specification, "ttft_s"),
+        tpot_s=_seconds(specification, "tpot_s"),
+        drop_late=drop_late,
+        ttft_per_token_s=_seconds(specification, "ttft_per_token_s"),
+        ttft_most_s=_seconds(specification, "ttft_most_s"),
+    )
+    if wanted.ttft_most_s and not wanted.ttft_per_token_s:
+        raise _wrong(
+            "ttft_most_s", specification["ttft_most_s"], "of any use without ttft_per_token_s, which it bounds"
+        )
+    return wanted
+
+
+def _seconds(specification: Mapping[str, Any], key: str) -> float:
+    value = specification.get(key)
+    if value is None:
+        return 0.0
+    try:
+        seconds = parse_seconds(value)
+    except (ConfigError, OverflowError) as error:
+        raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
+    if not seconds:
+        raise _wrong(key, value, "longer than no time: leave it out where there is no limit")
+    if seconds > LONGEST_S:
+        raise _wrong(key, value, 'a time that will be over one day: write one as in "10 min"')
+    return seconds
+
+
+def _whole(specification: Mapping[str, Any], key: str) -> int:
+    value = specification.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _wrong(key, value, "a whole number")
+    if abs(value) > MOST_NUMBER:
+        raise _wrong(key, value, f"between {-MOST_NUMBER:,} and {MOST_NUMBER:,}")
+    return value
+
+
+def _truth(specification: Mapping[str, Any], key: str) -> bool:
+    value = specification.get(key, False)
+    if not isinstance(value, bool):
+        raise _wrong(key, value, "True or False")
+    return value
+
+
+def _late(value: Any) -> bool:
+    if not isinstance(value, str) or value not in ("run", "drop"):
+        raise _wrong("late", value, '"run" or "drop"')
+    return bool(value == "drop")
+
+
+def _gang(value: Any) -> tuple[int, int]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = (value, value)
+    match value:
+        case (int() as least, int() as most) if 1 <= least <= most <= MOST_AT_ONCE:
+            return int(least), int(most)
+    raise _wrong("gang", value, f"a number of devices or (smallest, largest), from 1 to {MOST_AT_ONCE:,}")
+
+
+def _features(value: Any) -> Features | None:
+    if value is None:
+        return None
+    given = msgspec.structs.asdict(value) if isinstance(value, Features) else value
+    if not isinstance(given, Mapping):
+        raise _wrong("features", value, f"of this form: {KEYS['features']}")
+    for name, part in given.items():
+        what = _FEATURES.get(name)
+        if what is None:
+            raise _wrong("features", name, f"among what may be known of a call: {', '.join(_FEATURES)}")
+        if not _is_feature(part, what):
+            raise _wrong(f"features: {name}", part, what, key="features")
+    return Features(**given)
+
+
+_NUMBER_OF, _SECONDS = "a whole number, 0 or more", "a number of seconds, 0 or more"
+_TEXT = "a text without control characters"
+_FEATURES = {
+    "items": _NUMBER_OF, "input_length": _NUMBER_OF, "expected_output": _NUMBER_OF, "fixed_s": _SECONDS, "kind": _TEXT,
+    "shared_s": _SECONDS,
+}  # fmt: skip
+
+
+def _is_feature(value: Any, what: str) -> bool:
+    if what is _TEXT:
+        return isinstance(value, str) and value.isprintable()
+    if isinstance(value, bool) or not isinstance(value, int if what is _NUMBER_OF else int | float):
+        return False
+    return bool(0 <= value <= (MOST_NUMBER if what is _NUMBER_OF else LONGEST_S))
+
+
+# ---- the input length of a call to a family
+
+
+def is_countable(features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the length can be told now: the first argument is no future."""
+    return _said(features) > 0 or not isinstance(_first(args, kwargs), Future)
+
+
+def input_length(family: Family, features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """In tokens. Raises ConfigError where nothing says it."""
+    said = _said(features)
+    if said:
+        return said
+    if family.count is None:
+        raise ConfigError(
+            "a call to a family says how long its input is: write family(..., count=function of the first argument)"
+            ' or features={"input_length": tokens}',
+            key="features",
+        )
+    return family.count(_first(args, kwargs))
+
+
+def _said(features: Features | None) -> int:
+    return features.input_length if features is not None else 0
+
+
+def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)

@@ -1,28 +1,37 @@
-"""Makes numbered frames of a client's calls and messages.
+"""A client's open calls, and the numbered frames that carry them to the manager.
 
-Any thread puts calls (as `(submission, spec)`) and messages into `queue`. `frames` empties it in order: consecutive
-calls of one submission become one `Submit` message, a definition goes once and before the first call that needs it, and
-each frame acknowledges the results that have come. All methods except `queue.append` are for one thread at a time.
+Any thread puts calls and messages into `Outgoing.queue`. `frames` empties it in order: consecutive calls of one
+submission become one `Submit` message, a definition goes once and before the first call that needs it, and each frame
+acknowledges the results that have come. All other methods of `Outgoing` are for one thread at a time.
 
 A deadline is sent as the seconds left until it, because wall clocks differ, and are set while a program runs. A frame
 that is sent again has fewer seconds left than the first time, so it is encoded anew.
+
+`OpenCalls` has no lock: any thread adds calls and gives them up, the I/O thread settles them. Each step is one
+operation on a dictionary, and only the thread that removes a call from it calls the waiter.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
-from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
+from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, ObjectRef, Recipe
+from stoker.errors import ProtocolError
+from stoker.manager.executor.packing import LargeArguments, discard_result
+from stoker.manager.executor.pieces import PieceInbox
 from stoker.protocol import to_client, to_manager, wire
-from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec
-from stoker.protocol.ids import CallId, FunctionKey, RecipeKey
+from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec, LeftFiles
+from stoker.protocol.ids import CallId, FunctionKey, RecipeKey, show_call
 from stoker.protocol.reliable import Outbox
 from stoker.protocol.to_pilot import FunctionBlob
+
+logger = logging.getLogger(__name__)
 
 FRAME_CALLS = 2_000
 FRAME_BYTES = 8_000_000
@@ -75,11 +84,14 @@ class Submission:
         return to_manager.Submit(self.function.key, RecipeKey(self.recipe.key), calls, self.options, due_in_s)
 
 
-class SentCall(msgspec.Struct, gc=False):
-    """A call that was sent and has not ended. It is kept for a manager that loses its journal."""
+class OpenCall(msgspec.Struct, gc=False, eq=False):
+    """A call that has not ended. A manager that loses its journal gets those that `is_sent` again."""
 
     submission: Submission
     spec: CallSpec
+    waiter: Waiter
+    inbox: PieceInbox | None = None
+    is_sent: bool = False
 
 
 class Replaced(msgspec.Struct, frozen=True):
@@ -90,18 +102,18 @@ class Replaced(msgspec.Struct, frozen=True):
 
 
 class Outgoing:
-    """The sending side of a link. It drops a call of the queue that `wanted` no longer contains.
+    """The sending side of a link. `calls`: the open calls; a queued one that is not among them is dropped.
 
-    `describe` gives the manifests of a recipe's objects.
+    `describe` returns the manifests of a recipe's objects.
     """
 
     def __init__(
-        self, wanted: Container[CallId], *, describe: Callable[[Recipe], list[to_manager.DefineManifest]]
+        self, calls: Mapping[CallId, OpenCall], *, describe: Callable[[Recipe], list[to_manager.DefineManifest]]
     ) -> None:
-        self.queue: deque[tuple[Submission, CallSpec] | Any] = deque()
+        self.queue: deque[OpenCall | Any] = deque()
         self.received = 0
         """Results that have come in all."""
-        self._wanted = wanted
+        self._calls = calls
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
@@ -116,7 +128,6 @@ class Outgoing:
         """Functions that a `Replaced` entry has named."""
         self._used_late: set[FunctionKey] = set()
         """Replaced functions that calls of this frame still name. The frame's end lets the manager forget them."""
-        self._sent: dict[CallId, SentCall] = {}
         self._blocks: to_manager.WantPilots | None = None
         """The last message about the client's own blocks."""
         self._acknowledged_results = 0
@@ -142,9 +153,6 @@ class Outgoing:
         if self.received == self._acknowledged_results:
             self._acknowledge_at = now + RECEIVED_DELAY_S
         self.received += len(ends)
-        sent = self._sent
-        for end in ends:
-            sent.pop(end.call, None)
         return ends
 
     def due_in(self, now: float) -> float | None:
@@ -187,11 +195,10 @@ class Outgoing:
         self._limits.clear()
         self._unused.clear()
         self._acknowledged_results = 0
-        again: list[tuple[Submission, CallSpec] | Any] = []
-        for call in sorted(self._sent):
-            entry = self._sent.pop(call)
-            if call in self._wanted:
-                again.append((entry.submission, entry.spec))
+        again: list[Any] = [call for call in tuple(self._calls.values()) if call.is_sent]
+        again.sort(key=lambda call: call.spec.call)
+        for call in again:
+            call.is_sent = False
         decode = wire.from_client()
         for frame in frames:
             again += [each for each in decode(frame).messages if not isinstance(each, _MADE_ANEW)]
@@ -242,33 +249,33 @@ class Outgoing:
                     self._defined.remove(entry.function)
                     self._unused.append(entry.function)
                 continue
-            if type(entry) is not tuple:
+            if type(entry) is not OpenCall:
                 messages.append(entry)
                 if type(entry) is to_manager.WantPilots:
                     self._blocks = entry
                 size += _size_of(entry)
                 submission = None
                 continue
-            if entry[1].call not in self._wanted:  # cancelled before it left
+            spec = entry.spec
+            if spec.call not in self._calls:  # cancelled before it left
                 continue
-            if entry[0] is not submission:
-                definitions = self._definitions(entry[0])
+            if entry.submission is not submission:
+                definitions = self._definitions(entry.submission)
                 if definitions:  # they may be large, so each goes through the queue and counts towards the frame
                     queue.appendleft(entry)
                     queue.extendleft(reversed(definitions))
                     self._dequeued -= len(definitions) + 1
                     submission = None
                     continue
-                submission = entry[0]
+                submission = entry.submission
                 specs = []
                 messages.append(submission.message(specs, now=now))
                 if submission.function.key in self._replaced:
                     self._used_late.add(submission.function.key)
-            specs.append(entry[1])
-            self._sent[entry[1].call] = SentCall(submission, entry[1])
+            specs.append(spec)
+            entry.is_sent = True
             count += 1
-            payload = entry[1].payload
-            size += len(payload) if type(payload) is bytes else 0
+            size += len(spec.payload) if type(spec.payload) is bytes else 0
         return messages
 
     def _definitions(self, submission: Submission) -> list[Any]:
@@ -310,3 +317,109 @@ def _size_of(message: Any) -> int:
     if type(message) is to_manager.DefineFunction:
         return len(message.blob)
     return len(message.recipe.loader) if type(message) is to_manager.DefineRecipe else 0
+
+
+class OpenCalls:
+    """A client's open calls by id. `large` holds the files of their large arguments."""
+
+    def __init__(self, large: LargeArguments) -> None:
+        self.calls: dict[CallId, OpenCall] = {}
+        self._large = large
+        self._given_up: set[CallId] = set()
+        """Calls whose results nobody reads: their files are removed. A call that is neither here nor in `calls` has
+        ended twice, and the file of its result may still be read."""
+        self._has_gangs = False
+        self._warned_of: set[str] = set()
+        """Functions whose lost files were reported."""
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    @property
+    def slots(self) -> int:
+        """Slots that the calls take or want: one a call, and one a member of a gang."""
+        if not self._has_gangs:
+            return len(self.calls)
+        return sum(call.submission.members for call in tuple(self.calls.values()))
+
+    def add(self, call: OpenCall) -> None:
+        """Wait for a call that is about to be sent."""
+        self.calls[call.spec.call] = call
+        self._has_gangs |= call.submission.members > 1
+        if call.inbox is not None:
+            call.inbox.begin(call.spec.call)
+
+    def add_all(self, calls: Sequence[OpenCall]) -> None:
+        """Wait for calls that are about to be sent."""
+        self.calls.update((call.spec.call, call) for call in calls)
+
+    def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
+        """Stop waiting for these calls, without a call of their waiters. Returns those that had not ended."""
+        gone = [call for call in calls if self._pop(call) is not None]
+        self._given_up.update(gone)
+        return gone
+
+    def report(self, reports: Iterable[CallProgress | CallForecast]) -> None:
+        """Pass reports on running calls to their waiters."""
+        for report in reports:
+            call = self.calls.get(report.call)
+            if call is not None:
+                call.waiter.report(report)
+
+    def settle(self, ends: Sequence[CallEnd]) -> None:
+        """Pass the ends of a frame to their waiters."""
+        touched: set[Waiter] = set()
+        for end in ends:
+            if end.left is not None:
+                self._warn_of_lost_files(end.left)
+            call = self._pop(end.call)
+            if call is None:
+                if end.call in self._given_up:
+                    self._given_up.discard(end.call)
+                    discard_result(end)
+                continue
+            try:
+                if call.waiter.settle(end):
+                    touched.add(call.waiter)
+            except BaseException:  # a callback raised an error that is no Exception; other calls still wait
+                logger.exception("a callback of call %s failed", show_call(end.call))
+        for waiter in touched:
+            waiter.flush()
+
+    def reject(self, calls: Iterable[CallId], reason: str) -> None:
+        """Fail calls that the manager has refused."""
+        for number in calls:
+            self._fail(number, ProtocolError(f"the manager did not accept this call: {reason}"))
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail all open calls."""
+        while self.calls:
+            for number in tuple(self.calls):
+                self._fail(number, error)
+
+    def _fail(self, number: CallId, error: Exception) -> None:
+        call = self._pop(number)
+        if call is not None:
+            call.waiter.fail(number, error)
+            call.waiter.flush()
+
+    def _pop(self, number: CallId) -> OpenCall | None:
+        """Remove a call, and the file of its large arguments."""
+        call = self.calls.pop(number, None)
+        if call is not None and isinstance(call.spec.payload, ObjectRef):
+            self._large.drop(call.spec.payload)
+        return call
+
+    def _warn_of_lost_files(self, left: LeftFiles) -> None:
+        if left.function in self._warned_of:
+            return
+        self._warned_of.add(left.function)
+        files = ", ".join(left.names) + (f" and {left.count - len(left.names)} more" * (left.count > len(left.names)))
+        seen = f"; its pilot does not see {left.home}, where the program runs" if left.home else ""
+        logger.warning(
+            "%s left files in its working folder that are lost (%s)%s: return what is in them, or write them to a"
+            " folder that pilots see, by its absolute path (said once for each function)",
+            left.function,
+            files,
+            seen,
+        )

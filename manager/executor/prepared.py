@@ -21,10 +21,10 @@ from stoker.contexts.code_payloads import names_carried
 from stoker.contexts.digest import digest_of
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, ProtocolError, RecipeError, SerializationError
+from stoker.manager.executor.options import ANYWHERE, CallPlace, Wants, read_parsl_spec, read_wants
 from stoker.manager.executor.outgoing import Submission
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of, own
-from stoker.manager.executor.piece_inbox import PieceInbox
-from stoker.manager.executor.wants import ANYWHERE, CallPlace, Wants, read_parsl_spec, read_wants
+from stoker.manager.executor.pieces import PieceInbox
 from stoker.protocol import to_manager, wire
 from stoker.protocol.bounds import MOST_DEFINED_BYTES, wrong_with
 from stoker.protocol.calls import CallSpec, Features

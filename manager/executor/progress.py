@@ -1,13 +1,22 @@
-"""One progress bar for `stoker.map(..., progress=True)`: rate, hot contexts, time elapsed, time left.
+"""What a program shows without being asked: the progress bar of a map, and one line when its calls wait.
 
-The rate is smoothed (`protocol.pace`); the last line has the rate of the whole. Results that an earlier run has kept
-count as done from the beginning, and not in the rate. A terminal and a notebook show one bar; a pipe gets a line every
-ten seconds.
+The bar of `stoker.map(..., progress=True)` shows rate, hot contexts, time elapsed and time left. Results that an
+earlier run has kept count as done from the beginning, and not in the rate. A terminal and a notebook show one bar; a
+pipe gets a line every ten seconds.
+
+A batch system may keep a job for hours. So while calls wait, `WaitNotices` asks for the session's status now and then,
+and says in one line why no pilot runs them, what a slow loader printed last, that pilots cannot reach each other, or
+that the session's disk is full: above the bar if there is one, else in the log `stoker.news`, whose warnings go to
+stderr. It repeats a reason after a minute. Numbers in a reason, and reasons that alternate, do not make it new.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +24,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from stoker.manager.executor.notebook import NotebookLine, bar_of, in_notebook
 from stoker.protocol.pace import WorkPace, left_in_words
+from stoker.protocol.status import ContextStatus, LibraryStatus
 from stoker.protocol.to_client import Status
 from stoker.units import show_seconds
+
+# ---- the bar of a map
+
 
 Follow = Callable[[int, int | None], None]
 """Gets how many results were taken, of how many (None = not known)."""
@@ -146,3 +158,210 @@ class MapProgress:
 
 def _elapsed(seconds: float) -> str:
     return f"elapsed {show_seconds(seconds)}"
+
+
+# ---- notices
+
+
+logger = logging.getLogger("stoker.news")
+
+FIRST_S = 10.0
+"""So long calls may wait for a pilot before anything is said, and so far apart lines are at least."""
+AGAIN_S = 60.0
+"""After so long the same is said again."""
+CHECK_S = 2.0
+CHECK_SELDOM_S = 30.0
+"""How often a session that has pilots is looked at while none loads what calls wait for: its status takes time to make
+where there are many."""
+_NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
+
+
+class WaitNotices:
+    """Looks at a session from a thread of its own, while `calls_wait`, and says what there is to say.
+
+    `ask` gets the session's status, None if there is no answer. `is_ours` says of a context's key whether calls of this
+    program want it. `why_silent` says why a manager that is connected may not answer; empty where it is not connected.
+    `journal_trouble` says why the manager cannot write its journal, without asking; empty while it can. `faults_only`:
+    of a journal that cannot be written and a manager that does not answer it is told, and of no other wait.
+    """
+
+    def __init__(
+        self,
+        *,
+        ask: Callable[[], Status | None],
+        calls_wait: Callable[[], bool],
+        journal_trouble: Callable[[], str] = lambda: "",
+        is_ours: Callable[[str], bool] = lambda _: True,
+        why_silent: Callable[[], str] = lambda: "",
+        say: Callable[[str], None] | None = None,
+        faults_only: bool = False,
+    ) -> None:
+        self._faults_only = faults_only
+        self._ask = ask
+        self._calls_wait = calls_wait
+        self._is_ours = is_ours
+        self._why_silent = why_silent
+        self._silent_at: float | None = None
+        """Since when the manager has not answered."""
+        self._of_silence_at = -math.inf
+        self._say = say or _say
+        self._ask_at = 0.0
+        self._wait_since: float | None = None
+        """Since when calls wait."""
+        self._alone_at: float | None = None
+        """Since when calls wait and no pilot runs them."""
+        self._said_at = 0.0
+        self._said: dict[str, float] = {}
+        """Why pilots were missing, in the last minute, and when it was said."""
+        self._of_peers = ""
+        self._journal_trouble = journal_trouble
+        self._of_journal = ""
+        self._of_journal_at = -math.inf
+        self._load_said_at = -math.inf
+        self._load_said = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stoker-news", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say nothing more."""
+        self._stop.set()
+
+    def tell_if_due(self, now: float) -> None:
+        """Ask the manager if that is due, and tell the program what its calls wait for."""
+        if not self._calls_wait():
+            self._alone_at = self._wait_since = None
+            return
+        self._wait_since = now if self._wait_since is None else self._wait_since
+        trouble = self._journal_trouble()
+        self._tell_of_journal(trouble, now)
+        if trouble or now < self._ask_at:  # whatever else calls seem to wait for, it is not told until there is room
+            return
+        status = self._ask()
+        if status is None:
+            self._tell_of_silence(now)
+            return
+        self._silent_at = None
+        if self._faults_only:
+            self._ask_at = now + CHECK_SELDOM_S
+            return
+        slow = _slowest_load(status)
+        able = any(not device.fault for pilot in status.pilots for device in pilot.devices)
+        stuck = next((context.waits_for for context in status.contexts if self._is_stuck(context)), "")
+        if able and slow is None and not stuck:
+            is_new = now - self._wait_since < 2 * FIRST_S
+            self._ask_at = now + (FIRST_S / 2 if is_new else CHECK_SELDOM_S)
+        self._tell_of_peers(status.trouble.get("peers", ""))
+        if slow is not None:
+            self._tell_of_load(slow, now)
+        why = next((context.waits_for for context in status.contexts if context.waits_for), "")
+        why = stuck if able else why
+        if not why:
+            self._alone_at, self._said = None, {}
+            return
+        self._alone_at = now if self._alone_at is None else self._alone_at
+        reason = _NUMBER.sub("", why)
+        spoke_at = self._said_at if self._said else self._alone_at
+        self._said = {said: at for said, at in self._said.items() if now - at < AGAIN_S or said == reason}
+        if now - spoke_at >= FIRST_S and now - self._said.get(reason, -math.inf) >= AGAIN_S:
+            self._said_at = self._said[reason] = now
+            self._say(f"{why}; more: stoker status {status.session}")
+
+    def _tell_of_silence(self, now: float) -> None:
+        """Say that the manager does not answer although the connection to it stands, after a while and now and then."""
+        why = self._why_silent()
+        self._silent_at = (now if self._silent_at is None else self._silent_at) if why else None
+        if self._silent_at is None or now - self._silent_at < FIRST_S:
+            return
+        if now - self._of_silence_at >= AGAIN_S:
+            self._of_silence_at = now
+            self._say(why)
+
+    def _is_stuck(self, context: ContextStatus) -> bool:
+        """Whether calls of this program wait for a context that no library holds or loads."""
+        return context.queued > 0 and not context.hot and not context.loading and self._is_ours(context.key)
+
+    def _tell_of_load(self, library: LibraryStatus, now: float) -> None:
+        """Say that a context is loading and what its loader printed last: after a while, and when that has changed."""
+        if library.loading_s < FIRST_S or now - self._load_said_at < FIRST_S:
+            return
+        reason = _NUMBER.sub("", f"{library.recipe} {library.line}")
+        if reason == self._load_said and now - self._load_said_at < AGAIN_S:
+            return
+        self._load_said_at, self._load_said = now, reason
+        last = f"; its last line: {library.line}" if library.line else ""
+        self._say(f"context {library.recipe} is loading ({show_seconds(library.loading_s)}){last}")
+
+    def _tell_of_journal(self, trouble: str, now: float) -> None:
+        """Say that results wait for room on the session's disk, now and then, and when they wait no more."""
+        if trouble and (not self._of_journal or now - self._of_journal_at >= AGAIN_S):
+            self._of_journal_at = now
+            self._say(trouble)
+        elif self._of_journal and not trouble:
+            self._say("the session's journal can be written again: calls and results go on")
+        self._of_journal = trouble
+
+    def _tell_of_peers(self, trouble: str) -> None:
+        if trouble and not self._of_peers:
+            self._of_peers = trouble
+            self._say(trouble)
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(CHECK_S, FIRST_S)):
+            try:
+                self.tell_if_due(time.monotonic())
+            except Exception:  # what cannot be said must not end the saying
+                logger.exception("looking at the session failed")
+
+
+def _slowest_load(status: Status) -> LibraryStatus | None:
+    """The library that has been loading for longest, of contexts that calls wait for and that no library holds."""
+    cold = {context.name for context in status.contexts if context.queued and not context.hot}
+    loading = [library for library in status.libraries if library.loading_s > 0 and library.recipe in cold]
+    return max(loading, key=lambda library: library.loading_s, default=None)
+
+
+def _say(text: str) -> None:
+    if not above_the_bar(text):
+        logger.warning("%s", text)
+
+
+# ---- notebooks
+
+
+WIDTH = 30
+
+
+def in_notebook() -> bool:
+    """True in a process that is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookLine:
+    """Shows a text below the cell that runs; `show` replaces it."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, text: str) -> None:
+        """Put this text in the place of the one before."""
+        from IPython.display import display  # only a notebook has it
+
+        data = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+
+def bar_of(done: int, total: int | None) -> str:
+    """`━━━━━━━─── 7/10`; without a total the number alone."""
+    if not total:
+        return f"{done:,}"
+    full = WIDTH * min(done, total) // total
+    return f"{'━' * full}{'─' * (WIDTH - full)} {done:,}/{total:,}"

@@ -1,29 +1,31 @@
 """Threads that settle the futures which may take long, and that run a program's callbacks.
 
 Settling a future can run code that is not ours: the classes of a result rebuild themselves (they may import, read files
-or sleep), and the future's callbacks run. The link's I/O thread settles a future by itself only where neither is to be
-expected: the result is made of builtin types, and no callback in this program has been slow. The rest goes to a thread
-here; callbacks have threads of their own (`callbacks`), so that one that waits for a call is never in the way of the
-result that it waits for.
+or sleep), and the future's callbacks run. The link's I/O thread settles a future by itself only if the result is made
+of builtin types and no callback in this program has been slow. Threads here settle all others. Callbacks have their own
+threads (`callbacks`), so that one that waits for a call never delays the result that it waits for.
 
-One thread is enough while it keeps up. While work waits a further thread looks (`_watch`), and starts another one when
-none has been taken for `STUCK_S`. So a result that needs eight seconds delays no other by more than that. There is no
-limit: callbacks may wait for each other, and then the program would stand still for ever. Where no thread can be
-started at all, the thread that has a result settles it by itself.
+One thread is enough while it keeps up. While work waits, a watcher (`_watch`) starts another thread whenever none has
+taken work for `STUCK_S`. There is no limit: callbacks may wait for each other, and a limit would be a deadlock. Where
+no thread can be started, the thread that has a result settles it.
 
-What `stoker.map` streams never comes here: its results are unpickled by the loop that takes them.
+`stoker.map` does not use these threads: the loop that takes its results unpickles them.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 logger = logging.getLogger(__name__)
+
 
 STUCK_S = 0.05
 """Results that have waited for this long while no thread took one get another thread."""
@@ -181,3 +183,76 @@ class Settling:
 callbacks = Settling("done-callbacks")
 """Runs the callbacks that programs give to their futures."""
 os.register_at_fork(after_in_child=callbacks.forget)
+
+
+# ---- the callbacks of one future, in order
+
+
+Callback = Callable[[Future[Any]], object]
+
+_QUICK = ("parsl", "asyncio", "concurrent")
+"""Packages whose callbacks wait for nothing: they run on the thread that has the result."""
+
+
+def is_users_callback(callback: Callable[..., object]) -> bool:
+    """True unless the callback is known to wait for nothing. One may wait for the next result."""
+    module = getattr(getattr(callback, "func", callback), "__module__", None) or ""
+    return module.partition(".")[0] not in _QUICK
+
+
+def callbacks_of(future: Future[Any]) -> list[Callback]:
+    """The callbacks that wait for a future."""
+    return getattr(future, "_done_callbacks", [])
+
+
+def add_callback(future: Future[Any], callback: Callback, *, register: Callable[[Callback], None]) -> None:
+    """Have a callback called when the future has ended. `register` is `add_done_callback` of the future's base class.
+
+    A callback that may wait runs on a thread for callbacks, and at once on this thread if the future has ended.
+    """
+    if future.done() or not is_users_callback(callback):
+        register(callback)
+    elif future.__dict__.setdefault("_users_callbacks", UsersCallbacks()).add(callback, future):
+        register(future.__dict__["_users_callbacks"].hand_over)
+
+
+class UsersCallbacks:
+    """The program's callbacks of one future. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: list[Callback] = []
+        self._is_registered = False
+        self._is_finished = False
+        """The future has ended, and all callbacks that were there have run: the next one needs a new run."""
+
+    def add(self, callback: Callback, future: Future[Any]) -> bool:
+        """Have it run after those before it. Returns True for the first: then the future must call `hand_over`.
+
+        The future may end while this runs, and the callbacks before this one may have run already.
+        """
+        with self._lock:
+            self._due.append(callback)
+            first, self._is_registered = not self._is_registered, True
+            again, self._is_finished = self._is_finished, False
+        if again:
+            self.hand_over(future)
+        return first
+
+    def hand_over(self, future: Future[Any]) -> None:
+        """The future is done: a thread runs them."""
+        callbacks.add(functools.partial(self._run, future))
+
+    def _run(self, future: Future[Any]) -> None:
+        while (callback := self._next()) is not None:
+            try:
+                callback(future)
+            except BaseException:  # SystemExit too: the others still run
+                logger.exception("a callback of %r failed", future)
+
+    def _next(self) -> Callback | None:
+        with self._lock:
+            if self._due:
+                return self._due.pop(0)
+            self._is_finished = True
+            return None

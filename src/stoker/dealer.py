@@ -16,6 +16,7 @@ from contextlib import suppress
 import msgspec
 import zmq
 
+_READABLE = int(zmq.POLLIN)
 COPY_BELOW = 65_536
 """Smaller frames are copied for ZeroMQ: that costs less than sharing them does."""
 
@@ -161,11 +162,9 @@ class Dealer:
     def receive(self) -> list[bytes]:
         """All frames that have come."""
         frames: list[bytes] = []
-        try:
-            while True:
-                frames.append(self.socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return frames
+        while _has_input(self.socket):  # an exception for an empty socket costs ten times as much
+            frames.append(self.socket.recv(zmq.NOBLOCK))
+        return frames
 
     def send(self, frame: bytes) -> None:
         """Send a frame. It is dropped if there is no connection after all: numbered ones go again after a hello."""
@@ -202,4 +201,4 @@ class Dealer:
 
 
 def _has_input(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & _READABLE)

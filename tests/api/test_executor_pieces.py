@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.contexts import payloads
 from stoker.errors import CallError, SerializationError, StreamDiffersError
-from stoker.manager.executor.stream import (
+from stoker.manager.executor.pieces import (
     ACK_PIECES,
     BLOCK,
     MOST_PIECES,

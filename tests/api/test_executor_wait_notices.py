@@ -218,9 +218,9 @@ PROGRAM = """
 import sys, time
 import stoker
 from parsl.providers import LocalProvider
-from stoker.manager.executor import wait_notices
+from stoker.manager.executor import progress
 
-wait_notices.FIRST_S = wait_notices.CHECK_S = 0.2
+progress.FIRST_S = progress.CHECK_S = 0.2
 provider = LocalProvider(init_blocks=0, min_blocks=0, max_blocks=1)
 with stoker.load(provider=provider, run_dir=sys.argv[1], strategy="none", progress=sys.argv[2] == "on"):
     stoker.app()(abs)(-1)

@@ -75,7 +75,7 @@ def test_load_that_is_interrupted_shows_the_users_line_and_leaves_nothing(tmp_pa
     ) as caught:
         stoker.load(run_dir=tmp_path / "runs", monitoring=Pressed())
     files = {Path(frame.filename).name for frame in traceback.extract_tb(caught.value.__traceback__)}
-    assert files == {"test_programs_interrupted_early.py", "loading.py"}
+    assert files == {"test_programs_interrupted_early.py", "session.py"}
     assert caught.value.__context__ is None
     with stoker.load(run_dir=tmp_path / "runs") as session:
         assert session.status().session == session.id

@@ -135,7 +135,7 @@ def test_a_loop_that_is_left_keeps_what_came(session, tmp_path, kept):
     count = len(stoker.kept(kept))
     assert count >= 10
     assert list(stoker.map(work, range(50), keep=kept)) == [[each, each * each] for each in range(50)]
-    assert len(ran(tmp_path / "log")) == 50 - count
+    assert len(set(ran(tmp_path / "log"))) == 50 - count  # calls that were cancelled while they ran are noted twice
 
 
 def test_failed_items_run_again(session, tmp_path, kept):

@@ -1,27 +1,89 @@
 """The pieces of one call as they come to the program: the link's thread adds them, the program's threads take them.
 
-A call may run more than once: its pilot was lost, its program tries it again. Each run gives its pieces from the first
-one, so only those count that are new. A piece that was handed on has to be the same in a later run (`piece_log`); one
-that still waits here is replaced by what the later run gives, since nobody has seen it.
+A call may run more than once: its pilot was lost, or Parsl retries it. Each run sends its pieces from the first one, so
+only new ones count. A piece that the program was handed must be the same in a later run (`PieceLog`); one that still
+waits here is replaced, since nobody has seen it.
 
-The inbox of a stream is bounded. What is over the bound is not acknowledged until the reader has taken some, and the
-call waits. The inbox of a future keeps every piece for its result, and acknowledges all.
+The inbox of a stream is bounded: while it holds more than its bound it acknowledges nothing, and the call waits. The
+inbox of a future keeps every piece for the result, and acknowledges all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
+from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
-from stoker.errors import CallError, StreamDiffersError
-from stoker.manager.executor.piece_log import PieceLog, Rerun
+from stoker.contexts import payloads
+from stoker.errors import CallError, SerializationError, StreamDiffersError
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId, show_call
 from stoker.protocol.to_client import Pieces
 from stoker.protocol.to_manager import PiecesTaken
+
+# ---- piece log
+
+
+BLOCK = 1024
+RECENT = 65_536
+
+
+def digest_of(piece: bytes) -> int:
+    """Eight bytes that stand for a piece."""
+    return int.from_bytes(hashlib.blake2b(piece, digest_size=8).digest())
+
+
+class PieceLog:
+    """The digests of pieces, in order. `recent`: of how many the digests stay as they are."""
+
+    def __init__(self, *, recent: int = RECENT) -> None:
+        self.blocks: array[int] = array("Q")
+        self.latest: array[int] = array("Q")
+        """Of the pieces after the blocks."""
+        self._recent = recent
+
+    def __len__(self) -> int:
+        return len(self.blocks) * BLOCK + len(self.latest)
+
+    def add(self, piece: bytes) -> None:
+        """One more piece was handed on."""
+        self.latest.append(digest_of(piece))
+        if len(self.latest) >= self._recent + BLOCK:
+            self.blocks.append(digest_of(self.latest[:BLOCK].tobytes()))
+            del self.latest[:BLOCK]
+
+
+class Rerun:
+    """A run of a call whose pieces are held against a log, in order."""
+
+    def __init__(self, log: PieceLog) -> None:
+        self._log = log
+        self._block: array[int] = array("Q")
+        """The digests of its pieces in the block that it is in, if it has given that from its beginning."""
+
+    def first_difference(self, number: int, piece: bytes) -> int | None:
+        """The number of the first piece that is known to differ, now that this one, which was handed on before, has
+        come
+        again; None if there is none. Far back it is the first one of a block."""
+        log, digest = self._log, digest_of(piece)
+        if not number % BLOCK:
+            del self._block[:]
+        if number % BLOCK == len(self._block):
+            self._block.append(digest)
+        kept_from = len(log.blocks) * BLOCK
+        if number >= kept_from:
+            return number if log.latest[number - kept_from] != digest else None
+        if len(self._block) == BLOCK and log.blocks[number // BLOCK] != digest_of(self._block.tobytes()):
+            return number + 1 - BLOCK
+        return None
+
+
+# ---- piece inbox
+
 
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
 """A stream's inbox acknowledges nothing while it holds more."""
@@ -284,3 +346,103 @@ def _end_all(waiters: list[asyncio.Future[None]]) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
+
+
+# ---- reading
+
+
+def open_piece(data: bytes, *, call: int | None, number: int) -> Any:
+    """A piece from its bytes. Raises SerializationError."""
+    try:
+        return payloads.loads(data, keep_classes=True)
+    except BaseException as error:  # what its classes do may raise SystemExit
+        if payloads.is_interrupt(error):
+            raise
+        raise SerializationError(
+            f"call {show_call(call or 0)}: its piece {number:,} (counted from 0) cannot be unpickled here:"
+            f" {error!r}{unpickling_advice(error)}",
+            what="result",
+        ) from error
+
+
+def unpickling_advice(error: BaseException) -> str:
+    """What to do about an exception that unpickling raised in this program; empty if its classes raised it."""
+    is_missing = isinstance(error, ImportError | AttributeError)
+    return "; the modules that define it must be importable in this program too" if is_missing else ""
+
+
+class PieceReader(Iterator[Any], AsyncIterator[Any]):
+    """The pieces of a call in order, each as soon as it is there; what the call raised comes behind them. For `for` and
+    for `async for`. `acknowledge` is called with what the manager is to be told; `at_end`, behind the last piece,
+    raises what the call raised."""
+
+    def __init__(
+        self,
+        inbox: PieceInbox,
+        acknowledge: Callable[[PiecesTaken], None],
+        *,
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._inbox = inbox
+        self._acknowledge = acknowledge
+        self._at_end = at_end
+        self._taking = threading.Lock()
+        """Several threads may share a reader."""
+        self.taken = 0
+        """How many pieces it has given."""
+        self._unreadable: SerializationError | None = None
+        """Why a piece that was taken ahead cannot be given."""
+
+    def __iter__(self) -> PieceReader:
+        return self
+
+    def __next__(self) -> Any:
+        while (found := self._take()) is None:
+            self._inbox.wait(self.taken)
+        return self._opened(*found)
+
+    def __aiter__(self) -> PieceReader:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            while (found := self._take()) is None:
+                changed = self._inbox.when_changed(self.taken)
+                if changed is not None:
+                    await changed
+        except StopIteration:
+            raise StopAsyncIteration from None
+        return self._opened(*found)
+
+    def take_arrived(self, *, most: int) -> list[Any]:
+        """The next pieces that have come, at most so many; empty if none has. Never waits, and raises nothing: that is
+        for the next one."""
+        with self._taking:
+            first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
+            self.taken += len(taken)
+        found: list[Any] = []
+        try:
+            for number, each in enumerate(taken, first):
+                found.append(self._opened(number, *each))
+        except SerializationError as error:
+            self._unreadable = error
+        return found
+
+    def _take(self) -> tuple[int, Any, bool, PiecesTaken | None] | None:
+        with self._taking:
+            if self._unreadable is not None:
+                raise self._unreadable
+            try:
+                found = self._inbox.take(self.taken)
+            except StopIteration:
+                self._at_end()
+                raise
+            if found is None:
+                return None
+            self.taken += 1
+            return self.taken - 1, *found
+
+    def _opened(self, number: int, item: Any, is_value: bool, acknowledged: PiecesTaken | None) -> Any:
+        if acknowledged is not None:
+            self._acknowledge(acknowledged)
+        return item if is_value else open_piece(item, call=self._inbox.call, number=number)

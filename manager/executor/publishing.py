@@ -1,7 +1,7 @@
-"""A program leaves the sources of its functions and loaders in the session's folder, where the advisor reads them.
+"""What a program leaves in the session's folder: a recipe's objects, and the sources of its functions.
 
-Nothing depends on that: a source that cannot be found or written is not left, and a program that makes functions by the
-thousand leaves those of the first `MOST`.
+Pilots fetch the objects from each other or from the session's seed; the advisor reads the sources. No call depends on a
+source: one that cannot be found or written is not left, and of thousands of functions only the first `MOST` are.
 """
 
 from __future__ import annotations
@@ -19,17 +19,52 @@ from typing import Any
 import msgspec
 
 from stoker.contexts.factory import loader_of
+from stoker.contexts.objects import manifest_of, publish
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
+from stoker.errors import RecipeError
 from stoker.protocol.program_source import (
     LONGEST_TEXT,
     ProgramSource,
     source_file,
     text_file,
 )
+from stoker.protocol.to_manager import DefineManifest
 from stoker.whole_files import write_whole
 
-log = logging.getLogger("stoker")
+logger = logging.getLogger("stoker")
+
+
+# ---- objects
+
+
+MOST_BYTES = 4_000_000
+"""Larger manifests are not sent: the first pilot that reads the object makes one, and hands it on."""
+
+
+def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
+    """Let the seed serve a recipe's objects; returns their manifests. `objects` is the session's folder for objects.
+
+    An object that has changed since the recipe was made gets no manifest: a pilot that reads it reports the change.
+    """
+    try:
+        publish(objects, recipe.objects)
+    except OSError as error:
+        logger.warning("pilots that see no files of this machine can't have those of %s: %s", recipe.name, error)
+    told = []
+    for ref in recipe.objects:
+        try:
+            manifest = manifest_of(ref)
+        except RecipeError as error:
+            logger.warning("%s of %s: %s", ref.source, recipe.name, error)
+            continue
+        if len(manifest) <= MOST_BYTES:
+            told.append(DefineManifest(ref.name, manifest))
+    return told
+
+
+# ---- sources
+
 
 MOST = 200
 
@@ -71,7 +106,7 @@ class SourceShelf:
             source = ProgramSource(digest, name, file, folder, arguments)
             write_whole(source_file(self._folder, key), msgspec.json.encode(source))
         except Exception as error:  # whatever the function is: its call goes on
-            log.debug("the source of %r was not left: %r", key, error)
+            logger.debug("the source of %r was not left: %r", key, error)
 
 
 def _source_of(function: Callable[..., Any]) -> tuple[str, str, str] | None:

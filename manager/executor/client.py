@@ -2,8 +2,7 @@
 
 How a call leaves. `submit` puts it in a queue. While few calls are in flight, the caller's thread sends the queue: a
 program that waits for one result at a time pays no thread switch. While many are in flight, it wakes the I/O thread,
-which sends all that has piled up as one frame: consecutive calls of one submission are one `Submit`. Nothing waits to
-form a batch; batches form because the interpreter runs one thread at a time.
+which sends all that has gathered as one frame: consecutive calls of one submission are one `Submit`.
 
 Why the lock. Several threads may use a ZeroMQ socket if a fence separates their uses. `_lock` is the fence; a thread
 holds it to send or to read frames, never to settle a future. The I/O thread sleeps in `poll(2)` on the socket's file
@@ -12,8 +11,7 @@ a thread that has sent checks ZMQ_EVENTS, and wakes the I/O thread if there is s
 
 What survives. Frames are numbered and kept until the manager has them in its journal. A manager that has lost a part of
 that journal asks for everything again (`Outgoing.resubmit_everything`). After a reconnection the hello goes first, and
-after the welcome all unacknowledged frames, in order. Results are numbered too, and repeated ones are dropped. While
-the manager is away, the session file tells where it listens when it was started again (`membership`).
+after the welcome all unacknowledged frames, in order. Results are numbered too, and repeated ones are dropped.
 """
 
 from __future__ import annotations
@@ -27,24 +25,29 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, TypeVar
 from uuid import uuid4
+
+import msgspec
 
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError, StreamDiffersError
-from stoker.manager.executor.clocks import on_this_clock
-from stoker.manager.executor.describing import describe
-from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
-from stoker.manager.executor.outgoing import Outgoing, Replaced, Submission, Waiter
+from stoker.manager.executor.membership import (
+    CHECK_EVERY_S,
+    Membership,
+    forked_process,
+    other_python,
+    refused_key,
+    session_over,
+)
+from stoker.manager.executor.outgoing import OpenCall, OpenCalls, Outgoing, Replaced, Submission, Waiter
 from stoker.manager.executor.packing import LargeArguments
-from stoker.manager.executor.piece_inbox import PieceInbox, wake_tasks
-from stoker.manager.executor.questions import Questions
-from stoker.manager.executor.session_errors import forked_process, other_python, refused_key, session_over
+from stoker.manager.executor.pieces import PieceInbox, wake_tasks
+from stoker.manager.executor.publishing import describe
 from stoker.manager.executor.settling import Settling, callbacks
-from stoker.manager.executor.waiting import WaitingCalls
 from stoker.protocol import to_client, to_manager, wire
-from stoker.protocol.calls import CallSpec, Features, Payload
+from stoker.protocol.calls import CallForecast, CallSpec, Features, Payload
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import JOURNAL
@@ -53,11 +56,13 @@ from stoker.seldom import SeldomLog
 logger = logging.getLogger(__name__)
 
 DIRECT_BELOW = 8
-"""With fewer calls in flight than this, the submitting thread sends by itself."""
+"""With fewer calls in flight, the submitting thread sends by itself."""
 MANY, GATHER_S = 128, 0.001
 """With `MANY` calls in flight, the I/O thread waits a millisecond so that more of them share a frame."""
 SETTLE_LIMIT_S = 2.0
-"""`close` waits so long for the next result or callback to be done."""
+"""Seconds that `close` waits for the next result or callback to be done."""
+
+A = TypeVar("A")
 
 
 class Link:
@@ -73,26 +78,25 @@ class Link:
         if not observer and not self.session.is_for_this_python:
             raise other_python(self.session)
         self.large = LargeArguments(folder.objects)
-        self.waiting = WaitingCalls(self.large)
+        self.waiting = OpenCalls(self.large)
         self.settling = Settling("results")
+        self.over: Exception | None = None
+        """Why this client has no session any more; None while it has one."""
+        self.journal_trouble = ""
+        """Why the manager cannot write its journal, as it said last; empty while it can. Calls and results wait."""
         self._observer = observer
-        self._client = ClientId(f"client-{uuid4().hex[:12]}")
-        self._out = Outgoing(self.waiting.waiters, describe=lambda recipe: describe(recipe, folder.objects))
-        self._questions = Questions()
+        self._out = Outgoing(self.waiting.calls, describe=lambda recipe: describe(recipe, folder.objects))
+        self._questions = _Questions()
         self._taken: deque[to_manager.PiecesTaken] = deque()
         """Acknowledgements of pieces that have not left."""
         self._may_lack_pieces = False
-        """Whether pieces may have been lost with a connection, and are to be asked for."""
+        """True if pieces may have been lost with a connection: the next frame asks for them."""
         self._first_id = 0
         """This client's number, in the upper bits of its calls' ids."""
         self._sequence = itertools.count()
         self._joined = self.membership.joined
-        self.journal_trouble = ""
-        """Why the manager cannot write its journal, as it said last; empty while it can. Calls and results wait."""
-        self._over: Exception | None = None
         self._finished = threading.Event()
-        self._stop = False
-        self._woken = False
+        self._stop = self._woken = False
         self._lock = threading.Lock()
         self._decode = wire.to_client_decoder()
         self._refusals = SeldomLog(logger)
@@ -100,7 +104,7 @@ class Link:
         pair = folder.read_key("client")
         self._dealer = Dealer(
             self.session.address,
-            name=self._client,
+            name=ClientId(f"client-{uuid4().hex[:12]}"),
             keys=Keys(self.session.server_key, pair.public, pair.secret),
             log=logger,
             reconnect_ms=(50, 1000),
@@ -115,20 +119,18 @@ class Link:
 
     def wait_joined(self, timeout_s: float) -> None:
         """Wait for the manager's welcome. A wait of several seconds is logged with its reason. Raises SessionError."""
-        if self._over is None:
+        if self.over is None:
             self.membership.wait(timeout_s, journal_trouble=lambda: self.journal_trouble)
-        if self._over is not None:
-            raise self._over
+        if self.over is not None:
+            raise self.over
 
     def has_sent(self, key: str) -> bool:
         """True if calls of this client have used the context of this key."""
         return self._out.has_sent(key)
 
     def why_silent(self) -> str:
-        """Why the manager may not answer although the connection to it stands; empty if there is no connection."""
-        if self._over is not None or not self._joined.is_set():
-            return ""
-        return self.membership.why_silent()
+        """Return why the manager may not answer although the connection is up; empty if there is no connection."""
+        return self.membership.why_silent() if self.over is None and self._joined.is_set() else ""
 
     def submit(
         self,
@@ -139,42 +141,44 @@ class Link:
         features: Features | None = None,
         inbox: PieceInbox | None = None,
     ) -> CallId:
-        """Send a call; `waiter` gets its end, and `inbox` its pieces. Raises SessionError if the session is over; where
-        it ends meanwhile, the waiter gets that error."""
-        if self._over is not None:
-            raise self._over
-        call = CallId(self._first_id | next(self._sequence))
-        self.waiting.add(call, payload, waiter, members=submission.members, inbox=inbox)
-        self._out.queue.append((submission, CallSpec(call, payload, features)))
-        if len(self.waiting.waiters) < DIRECT_BELOW:
+        """Send a call; `waiter` gets its end, and `inbox` its pieces. Raises SessionError if the session is over; if it
+        ends meanwhile, the waiter gets that error."""
+        if self.over is not None:
+            raise self.over
+        spec = CallSpec(CallId(self._first_id | next(self._sequence)), payload, features)
+        call = OpenCall(submission, spec, waiter, inbox)
+        self.waiting.add(call)
+        self._out.queue.append(call)
+        if len(self.waiting.calls) < DIRECT_BELOW:
             self._send_now()
         elif not self._woken:
             self.wake()
         self._fail_if_over()
-        return call
+        return spec.call
 
     def submit_many(
         self, submission: Submission | Sequence[Submission], payloads: Iterable[Payload], waiter: Waiter
     ) -> list[CallId]:
         """Send calls of one submission, or each of its own, with one waiter for all. Raises SessionError if the session
         is over."""
-        if self._over is not None:
-            raise self._over
+        if self.over is not None:
+            raise self.over
         first_id, sequence = self._first_id, self._sequence
-        specs = [CallSpec(CallId(first_id | next(sequence)), payload) for payload in payloads]
-        calls = self.waiting.add_all(specs, waiter)
-        if isinstance(submission, Submission):
-            self._out.queue.extend([(submission, spec) for spec in specs])
-        else:
-            self._out.queue.extend(zip(submission, specs, strict=True))
+        each = itertools.repeat(submission) if isinstance(submission, Submission) else submission
+        calls = [
+            OpenCall(of, CallSpec(CallId(first_id | next(sequence)), payload), waiter)
+            for of, payload in zip(each, payloads, strict=False)
+        ]
+        self.waiting.add_all(calls)
+        self._out.queue.extend(calls)
         self._send_now()
         self._fail_if_over()
-        return calls
+        return [call.spec.call for call in calls]
 
     def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
         """Cancel these calls. Their waiters are not called."""
         gone = self.waiting.give_up(calls)
-        if gone and self._over is None:
+        if gone and self.over is None:
             self.tell(to_manager.Cancel(gone, running))
 
     def acknowledge(self, taken: to_manager.PiecesTaken) -> None:
@@ -183,9 +187,8 @@ class Link:
         self._send_now()
 
     def replace_function(self, function: FunctionKey, *, by: FunctionKey) -> None:
-        """Let the manager forget a function after the calls submitted so far: further calls name another one. The next
-        frame says so."""
-        self._out.queue.append(Replaced(function, by))
+        """Let the manager forget a function after the calls submitted so far: further calls name another one."""
+        self.tell_later(Replaced(function, by))
 
     def tell(self, message: Any) -> None:
         """Send a message, after all that was submitted before it."""
@@ -204,22 +207,12 @@ class Link:
         """Ask why a call, pilot, library or context is where it is. Cancelling the future gives the question up."""
         return self._ask(to_manager.AskStory(subject), answer=to_client.Story)
 
-    def _fail_if_over(self) -> None:
-        """If the session ended while something was added, fail that: the end has failed only what was there before."""
-        if self._over is not None:
-            self.fail_all(self._over)
-
     def fail_all(self, error: Exception) -> None:
         """End the session for this client: open calls and later ones fail with this error."""
-        self._over = self._over or error
+        self.over = self.over or error
         self._joined.set()
         self.waiting.fail_all(error)
         self._questions.fail_all(error)
-
-    @property
-    def over(self) -> Exception | None:
-        """Why this client has no session any more; None while it has one."""
-        return self._over
 
     def wait_finished(self, timeout_s: float) -> bool:
         """Wait until the manager says that the session is over. False if it does not in time."""
@@ -227,11 +220,11 @@ class Link:
 
     def leave(self, timeout_s: float) -> None:
         """Cancel this client's calls through the manager, and wait until it has done so. The session goes on."""
-        if self.waiting and self._over is None:
-            self._out.queue.append(to_manager.Cancel(list(self.waiting.waiters), True))
+        if self.waiting and self.over is None:
+            self._out.queue.append(to_manager.Cancel(list(self.waiting.calls), True))
         self._send_now()
         until = time.monotonic() + timeout_s
-        while self._over is None and (self.waiting or self._has_unsent()) and time.monotonic() < until:
+        while self.over is None and (self.waiting or self._has_unsent()) and time.monotonic() < until:
             time.sleep(0.01)
 
     def close(self) -> None:
@@ -253,25 +246,29 @@ class Link:
             pass
 
     def forked(self) -> None:
-        """Disable the link in a forked child of the program: the socket and its thread are the parent's, and so are the
-        open calls and the files of their arguments."""
-        self._over = forked_process(self.session.session)
-        self.waiting.waiters.clear()  # so nothing that the child drops cancels a call of its parent
+        """Disable the link in a forked child: the socket, its thread, open calls and their files are the parent's."""
+        self.over = forked_process(self.session.session)
+        self.waiting.calls.clear()  # so nothing that the child drops cancels a call of its parent
         self._lock = threading.Lock()
         self._lock.acquire()  # no thread of this process may use the socket
 
-    # ---- sending
+    def _fail_if_over(self) -> None:
+        """If the session ended while something was added, fail that: the end has failed only what was there before."""
+        if self.over is not None:
+            self.fail_all(self.over)
 
     def _ask(self, question: Any, *, answer: type[Any]) -> Future[Any]:
-        if self._over is not None:
-            future: Future[Any] = Future()
-            future.set_exception(self._over)
+        future: Future[Any] = Future()
+        if self.over is not None:
+            future.set_exception(self.over)
             return future
         with self._lock:
-            future = self._questions.ask(question, answer=answer)
+            self._questions.ask(question, future, answer=answer)
         self._send_now()
         self._fail_if_over()
         return future
+
+    # ---- sending
 
     def _send_now(self) -> None:
         """Send the queue from this thread. If another thread uses the socket, leave it to the I/O thread."""
@@ -279,8 +276,7 @@ class Link:
             self.wake()
             return
         try:
-            self._flush()
-            more = not self._socket.closed and self._dealer.has_frames()
+            more = self._flush() and self._dealer.has_frames()
         finally:
             self._lock.release()
         if more:
@@ -290,15 +286,17 @@ class Link:
         with self._lock:
             return bool(self._out.queue) or self._out.has_unacknowledged
 
-    def _flush(self) -> None:
-        """Send everything in the queue. The caller holds the lock."""
+    def _flush(self) -> bool:
+        """Send everything in the queue; True if something was sent. The caller holds the lock."""
         if not self._joined.is_set() or self._socket.closed:
-            return
+            return False
+        sent = False
         for frame in self._out.frames(time.monotonic()):
             self._socket.send(frame, 0, len(frame) < COPY_BELOW)
+            sent = True
         if self._may_lack_pieces:  # after the calls that may have to be submitted again
             self._may_lack_pieces = False
-            asked = [inbox.ask_again() for inbox in tuple(self.waiting.inboxes.values())]
+            asked = [call.inbox.ask_again() for call in tuple(self.waiting.calls.values()) if call.inbox is not None]
             self._taken.extend(each for each in asked if each is not None)
         if self._taken:
             latest: dict[tuple[CallId, bool], to_manager.PiecesTaken] = {}
@@ -306,8 +304,11 @@ class Link:
                 taken = self._taken.popleft()
                 latest[taken.call, taken.again] = taken
             self._socket.send(wire.encode(list(latest.values())))
+            sent = True
         if self._questions.has_unsent:
             self._socket.send(wire.encode(self._questions.take_unsent()))
+            sent = True
+        return sent
 
     # ---- the I/O thread
 
@@ -319,8 +320,7 @@ class Link:
         try:
             self._turn(everything)
             while not self._stop:  # checked after each turn, because a turn takes away the wake-up of `close`
-                now = time.monotonic()
-                wait_s = self._out.due_in(now) if self._joined.is_set() else CHECK_EVERY_S
+                wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else CHECK_EVERY_S
                 self._turn({fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)})
         except Exception as error:
             logger.exception("the link to session %s failed", self.session.session)
@@ -338,7 +338,7 @@ class Link:
                 os.eventfd_read(self._wake_fd)
             except BlockingIOError:
                 pass
-        if len(self.waiting.waiters) >= MANY:
+        if len(self.waiting.calls) >= MANY:
             time.sleep(GATHER_S)
         self._woken = False  # after the read, so that no wake-up is lost
         if self._monitor_fd in ready:
@@ -350,10 +350,10 @@ class Link:
         fed: list[PieceInbox] = []
         for data in frames:
             self._take(data, fed)
-        wake_tasks(waiter for inbox in fed for waiter in inbox.take_waiters())
+        if fed:
+            wake_tasks(waiter for inbox in fed for waiter in inbox.take_waiters())
         with self._lock:
-            self._flush()
-            again = self._dealer.has_frames()
+            again = self._flush() and self._dealer.has_frames()
         if again:
             self.wake()
 
@@ -381,8 +381,7 @@ class Link:
         )
 
     def _find_manager(self) -> None:
-        """Connect to the address that the session file names now. If the session's folder says that the session is
-        over, end as when the manager says so."""
+        """Connect to the address that the session file names now, or end if the session is over."""
         try:
             found = self.membership.find_manager(time.monotonic())
         except SessionError as error:
@@ -418,7 +417,7 @@ class Link:
             case to_client.ProgressReports():
                 self.waiting.report(message.reports)
             case to_client.Forecasts():
-                self.waiting.report(on_this_clock(message, now=time.time()))
+                self.waiting.report(_on_this_clock(message, now=time.time()))
             case to_client.ClientWelcome():
                 self._welcome(message)
             case to_client.Rejected():
@@ -438,17 +437,15 @@ class Link:
         self.fail_all(session_over(self.session.session, reason))
 
     def _take_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
-        inbox = self.waiting.inboxes.get(message.call)
-        if inbox is None:  # it was cancelled, or has ended
+        call = self.waiting.calls.get(message.call)
+        if call is None or call.inbox is None:  # it was cancelled, or has ended
             return
         try:
-            fed.append(inbox)
-            taken = inbox.add(message)
+            fed.append(call.inbox)
+            taken = call.inbox.add(message)
         except StreamDiffersError as error:
-            waiter = self.waiting.waiters.get(message.call)
             self.cancel([message.call])
-            if waiter is not None:
-                waiter.fail(message.call, error)
+            call.waiter.fail(message.call, error)
             return
         if taken is not None:
             self._taken.append(taken)  # it leaves at the end of this turn
@@ -458,13 +455,96 @@ class Link:
             self._first_id = message.number << CLIENT_SHIFT
             self.journal_trouble = ""  # a manager that cannot write its journal says so after the welcome
             if message.again:
-                self.membership.log_lost_journal(open_calls=len(self.waiting))
+                text = "session %s: its manager has lost a part of its journal; %d calls are submitted again, "
+                logger.warning(text + "and those that run go on", self.session.session, len(self.waiting))
                 self._out.resubmit_everything()
             for frame in self._out.again(time.monotonic()):
                 self._socket.send(frame)
             self._questions.ask_all_again()
             self._may_lack_pieces = True
             self.membership.welcomed()
+
+
+class _Question(msgspec.Struct, eq=False):
+    """A question to the manager, and the future that gets its answer, a message of this kind."""
+
+    question: to_manager.AskStatus | to_manager.AskStory
+    kind: type[to_client.Status | to_client.Story]
+    future: Future[Any]
+    is_sent: bool = False
+
+
+class _Questions:
+    """Open questions to the manager, which answers those of one kind in the order in which they came.
+
+    They travel unnumbered and are not journalled: after a reconnection the client asks again. The caller holds the
+    link's lock, except for `answer` and `fail_all`.
+    """
+
+    def __init__(self) -> None:
+        self.has_unsent = False
+        self._open: list[_Question] = []
+
+    def __len__(self) -> int:
+        return sum(not each.future.done() for each in self._open)
+
+    def ask(self, question: Any, future: Future[Any], *, answer: type[Any]) -> None:
+        """Add a question. The future gets the `answer`, a message of this type."""
+        self._open.append(_Question(question, answer, future))
+        self.has_unsent = True
+
+    def take_unsent(self) -> list[Any]:
+        """Return the questions to be sent now."""
+        self.has_unsent = False
+        unsent = [each for each in self._open if not each.is_sent and not each.future.done()]
+        for each in unsent:
+            each.is_sent = True
+        return [each.question for each in unsent]
+
+    def ask_all_again(self) -> None:
+        """Send all open questions again, over a new connection."""
+        self._open = [each for each in self._open if not each.future.done()]
+        for each in self._open:
+            each.is_sent = False
+        self.has_unsent = bool(self._open)
+
+    def answer(self, message: to_client.Status | to_client.Story) -> None:
+        """Answer the oldest question of this kind, also if it was given up."""
+        for each in self._open:
+            if each.is_sent and each.kind is type(message):
+                self._open.remove(each)
+                _end(each.future, answer=message)
+                return
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail all open questions."""
+        for each in tuple(self._open):
+            _end(each.future, error=error)
+
+
+def _end(future: Future[Any], *, answer: Any = None, error: Exception | None = None) -> None:
+    try:
+        if error is None:
+            future.set_result(answer)
+        else:
+            future.set_exception(error)
+    except InvalidStateError:  # it was given up, or ended by another thread
+        pass
+
+
+def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
+    """Return the answer to a question. Raises TimeoutError if it does not come in time: the question is given up."""
+    try:
+        return asked.result(timeout_s)
+    except BaseException:  # Ctrl-C too
+        asked.cancel()  # no effect on one that has ended
+        raise
+
+
+def _on_this_clock(said: to_client.Forecasts, *, now: float) -> list[CallForecast]:
+    """Convert forecasts of the manager's clock to the clock that shows `now`. The message's travel time is ignored."""
+    ahead_s = now - said.said_at if said.said_at else 0.0
+    return [msgspec.structs.replace(each, ends_at=each.ends_at + ahead_s) for each in said.forecasts]
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()

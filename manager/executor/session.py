@@ -1,8 +1,8 @@
 """`stoker.load`: Parsl with one StokerExecutor, as a `with` block or until `stop()`.
 
-What it builds differs from Parsl's defaults where that costs: no log record a state change (`initialize_logging=False`
-is worth a factor of five in calls a second; Stoker keeps its own log in the session folder), no usage tracking, and no
-retries (a lost pilot never costs one, so what is left to retry is the user's own exceptions).
+Settings that differ from Parsl's defaults: no log record per state change (`initialize_logging=False` is worth a factor
+of five in calls a second; Stoker keeps its own log in the session folder), no usage tracking, and no retries (a lost
+pilot never costs one, so only the user's own exceptions are left to retry).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import html
 import logging
+import math
 import os
 import sys
 import threading
@@ -27,18 +28,25 @@ from stoker.config import Site
 from stoker.contexts.factory import as_recipe
 from stoker.contexts.loading import is_loaded
 from stoker.contexts.recipe import Recipe
-from stoker.errors import ConfigError, SessionError
+from stoker.errors import (
+    CallCancelledError,
+    CallDroppedError,
+    ConfigError,
+    NoDeviceError,
+    PoisonCallError,
+    SerializationError,
+    SessionError,
+    StreamDiffersError,
+)
 from stoker.largest import MOST_AT_ONCE
 from stoker.log_files import BoundedLog
+from stoker.manager.executor.client import wait_for_answer
+from stoker.manager.executor.detached import JOINS, RUN
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
-from stoker.manager.executor.options import check_count, check_load, parsls_config
-from stoker.manager.executor.prepared import AppWants
-from stoker.manager.executor.questions import wait_for_answer
-from stoker.manager.executor.retries import retry_cost
-from stoker.manager.executor.standing import JOINS, RUN
-from stoker.manager.executor.stream import interrupt_open
-from stoker.manager.executor.wants import read_wants
+from stoker.manager.executor.map_results import interrupt_open
+from stoker.manager.executor.options import check_count, check_load, parsls_config, read_wants
+from stoker.manager.executor.prepared import AppWants, TriedWants
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.show_status import calls_in_words
 from stoker.protocol.to_client import Status, Story
@@ -343,3 +351,33 @@ def _to_terminal(logger: logging.Logger) -> None:
     terminal.setLevel(logging.WARNING)
     terminal.setFormatter(logging.Formatter("stoker: %(message)s"))
     logger.addHandler(terminal)
+
+
+# ---- retries by Parsl
+
+
+_FINAL = (
+    CallDroppedError, CallCancelledError, PoisonCallError, NoDeviceError, SerializationError, StreamDiffersError,
+)  # fmt: skip
+
+
+def retry_cost(error: Exception, task: dict[str, Any]) -> float:
+    """What a failure costs of Parsl's retries. What the manager has decided for good is not tried again.
+
+    `task` is the kernel's record of the call, which keeps the deadline of the first try from here on.
+    """
+    if isinstance(error, _FINAL):
+        return math.inf
+    sent, specification = task["exec_fu"], task["resource_specification"]
+    if isinstance(sent, CallFuture) and sent.due_at is not None:
+        if isinstance(specification, AppWants):
+            again = task["resource_specification"] = AppWants(
+                specification.wants,
+                due_at=sent.due_at,
+                function=specification.function,
+                made_of=specification.made_of,
+            )
+            again.inbox = specification.inbox
+        else:
+            task["resource_specification"] = TriedWants(specification, due_at=sent.due_at)
+    return 1.0

@@ -1,22 +1,74 @@
-"""Parsl's memoizer, made unable to lose the result of a call.
+"""What Stoker changes in Parsl's kernel, the object that keeps a program's tasks.
 
-Parsl's kernel gives each result to its memoizer before it gives it to the future of the call. A memoizer that raises
-there (a result that plain pickle refuses, a full disk) leaves the future without an end. So the kernel's memoizer is
-wrapped in this one: the program gets a result that cannot be kept, with one warning that says what to do.
+Results: the kernel gives each result to its memoizer before it gives it to the future of the call. A memoizer that
+raises there (a result that plain pickle refuses, a full disk) leaves the future without an end. `SafeMemoizer` wraps
+the kernel's memoizer: the program gets a result that cannot be kept, with one warning that says what to do.
+
+Launching: the kernel hands each task to a thread of its own, which submits it. A call of a Stoker app whose arguments
+are packed waits for nothing, so the thread that makes the call also submits it, and a thread switch is saved.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
-from parsl.dataflow.dflow import DataFlowKernel
+from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 from parsl.dataflow.memoization import BasicMemoizer, Memoizer
 from parsl.dataflow.taskrecord import TaskRecord
+from parsl.errors import NoDataFlowKernelError
 
-from stoker.errors import SerializationError
+from stoker.errors import CallCancelledError, SerializationError, SessionError
 from stoker.manager.executor.packing import logger
+from stoker.manager.executor.prepared import PACKED
+
+HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.load("site.toml")
+      ...                          # call it here"""
+
+
+def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
+    """Parsl's loaded kernel. Raises SessionError, which names the app and shows how to load a site.
+
+    `inside`: what to do instead in a function that is a call already.
+    """
+    try:
+        return DataFlowKernelLoader.dfk()
+    except NoDataFlowKernelError:
+        raise SessionError(
+            f"{name} was called before a site was loaded. Load one first:\n\n{HOW_TO_LOAD}\n\n"
+            f"Inside of another call, {inside or f'call the function itself: {name}.function(...)'}"
+        ) from None
+
+
+def launch_at_once(kernel: DataFlowKernel) -> None:
+    """Have the thread that calls an app submit the call too, where its arguments are packed already."""
+    launch_now: Callable[[TaskRecord], None] | None = getattr(kernel, "_launch_if_ready_async", None)
+    if launch_now is None or "launch_if_ready" in vars(kernel):
+        return
+    launch_later = kernel.launch_if_ready
+
+    def launch_if_ready(task: TaskRecord) -> None:
+        if PACKED not in task["kwargs"] or task["fail_count"]:
+            launch_later(task)
+            return
+        try:
+            launch_now(task)
+        except BaseException:  # Ctrl-C: the program has no future of this call
+            _fail(kernel, task)
+            raise
+
+    kernel.launch_if_ready = launch_if_ready
+
+
+def _fail(kernel: DataFlowKernel, task: TaskRecord) -> None:
+    """End a task that was interrupted, so that nothing waits for it."""
+    failed: Future[Any] = Future()
+    failed.set_exception(CallCancelledError("the program was interrupted while it submitted this call"))
+    with suppress(Exception):
+        kernel.handle_exec_update(task, failed)
 
 
 class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped

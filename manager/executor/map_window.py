@@ -1,0 +1,248 @@
+"""How far a `stoker.map` sends ahead, where its results arrive, and what it reports to the manager.
+
+Three bounds hold: calls in flight (`most_calls`), bytes of their arguments, and bytes of results that have come and
+were not taken yet (`most_bytes` each; a large result in a file of the session counts by the file's size).
+
+Each call in flight counts with the mean size of the last results: a loop that is slower than its pilots holds about
+`most_bytes`. A loop that is quicker than its pilots holds nothing, and a few large results must not leave the pilots
+idle: each time such a loop waits, more calls may be in flight than their bytes allow (as TCP opens its window), until
+results wait for the loop.
+
+Before the first result its size is unknown. Then as many calls go as would fill a quarter of `most_bytes` with the
+largest results that travel in messages, and twice as many after each GROW_S, for slow calls on pools of many slots.
+
+With nothing in flight and nothing to take there is always room for one call, so a stream never stalls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from stoker.largest import MOST_NUMBER
+from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallForecast, CallProgress
+from stoker.protocol.ids import CallId, RecipeKey
+from stoker.protocol.to_manager import MapReport
+
+WINDOW_BYTES = 256_000_000
+CHUNK = 500
+"""Calls that are packed before they are sent."""
+GROW_S = 2.0
+"""Before the first result, twice as many calls may be in flight after each so long."""
+_MEAN_OF = 64
+"""The mean size of results weighs about this many of the last ones."""
+
+
+class Window:
+    """The calls of one stream that are in flight, and its results that wait. `clock` says seconds.
+
+    The stream changes `in_flight` itself, and takes what the loop takes off `held_bytes`: it does so for each result.
+    """
+
+    def __init__(
+        self, most_calls: int, *, most_bytes: int = WINDOW_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.most_calls = most_calls
+        self.most_bytes = most_bytes
+        self.in_flight: dict[CallId, tuple[int, int]] = {}
+        """Place in the order of the items, and bytes of arguments."""
+        self.held_bytes = 0
+        """Results that have come and were not taken."""
+        self._argument_bytes = 0
+        self._ended = 0
+        self._mean_bytes = 0.0
+        self._more_calls = 0
+        """Calls that may be in flight above what their results' bytes allow."""
+        self._clock = clock
+        self._began_at = 0.0
+
+    def sent(self, argument_bytes: int) -> None:
+        """Calls with so many bytes of arguments were put into `in_flight`."""
+        self._argument_bytes += argument_bytes
+
+    def ended(self, calls: int, *, argument_bytes: int, result_bytes: int) -> None:
+        """So many calls were taken out of `in_flight`, with so many bytes of arguments and of results."""
+        self._argument_bytes -= argument_bytes
+        self._ended += calls
+        self.held_bytes += result_bytes
+        if calls:
+            self._mean_bytes += (result_bytes / calls - self._mean_bytes) * min(1.0, calls / min(self._ended, _MEAN_OF))
+
+    def starved(self) -> None:
+        """The loop waits, and no result is there."""
+        flying, most = len(self.in_flight), self._most_now()
+        if self._ended and most < self.most_calls and flying >= most - most // 4:
+            self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
+
+    def room(self, *, ready: int) -> int:
+        """How many calls may be sent now. `ready` results wait for the loop."""
+        return self._room(ready, self._most_now())
+
+    def room_to_fill(self, *, ready: int) -> int:
+        """The same, but 0 while so little room would mean to send calls one by one."""
+        most = self._most_now()
+        room = self._room(ready, most)
+        return 0 if room < CHUNK and room < most // 4 and self.in_flight else room
+
+    def _room(self, ready: int, most: int) -> int:
+        flying = len(self.in_flight)
+        if not flying and not ready:
+            return most or 1
+        if self._argument_bytes >= self.most_bytes:
+            return 0
+        return max(0, min(most, 2 * self.most_calls - ready) - flying)
+
+    def grows_in(self) -> float | None:
+        """Seconds until there is more room without a result; None if there will not be."""
+        if self._ended or not self.in_flight or self._first_calls() >= self.most_calls:
+            return None
+        return GROW_S - (self._clock() - self._began_at) % GROW_S
+
+    def clear(self) -> None:
+        """Forget all calls and results."""
+        self.in_flight.clear()
+        self._argument_bytes = self.held_bytes = 0
+
+    def _most_now(self) -> int:
+        """How many calls may be in flight, by their number and by the results that they will bring."""
+        if not self._ended:
+            return min(self.most_calls, self._first_calls())
+        if self._mean_bytes * self.most_calls <= self.most_bytes - self.held_bytes:
+            return self.most_calls
+        if self._more_calls and self.held_bytes > self.most_bytes // 2:
+            self._more_calls //= 2
+        return min(self.most_calls, self._most_by_bytes() + self._more_calls)
+
+    def _most_by_bytes(self) -> int:
+        return max(0, int((self.most_bytes - self.held_bytes) / max(1.0, self._mean_bytes)))
+
+    def _first_calls(self) -> int:
+        now = self._clock()
+        if not self.in_flight:
+            self._began_at = now
+        doublings = int((now - self._began_at) / GROW_S)
+        return max(1, self.most_bytes // (4 * INLINE_LIMIT_BYTES)) << min(doublings, 20)
+
+
+# ---- reports: a report leaves with the next frame, once a second at most
+
+
+_EVERY_S = 1.0
+_numbers = itertools.count()
+
+
+class MapReports:
+    """The reports of one map. `items`: its length, None if its input does not know; `tell` sends a report with the next
+    frame."""
+
+    def __init__(
+        self,
+        tell: Callable[[MapReport], None],
+        *,
+        name: str,
+        context: str,
+        items: int | None,
+        batch_size: int | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tell = tell
+        self._number = next(_numbers)
+        self._name = name
+        self._context = RecipeKey(context)
+        self._items = None if items is None else min(items, MOST_NUMBER)
+        self._size = batch_size or 1
+        self._sent = self._ended = self._kept = 0
+        """Calls sent, calls ended, and calls whose results an earlier run has kept."""
+        self._told_kept = 0
+        self._clock = clock
+        self._told_at: float | None = None
+        self._is_over = False
+
+    def sent(self, calls: int) -> None:
+        """Count calls that leave with the next frame."""
+        self._sent += calls
+        if self._told_kept != self._kept:  # results of earlier runs were found since: they took no time
+            self._told_at = None
+        self._report()
+
+    def ended(self, calls: int) -> None:
+        """Count calls that have ended."""
+        self._ended += calls
+        self._report()
+
+    def kept(self) -> None:
+        """Count a call whose result is in the map's file."""
+        self._kept += 1
+        self._report()
+
+    def close(self) -> None:
+        """Report the end of the map."""
+        if not self._is_over:
+            self._is_over = True
+            if self._told_at is not None:
+                self._tell(self._now())
+
+    def _report(self) -> None:
+        now = self._clock()
+        if self._is_over or (self._told_at is not None and now - self._told_at < _EVERY_S):
+            return
+        self._told_at, self._told_kept = now, self._kept
+        self._tell(self._now())
+
+    def _now(self) -> MapReport:
+        total, done, kept = self._items, self._size * (self._kept + self._ended), self._size * self._kept
+        unsent = -1
+        if total is not None:
+            done, kept = min(done, total), min(kept, total)
+            unsent = max(0, -(-total // self._size) - self._sent - self._kept)
+        return MapReport(
+            self._number,
+            self._name,
+            self._context,
+            total=-1 if total is None else total,
+            done=done,
+            kept=kept,
+            unsent=unsent,
+            over=self._is_over,
+        )
+
+
+class MapInbox:
+    """The waiter of a `stoker.map`: the link's thread appends each end to `arrived` and rings `bell`; the stream reads.
+
+    The link keeps this and not the stream, so that the stream is collected when its loop is left."""
+
+    def __init__(self) -> None:
+        self.arrived: deque[Any] = deque()
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.on_ended: Callable[[int], None] = lambda _calls: None
+        """Hears, on the link's thread, how many calls of a frame have ended."""
+        self._ended = 0
+
+    def settle(self, end: CallEnd) -> bool:
+        """A call has ended."""
+        self._ended += 1
+        self.arrived.append(end)
+        return True
+
+    def fail(self, call: CallId, error: Exception) -> None:
+        """A call will have no end."""
+        self.arrived.append((call, error))
+
+    def flush(self) -> None:
+        """Ring once for all that came together."""
+        self.count()
+        self.bell.put(None)
+
+    def count(self) -> None:
+        """Report the calls that have ended since the last time."""
+        if ended := self._ended:
+            self._ended = 0
+            self.on_ended(ended)
+
+    def report(self, said: CallProgress | CallForecast) -> None:
+        """Reports of single calls are not shown."""
