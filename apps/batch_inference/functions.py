@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker import app, context
-from stoker.apps.common.openai.answers import Vectors
+from stoker.apps.common.openai.answers import (
+    Choice,
+    Embedder,
+    TextModel,
+    Vectors,
+    complete,
+    embed_texts,
+    prompts_of,
+    refusal,
+)
 from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint
-from stoker.apps.common.openai.writing import Choice, Embedder, TextModel, complete, embed_texts, prompts_of, refusal
 from stoker.contexts import load_causal_lm
 
 if TYPE_CHECKING:

@@ -1,24 +1,77 @@
-"""Runs the calls of a sweep and hands each result on as it comes."""
+"""Run the calls of a run, hand each result on as it arrives, and say how to continue a run."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import queue
+import shlex
 import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 import stoker
-from stoker.apps.common.hints import count
+from stoker.console import Screen
 
 if TYPE_CHECKING:
     from stoker.sessions import Session, StokerApp
+import concurrent.futures
+
+from stoker.contexts import Recipe
+from stoker.sessions import AppCallFuture, Session, StokerApp, facts_of, sent_call
+
+# ---- hints
+
+
+def command(app: str, arguments: str, *, through_make: bool = False) -> str:
+    """The command line that runs `app` with these arguments. Only the app that `make run` runs can go through it."""
+    if through_make and "MAKELEVEL" in os.environ:
+        escaped = arguments.replace("$", "$$").replace('"', '\\"')
+        return f'make run ARGS="{escaped}"'
+    return f"stoker run {app} {arguments}"
+
+
+def say_kept(
+    screen: Screen, *, folder: Path, kept: int, total: int, app: str, through_make: bool = False, failed: bool = False
+) -> None:
+    """After a run that was stopped or failed: what is kept, and how to go on."""
+    again = command(app, f"--resume {shlex.quote(str(folder))}", through_make=through_make)
+    screen.line()
+    if not kept:
+        screen.line("stopped before the first result; the same command starts again")
+        return
+    screen.line(f"{'failed' if failed else 'stopped'}: {kept} of {total} results are kept in {folder}")
+    screen.line(f"  {'when the cause is mended' if failed else 'go on'}:  {again}")
+
+
+def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
+    """The `next:` block: commands on the left, what each does on the right."""
+    wide = max((len(line) for line, _ in lines), default=0)
+    return [
+        f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)
+    ]
+
+
+def count(number: int, noun: str) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def show_minutes(seconds: float) -> str:
+    """A wait that is only guessed: `a minute`, `7 min`, `3 h`."""
+    if seconds < 55:
+        return "a minute"
+    return f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
+
+
+# ---- calls
 
 
 _PATIENCE_S = 5.0
@@ -150,3 +203,34 @@ def session_line(session: Session) -> str:
     devices = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     here = f"{count(len(pilots), 'pilot')}, {devices}" if pilots else "no pilot yet: stoker status says why"
     return f"stoker {stoker.__version__} · site {session.executor.site.name} · {here} · session {session.id}"
+
+
+# ---- measuring
+
+
+_PARTS = 100
+_LOOK_S = 0.5
+
+
+def measure(session: Session, app: StokerApp, recipe: Recipe, request: Any, *, screen: Screen) -> Any:
+    """What the app gives for a request, on the context of a recipe. Shows how far it is, as it says itself; raises what
+    it raises."""
+    ask = facts_of(session, {recipe.key})
+    with screen.progress(total=_PARTS, done=0, noun="profile", facts=ask) as progress:
+        future = app.with_options(context=recipe)(request)
+        for done in _parts_done(future):
+            progress.advance(done - progress.done)
+    return future.result()
+
+
+def _parts_done(future: AppCallFuture) -> Iterator[int]:
+    """How many hundredths the call has done, until it ends."""
+    while True:
+        try:
+            future.exception(timeout=_LOOK_S)
+            return
+        except concurrent.futures.TimeoutError:
+            call = sent_call(future)
+            said = call.progress if call is not None else None
+            if said is not None and said.total:
+                yield int(_PARTS * said.done / said.total)

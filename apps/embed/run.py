@@ -17,9 +17,17 @@ import msgspec
 
 import stoker
 from stoker import encoder
-from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
+from stoker.apps.common.calls import (
+    Stopped,
+    command,
+    count,
+    in_batches,
+    run_calls,
+    say_kept,
+    session_line,
+    stop_on_signals,
+)
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empty
-from stoker.apps.common.hints import command, count, say_kept
 from stoker.apps.embed import APP
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
 from stoker.apps.embed.options import EmbedOptions, resolve

@@ -1,4 +1,4 @@
-"""`stoker run encoder_lengths`: the options, checked, and nothing else."""
+"""`stoker run encoder_lengths`: its options, checked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import click
 from stoker.apps.encoder_lengths import APP
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
 from stoker.console import Screen, WholeNumber
+
+# ---- options
+
+
+# ---- cli
 
 
 @click.command(

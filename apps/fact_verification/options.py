@@ -8,8 +8,15 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.fact_verification.claims import SAMPLE, Claim, digest_claims
-from stoker.apps.fact_verification.prompts import SHIPPED, SHIPPED_EVIDENCE, PromptTemplate, read_prompts
+from stoker.apps.fact_verification.claims import (
+    SAMPLE,
+    SHIPPED,
+    SHIPPED_EVIDENCE,
+    Claim,
+    PromptTemplate,
+    digest_claims,
+    read_prompts,
+)
 from stoker.contexts import Awareness
 from stoker.errors import ConfigError
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stoker.apps.common.hints import count
-from stoker.apps.fact_verification.claims import LABELS
-from stoker.apps.fact_verification.prompts import PromptTemplate
+from stoker.apps.common.calls import count
+from stoker.apps.fact_verification.claims import LABELS, PromptTemplate
 from stoker.apps.fact_verification.results import PromptFigures, ResultRow, best_of, compare, figures
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds

@@ -12,13 +12,22 @@ from typing import Any
 import msgspec
 
 import stoker
-from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
-from stoker.apps.common.hints import columns, command, count, say_kept, show_minutes
+from stoker.apps.common.calls import (
+    Stopped,
+    columns,
+    command,
+    count,
+    in_batches,
+    run_calls,
+    say_kept,
+    session_line,
+    show_minutes,
+    stop_on_signals,
+)
 from stoker.apps.fact_verification import APP, report
-from stoker.apps.fact_verification.claims import Claim, read_claims, sample_claims
+from stoker.apps.fact_verification.claims import Claim, PromptTemplate, read_claims, sample_claims
 from stoker.apps.fact_verification.functions import Question, Scores, language_model, verify
 from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, parameters, resolve
-from stoker.apps.fact_verification.prompts import PromptTemplate
 from stoker.apps.fact_verification.results import KEY, figures, make_records, make_rows, write_results, write_timeline
 from stoker.config import load_site
 from stoker.console import Screen

@@ -12,11 +12,16 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from stoker.apps.common.openai.request import RequestRefused
-from stoker.apps.gateway.batch_bodies import read_batch
+from stoker.apps.gateway.batch_files import StoredFile, read_batch, read_upload
 from stoker.apps.gateway.batches import Batches, GatewayBatch
-from stoker.apps.gateway.guard import Caller, Guard
-from stoker.apps.gateway.uploads import StoredFile, read_upload
-from stoker.apps.gateway.wire import JSONAnswer, read_body
+from stoker.apps.gateway.keys import Caller, Guard
+from stoker.apps.gateway.wire import JSONAnswer, receive_body
+
+# ---- batch bodies
+
+
+# ---- batch routes
+
 
 MOST_FILE_BYTES = 200_000_000
 _PAGE = 20
@@ -49,7 +54,7 @@ class BatchRoutes:
         ]
 
     async def _upload(self, request: Request, caller: Caller) -> Response:
-        body = await read_body(request, most=MOST_FILE_BYTES)
+        body = await receive_body(request, most=MOST_FILE_BYTES)
         kind = request.headers.get("content-type", "")
         name, purpose, data = await asyncio.to_thread(read_upload, kind, body)
         made = await asyncio.to_thread(self._files.add, data, filename=name, purpose=purpose, owner=caller.name)
@@ -73,7 +78,7 @@ class BatchRoutes:
         return FileResponse(self._files.data(found.id), media_type="application/octet-stream")
 
     async def _begin(self, request: Request, caller: Caller) -> Response:
-        asked = read_batch(await read_body(request, most=self._most_bytes))
+        asked = read_batch(await receive_body(request, most=self._most_bytes))
         self._guard.begin(caller, limits=caller.limits.rates).end()
         return JSONAnswer((await self._batches.add(asked, owner=caller.name)).body)
 

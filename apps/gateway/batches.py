@@ -22,13 +22,9 @@ from typing import Any
 import msgspec
 
 from stoker.apps.common.openai.request import RequestRefused
-from stoker.apps.gateway.batch_answers import count_answers, for_client, keep_answers
-from stoker.apps.gateway.batch_bodies import AskedBatch
-from stoker.apps.gateway.batch_following import FollowedBatch, find_process
-from stoker.apps.gateway.batch_pace import BatchPace
-from stoker.apps.gateway.guard import Guard
-from stoker.apps.gateway.limits import KeyLimits
-from stoker.apps.gateway.uploads import KEPT_S, FileStore
+from stoker.apps.gateway.batch_files import KEPT_S, AskedBatch, FileStore, count_answers, for_client, keep_answers
+from stoker.apps.gateway.batch_process import BatchPace, FollowedBatch, find_process
+from stoker.apps.gateway.keys import Guard, KeyLimits
 
 log = logging.getLogger("stoker.gateway")
 

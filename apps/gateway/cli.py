@@ -1,4 +1,4 @@
-"""`stoker serve`: the options, checked, and nothing else; and `stoker serve keys`."""
+"""`stoker serve` and `stoker serve keys`: their options, checked."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Any
 
 import click
 
-from stoker.apps.gateway.key_file import KeyFile
-from stoker.apps.gateway.limits import KeyLimits
+from stoker.apps.gateway.keys import KeyFile, KeyLimits
 from stoker.apps.gateway.options import GatewayOptions
 from stoker.console import ByteSize, Screen, WholeNumber, line, lines, note
 from stoker.console import json as print_json
 from stoker.errors import StokerError
+
+# ---- options
+
+
+# ---- cli
+
 
 _MISSING = "stoker serve needs {}, which is not installed: pip install 'stoker[serve]'"
 

@@ -1,10 +1,12 @@
-"""Errors of calls as OpenAI words them, with the status that tells clients whether to try again."""
+"""Errors of calls: OpenAI's words and a status for clients, the cause for the log."""
 
 from __future__ import annotations
 
 import errno
+import logging
 
 import msgspec
+from starlette.requests import Request
 
 from stoker.apps.common.openai.request import ApiError, RequestRefused
 from stoker.errors import (
@@ -15,8 +17,12 @@ from stoker.errors import (
     NoDeviceError,
     SerializationError,
     SessionError,
+    StokerError,
     StreamDiffersError,
 )
+
+# ---- failures
+
 
 _BUSY_S = 5.0
 
@@ -74,3 +80,22 @@ def refusal_of(error: BaseException) -> Refusal:
 def _said(message: str, code: str, status: int, retry_after_s: float = 0.0) -> Refusal:
     text = f"{message}; the gateway's log says why, by the request id of this answer"
     return Refusal(ApiError(text, type="server_error", code=code, status=status), retry_after_s)
+
+
+# ---- failure log
+
+
+log = logging.getLogger("stoker.gateway")
+_OWN_FAULT = 500
+
+
+def log_failure(error: BaseException, request: Request) -> None:
+    """Log why a request failed, unless the answer has the whole cause. Unexpected errors are logged with a
+    traceback."""
+    if isinstance(error, RequestRefused) and not (isinstance(error, TryLater) and error.why):
+        return
+    why = error.why if isinstance(error, TryLater) else str(error) or type(error).__name__
+    foreseen = isinstance(error, StokerError | OSError | TryLater)
+    id = request.scope.get("state", {}).get("request_id", "")
+    status = refusal_of(error).error.status
+    log.warning("%s %s: %d: %s", id, request.url.path, status, why, exc_info=None if foreseen else error)

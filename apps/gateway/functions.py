@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker import app
-from stoker.apps.common.openai.request import ApiError, ApiRequest
-from stoker.apps.common.openai.writing import (
+from stoker.apps.common.openai.answers import (
     Choice,
     Embedder,
     TextModel,
@@ -21,6 +20,7 @@ from stoker.apps.common.openai.writing import (
     refusal,
     stream_text,
 )
+from stoker.apps.common.openai.request import ApiError, ApiRequest
 
 _PIECE_BYTES = 500_000
 """No piece of a result may have more than 1 MB."""

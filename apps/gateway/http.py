@@ -20,14 +20,10 @@ from stoker.apps.common.openai.request import Endpoint, RequestRefused
 from stoker.apps.gateway.answering import Answering
 from stoker.apps.gateway.batch_routes import BatchRoutes
 from stoker.apps.gateway.batches import Batches
-from stoker.apps.gateway.failure_log import log, log_failure
-from stoker.apps.gateway.failures import refusal_of
-from stoker.apps.gateway.guard import Caller, Guard
-from stoker.apps.gateway.metrics import GatewayMetrics
-from stoker.apps.gateway.noting import GatewayNotes
-from stoker.apps.gateway.pages import PAGE, GatewayFigures
-from stoker.apps.gateway.served import ServedModel, ServedModels
-from stoker.apps.gateway.watch import SessionWatch
+from stoker.apps.gateway.failures import log, log_failure, refusal_of
+from stoker.apps.gateway.figures import PAGE, GatewayFigures, GatewayMetrics, GatewayNotes
+from stoker.apps.gateway.keys import Caller, Guard
+from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch
 from stoker.apps.gateway.wire import ClientLeft, CrossOrigin, EventStream, JSONAnswer, RequestIds, error_answer
 
 _NOT_ALLOWED = 405

@@ -22,9 +22,18 @@ from typing import Any
 import msgspec
 
 import stoker
-from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
+from stoker.apps.common.calls import (
+    Stopped,
+    columns,
+    command,
+    count,
+    in_batches,
+    run_calls,
+    say_kept,
+    session_line,
+    stop_on_signals,
+)
 from stoker.apps.common.data_rows import DataItem
-from stoker.apps.common.hints import columns, command, count, say_kept
 from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate, language_model
 from stoker.apps.inference_sweep.options import SweepOptions, resolve

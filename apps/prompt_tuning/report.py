@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.prompt_tuning.board import BoardEntry, Phase, read_entry
-from stoker.apps.prompt_tuning.show import clock, ended_by
+from stoker.apps.prompt_tuning.board import BoardEntry, Phase, clock, ended_by, read_entry
 from stoker.decoding import UNREADABLE
 from stoker.tuning import RESULT
 from stoker.units import show_seconds

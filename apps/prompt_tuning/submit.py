@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker.apps.prompt_tuning.board import DEVICES
 from stoker.apps.prompt_tuning.functions import PRELOAD, language_model, tune_prompt
-from stoker.apps.prompt_tuning.options import DEVICES
 from stoker.contexts import Recipe, model_recipe
 from stoker.errors import ConfigError
 from stoker.sessions import Features

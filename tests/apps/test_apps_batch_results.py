@@ -17,8 +17,8 @@ from stoker.apps.batch_inference.results import (
     write_responses,
 )
 from stoker.apps.batch_inference.run import stop_or_error
+from stoker.apps.common.openai.answers import Choice
 from stoker.apps.common.openai.request import ApiError, Endpoint
-from stoker.apps.common.openai.writing import Choice
 from stoker.errors import CallTimeoutError, ContextError, PoisonCallError, SessionError
 from stoker.run_folder import RecordLog
 

@@ -5,9 +5,8 @@ import pyarrow.parquet
 import pytest
 
 from stoker.apps.fact_verification import report
-from stoker.apps.fact_verification.claims import LABELS, Claim, Label
+from stoker.apps.fact_verification.claims import LABELS, Claim, Label, PromptTemplate
 from stoker.apps.fact_verification.functions import Question, Scores, verify
-from stoker.apps.fact_verification.prompts import PromptTemplate
 from stoker.apps.fact_verification.results import (
     KEY,
     best_of,

@@ -23,8 +23,8 @@ pytestmark = [
 import stoker  # noqa: E402
 from stoker.apps.prompt_tuning import tune  # noqa: E402
 from stoker.apps.prompt_tuning.board import APP, Phase, read_board  # noqa: E402
-from stoker.apps.prompt_tuning.submission import SubmittedJob  # noqa: E402
 from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
+from stoker.apps.prompt_tuning.watch import SubmittedJob  # noqa: E402
 from stoker.errors import ConfigError  # noqa: E402
 from stoker.run_folder.folder import open_run  # noqa: E402
 from stoker.sessions import sent_call as sent  # noqa: E402

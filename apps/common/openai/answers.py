@@ -1,4 +1,8 @@
-"""OpenAI's forms: the bodies of answers. `name` tells an answer from all others."""
+"""How a model answers a request, in its library process; and the bodies of answers in OpenAI's form.
+
+What the model refuses (a prompt that is too long, an option that its engine lacks) is a ValueError, and an ApiError for
+the client (`refusal`). `name` identifies an answer.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,261 @@ import base64
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from stoker.apps.common.openai.writing import Choice, Likelihoods
+from stoker.apps.common.openai.bodies import FIELD_OF
+from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint, SamplingOptions
+
+# ---- writing
+
+
+Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
+"""Of each token its text, its log-likelihood, and the likeliest tokens there with theirs."""
+_PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
+_AROUND = 16
+"""Tokens that a tokenizer puts around a text, at most."""
+_UNKNOWN_LENGTH = 4096
+"""The length of a model that does not say how many tokens it reads."""
+
+
+class CompletedText(Protocol):
+    """What a causal LM context brings back of a prompt."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    logprobs: Likelihoods
+
+
+class CompletedToken(Protocol):
+    """A new token of a completion that is streamed; `finish_reason` is empty until the last one."""
+
+    text: str
+    finish_reason: str
+    logprobs: Likelihoods
+
+
+class TextModel(Protocol):
+    """What a causal LM context offers. `longest`: the tokens that the model reads; 0: it does not say."""
+
+    longest: int
+
+    def chat_prompt(self, messages: list[dict[str, str]]) -> str:
+        """The prompt that puts a conversation in the model's own chat format."""
+
+    def count_tokens(self, text: str) -> int:
+        """The length of a prompt in tokens."""
+
+    def complete(
+        self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int, stop: tuple[str, ...],
+        logprobs: int, json_schema: str, engine_options: dict[str, Any] = ...,
+    ) -> CompletedText:  # fmt: skip
+        """What the model writes after a prompt. Raises ValueError for a prompt or a wish that it cannot take."""
+
+    def stream_completion(
+        self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int, stop: tuple[str, ...],
+        logprobs: int, json_schema: str, engine_options: dict[str, Any] = ...,
+    ) -> Iterator[CompletedToken]:  # fmt: skip
+        """The same, a token at a time. Raises ValueError when it is called or when the first token is taken."""
+
+
+class Embedder(Protocol):
+    """What an encoder context offers. `longest`: the tokens that it reads; 0 is any number."""
+
+    longest: int
+
+    def count_tokens(self, text: str) -> int:
+        """The length of a text in tokens."""
+
+    def embed_array(self, texts: list[str]) -> tuple[Any, int]:
+        """An array of float32, `[texts, width]`, and the tokens of all texts. Raises ValueError for a text that it
+        cannot take."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What the model wrote after one prompt. `finish_reason`: `stop` or `length`. `logprobs` is None unless it was
+    asked for."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    logprobs: Likelihoods | None = None
+
+
+class TextBegun(msgspec.Struct, frozen=True):
+    """The first piece of a text that is streamed: the model takes the prompt."""
+
+    prompt_tokens: int
+
+
+class TokenPiece(msgspec.Struct, frozen=True):
+    """A piece of a text whose likelihoods are wanted: one token."""
+
+    text: str
+    logprobs: Likelihoods
+
+
+class TextEnded(msgspec.Struct, frozen=True):
+    """The last piece of a text that is streamed."""
+
+    finish_reason: str
+    completion_tokens: int
+
+
+TextPiece = TextBegun | str | TokenPiece | TextEnded
+
+
+class VectorPiece(msgspec.Struct, frozen=True):
+    """A part of the vectors of some texts: the bytes of float32 numbers, least significant byte first. Together the
+    parts have `width` numbers a text; `tokens` are those of all texts."""
+
+    width: int
+    tokens: int
+    data: bytes
+
+
+_LENGTH_IS = "this model's maximum context length is"
+"""Clients by others (LiteLLM) tell this error from others by OpenAI's words."""
+
+
+class ContextTooShort(ValueError):
+    """A prompt and what may follow it are longer than what the model reads."""
+
+
+class TemplateRefused(ValueError):
+    """The model's chat template cannot take a conversation."""
+
+
+class WidthDiffers(ValueError):
+    """A request wants vectors of another width than the model's."""
+
+
+def prompts_of(model: TextModel, request: ApiRequest) -> tuple[str, ...]:
+    """The prompts of a request: a conversation has one. Raises TemplateRefused."""
+    if request.endpoint is not Endpoint.CHAT:
+        return request.texts
+    messages = [
+        {"role": message.role, "content": message.content, **({"name": message.name} if message.name else {})}
+        for message in request.messages
+    ]
+    try:
+        return (model.chat_prompt(messages),)
+    except Exception as error:  # a template is a program of the model's, and raises what it likes
+        raise TemplateRefused(f"the model's chat template refuses the messages: {error}") from error
+
+
+def complete(model: TextModel, prompt: str, sampling: SamplingOptions, *, place: int) -> Choice:
+    """What the model writes after one prompt; `place` is its place in the request.
+
+    Raises ValueError for a prompt that the model cannot take, as ContextTooShort where it is too long.
+    """
+    found = model.complete(
+        prompt,
+        max_new_tokens=_room(model, prompt, sampling)[1],
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed + place,
+        stop=sampling.stop,
+        logprobs=_asked(sampling),
+        json_schema=sampling.json_schema,
+        **_engine_options(sampling),
+    )
+    return Choice(
+        text=found.text,
+        finish_reason=found.finish_reason,
+        prompt_tokens=found.prompt_tokens,
+        completion_tokens=found.completion_tokens,
+        logprobs=_cut(found.logprobs, sampling) if sampling.logprobs >= 0 else None,
+    )
+
+
+def stream_text(model: TextModel, prompt: str, sampling: SamplingOptions, *, place: int) -> Iterator[TextPiece]:
+    """The same in pieces, as they are written; likelihoods have a piece a token. Raises ValueError before the first
+    piece, as `complete`."""
+    read, most = _room(model, prompt, sampling)
+    tokens = model.stream_completion(
+        prompt,
+        max_new_tokens=most,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed + place,
+        stop=sampling.stop,
+        logprobs=_asked(sampling),
+        json_schema=sampling.json_schema,
+        **_engine_options(sampling),
+    )
+    yield TextBegun(read)
+    written, finish = 0, ""
+    for token in tokens:
+        written, finish = written + 1, token.finish_reason
+        if sampling.logprobs >= 0:
+            yield TokenPiece(token.text, _cut(token.logprobs, sampling))
+        elif token.text:
+            yield token.text
+    yield TextEnded(finish, written)
+
+
+def embed_texts(model: Embedder, request: ApiRequest) -> tuple[Any, int]:
+    """The vectors of a request's texts as an array of float32, `[texts, width]`, and the tokens of all texts. Raises
+    ValueError for a text that the model cannot take, and for another width than the request wants."""
+    if model.longest:
+        for text in request.texts:
+            # A token is a byte at least, but for those around a text: short texts are not counted.
+            length = model.count_tokens(text) if len(text.encode()) + _AROUND > model.longest else 0
+            if model.longest < length:
+                raise ContextTooShort(f"{_LENGTH_IS} {model.longest} tokens, and a text has {length}")
+    vectors, tokens = model.embed_array(list(request.texts))
+    if request.dimensions and request.dimensions != vectors.shape[1]:
+        raise WidthDiffers(
+            f"dimensions is {request.dimensions}, and this model's vectors have {vectors.shape[1]} numbers; leave it"
+            " out, or give that"
+        )
+    return vectors, tokens
+
+
+def refusal(error: ValueError, endpoint: Endpoint) -> ApiError:
+    """What a model has refused, as OpenAI words it."""
+    message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[endpoint], None
+    if isinstance(error, ContextTooShort):
+        code = "context_length_exceeded"
+    elif isinstance(error, WidthDiffers):
+        param, code = "dimensions", "invalid_value"
+    elif option := getattr(error, "option", ""):  # an engine that does not honour it
+        param, code = FIELD_OF.get(option, option), "unsupported_value"
+        message = f"{param}: {message}"
+    return ApiError(message, param=param, code=code)
+
+
+def _room(model: TextModel, prompt: str, sampling: SamplingOptions) -> tuple[int, int]:
+    """The tokens of a prompt, and how many may follow. Raises ContextTooShort."""
+    length = model.count_tokens(prompt)
+    longest = model.longest or _UNKNOWN_LENGTH
+    most = sampling.max_new_tokens or max(1, longest - length)
+    if length + most > longest:
+        raise ContextTooShort(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
+    return length, most
+
+
+def _engine_options(sampling: SamplingOptions) -> dict[str, Any]:
+    """The argument of a model's method for what only some engines can do; nothing where nothing is asked."""
+    return {"engine_options": dict(sampling.engine_options)} if sampling.engine_options else {}
+
+
+def _asked(sampling: SamplingOptions) -> int:
+    """How many likely tokens the engine is asked for; 0: no likelihood."""
+    return max(1, sampling.logprobs) if sampling.logprobs >= 0 else 0
+
+
+def _cut(likelihoods: Likelihoods, sampling: SamplingOptions) -> Likelihoods:
+    return tuple((token, chance, likeliest[: sampling.logprobs]) for token, chance, likeliest in likelihoods)
+
+
+# ---- answers
+
 
 Body = dict[str, Any]
 _FLOAT_BYTES = 4
