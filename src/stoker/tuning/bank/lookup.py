@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.tuning.bank.candidate import Candidate, Key
+from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CandidateGroup, Layers
 
 Score = Callable[[Sequence[str]], Sequence[float]]
