@@ -1,22 +1,19 @@
-"""The functions of this application that run on a pilot: what stays hot there, and what is called.
+"""The functions of this application that run on a pilot. Their contexts are ready-made ones.
 
-    recipe = model_recipe(language_model, "models/small")       a value: nothing is loaded yet
-    answered = answer.with_options(context=recipe)              the same function, on that model
-    embedded = embed.with_options(context=encoder("models/e5")) vectors, of an encoder
+    answered = answer.with_options(context=causal_lm("models/small"))
+    embedded = embed.with_options(context=encoder("models/e5"))
 
 A batch makes a recipe of each of its models and maps `answer` or `embed` over its requests: `run.py` does so. A call is
-one request. The loader under `@context` runs once in a process on a pilot; the function under `@app` gets what it
-returned as its first argument.
+one request. The functions get the loaded model as their first argument.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker import app, context
+from stoker import app
 from stoker.apps.common.openai.answers import (
     Choice,
     Embedder,
@@ -28,10 +25,6 @@ from stoker.apps.common.openai.answers import (
     refusal,
 )
 from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint
-from stoker.contexts import load_causal_lm
-
-if TYPE_CHECKING:
-    from stoker.contexts import CausalLM
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
@@ -58,14 +51,6 @@ class BatchAnswer(msgspec.Struct, frozen=True):
     def read_tokens(self) -> int:
         """Tokens of texts that have vectors."""
         return self.vectors.tokens if self.vectors is not None else 0
-
-
-@context
-def language_model(
-    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
-) -> CausalLM:
-    """Load the model once, into a process that then serves call after call."""
-    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 
 @app

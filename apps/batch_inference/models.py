@@ -14,7 +14,7 @@ from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
 from stoker.apps.common.models_file import read_models as read_models_file
 from stoker.apps.common.openai.bodies import refuse_engine_fields
 from stoker.apps.common.openai.request import ApiRequest, Endpoint, RequestRefused
-from stoker.contexts import Recipe, RecipeFactory, engine_options, model_recipe
+from stoker.contexts import Recipe, engine_options
 from stoker.errors import ConfigError
 
 
@@ -49,13 +49,13 @@ class ModelPaths(msgspec.Struct, frozen=True):
             raise RequestRefused(f"model {request.model} {kind}", param="model", code="model_mismatch")
         refuse_engine_fields(request, engine_options(settings.engine if settings is not None else self.engine))
 
-    def recipe(self, name: str, endpoint: Endpoint, *, loader: RecipeFactory) -> Recipe:
+    def recipe(self, name: str, endpoint: Endpoint) -> Recipe:
         """The context that answers an endpoint's requests for this name. Raises RecipeError."""
         if name in self.settings:
             return recipe_of(self.settings[name])
         if endpoint is Endpoint.EMBEDDINGS:
             return stoker.encoder(self.path_of(name))
-        return model_recipe(loader, self.path_of(name), engine=self.engine, slots="auto")
+        return stoker.causal_lm(self.path_of(name), engine=self.engine)
 
 
 def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:

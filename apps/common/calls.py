@@ -1,84 +1,35 @@
-"""Run the calls of a run, hand each result on as it arrives, and say how to continue a run."""
+"""Run the calls of a run and hand each result on as it arrives; stop on signals; one call that measures a model."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
-import os
 import queue
-import shlex
 import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 import stoker
+from stoker.apps.common.command_line import count
 from stoker.console import Screen
-
-if TYPE_CHECKING:
-    from stoker.sessions import Session, StokerApp
-import concurrent.futures
-
 from stoker.contexts import Recipe
-from stoker.sessions import AppCallFuture, Session, StokerApp, facts_of, sent_call
+from stoker.sessions import AppCallFuture, CallProgress, Session, StokerApp, facts_of, sent_call
 
-# ---- hints
-
-
-def command(app: str, arguments: str, *, through_make: bool = False) -> str:
-    """The command line that runs `app` with these arguments. Only the app that `make run` runs can go through it."""
-    if through_make and "MAKELEVEL" in os.environ:
-        escaped = arguments.replace("$", "$$").replace('"', '\\"')
-        return f'make run ARGS="{escaped}"'
-    return f"stoker run {app} {arguments}"
-
-
-def say_kept(
-    screen: Screen, *, folder: Path, kept: int, total: int, app: str, through_make: bool = False, failed: bool = False
-) -> None:
-    """After a run that was stopped or failed: what is kept, and how to go on."""
-    again = command(app, f"--resume {shlex.quote(str(folder))}", through_make=through_make)
-    screen.line()
-    if not kept:
-        screen.line("stopped before the first result; the same command starts again")
-        return
-    screen.line(f"{'failed' if failed else 'stopped'}: {kept} of {total} results are kept in {folder}")
-    screen.line(f"  {'when the cause is mended' if failed else 'go on'}:  {again}")
-
-
-def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """The `next:` block: commands on the left, what each does on the right."""
-    wide = max((len(line) for line, _ in lines), default=0)
-    return [
-        f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)
-    ]
-
-
-def count(number: int, noun: str) -> str:
-    """`1 call`, `2 calls`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def show_minutes(seconds: float) -> str:
-    """A wait that is only guessed: `a minute`, `7 min`, `3 h`."""
-    if seconds < 55:
-        return "a minute"
-    return f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
-
-
-# ---- calls
-
-
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 _PATIENCE_S = 5.0
 _FIRST_PILOT_S = 3.0
 _MOST_WAITING = 1000
 """Results of several jobs that wait for the caller, at most."""
 T = TypeVar("T")
+Job = tuple[StokerApp, Iterable[Any]]
+"""An app, and what each of its calls is given."""
 
 
 class Stopped(BaseException):
@@ -129,9 +80,7 @@ class FailedCall(msgspec.Struct, frozen=True):
     error: Exception
 
 
-def run_calls(
-    jobs: Sequence[tuple[StokerApp, Iterable[Any]]], *, keep_errors: bool = False, window: int | None = None
-) -> Iterator[Any]:
+def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
     """The results of every job's calls, as they come. A job is an app and what each of its calls is given.
 
     The jobs run side by side, each through `stoker.map`, which has at most `window` calls in flight. Raises what a call
@@ -205,32 +154,37 @@ def session_line(session: Session) -> str:
     return f"stoker {stoker.__version__} · site {session.executor.site.name} · {here} · session {session.id}"
 
 
-# ---- measuring
-
-
 _PARTS = 100
 _LOOK_S = 0.5
 
 
-def measure(session: Session, app: StokerApp, recipe: Recipe, request: Any, *, screen: Screen) -> Any:
-    """What the app gives for a request, on the context of a recipe. Shows how far it is, as it says itself; raises what
-    it raises."""
-    ask = facts_of(session, {recipe.key})
-    with screen.progress(total=_PARTS, done=0, noun="profile", facts=ask) as progress:
-        future = app.with_options(context=recipe)(request)
-        for done in _parts_done(future):
-            progress.advance(done - progress.done)
-    return future.result()
+def measure(
+    app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
+) -> Any | None:
+    """What the app gives for a request, on the context of a recipe, in a session of its own or the one that is named.
+    Shows how far it is; raises what it raises. None after Ctrl-C."""
+    with stop_on_signals():
+        try:
+            with stoker.load(site or None, session=session or None, progress=False) as loaded:
+                screen.line(session_line(loaded))
+                ask = facts_of(loaded, {recipe.key})
+                with screen.progress(total=_PARTS, done=0, noun="profile", facts=ask) as progress:
+                    future = app.with_options(context=recipe)(request)
+                    for said in reports(future):
+                        progress.advance(int(_PARTS * said.done / said.total) - progress.done)
+                return future.result()
+        except Stopped:
+            screen.line("stopped: nothing was measured to its end, and nothing is kept")
+            return None
 
 
-def _parts_done(future: AppCallFuture) -> Iterator[int]:
-    """How many hundredths the call has done, until it ends."""
+def reports(future: AppCallFuture) -> Iterator[CallProgress]:
+    """How far a call is, as it says itself, again and again until it ends."""
     while True:
         try:
             future.exception(timeout=_LOOK_S)
             return
         except concurrent.futures.TimeoutError:
             call = sent_call(future)
-            said = call.progress if call is not None else None
-            if said is not None and said.total:
-                yield int(_PARTS * said.done / said.total)
+            if call is not None and call.progress is not None and call.progress.total:
+                yield call.progress

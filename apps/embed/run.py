@@ -6,162 +6,108 @@ keeps of each result: its key, and its place on the disk.
 
 from __future__ import annotations
 
-import contextlib
-import shlex
-import time
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-import stoker
 from stoker import encoder
-from stoker.apps.common.calls import (
-    Stopped,
-    command,
-    count,
-    in_batches,
-    run_calls,
-    say_kept,
-    session_line,
-    stop_on_signals,
-)
+from stoker.apps.common.calls import in_batches, run_calls
+from stoker.apps.common.command_line import count, resolve
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empty
+from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute, resume_command
 from stoker.apps.embed import APP
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
-from stoker.apps.embed.options import EmbedOptions, resolve
+from stoker.apps.embed.options import EmbedOptions
 from stoker.apps.embed.results import KEY, first_error, make_records, write_npy, write_parquet
-from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import Recipe
-from stoker.run_folder import RecordLog, open_run, read_options
-from stoker.sessions import ContextFacts, facts_of
-from stoker.units import show_seconds
+from stoker.errors import ConfigError
+from stoker.run_folder import RecordLog
 
-INTERRUPTED = 130
 _ROWS_AHEAD = 32_000
 """The rows that are in flight at the most, unless that would be fewer calls than `_LEAST_CALLS_AHEAD`."""
 _LEAST_CALLS_AHEAD = 32
 """Calls in flight at the most, where calls are large: with fewer of them devices would be idle."""
 
 
-class EmbedAttempt(msgspec.Struct):
-    """What this run has done itself; times are seconds."""
-
-    kept: int = 0
-    made: int = 0
-    tokens: int = 0
-    calls: int = 0
-    infer_s: float = 0.0
-    wall_s: float = 0.0
-    facts: ContextFacts = ContextFacts()
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "texts": self.made, "kept": self.kept, "tokens": self.tokens, "calls": self.calls, "wall_s": self.wall_s,
-            "infer_s": self.infer_s, "load_s": self.facts.load_total_s, "loads": self.facts.loads,
-            "devices": self.facts.devices,
-        }  # fmt: skip
-
-
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Embeds the file. 0; 1 if some texts have an error; 130 after Ctrl-C (the vectors so far are kept).
+    """Embed the file. 0; 1 if some texts have an error; 130 after Ctrl-C (the vectors so far are kept).
 
     Raises StokerError for input that cannot be used, and for a call that failed (the vectors so far are kept then too).
     """
-    options = resolve(read_options(resume, app=APP) if resume else {}, given)
+    options = resolve(EmbedOptions, given, app=APP, resume=resume, files=("data",))
+    for name, what in (("data", "a file of texts: stoker run embed FILE"), ("model", "an encoder: --model PATH")):
+        if not getattr(options, name):
+            raise ConfigError(f"embed wants {what}", key=name)
     recipe = encoder(options.model, dtype=options.dtype)
     rows = check_rows(
         Path(options.data), column=options.id, wanted={"--text": (options.text,)}, limit=options.limit,
         empty_means="these rows get an error, and no vector", texts=True,
     )  # fmt: skip
-    load_site(options.site or None)  # a wrong site file is said before there is a run folder
-    folder = open_run(
-        Path("runs"),
-        app=APP,
-        prefix="embed",
-        parameters={
-            "model": ", ".join(part.name for part in recipe.objects) or options.model,
-            "rows": rows.digest,
-            **options.kinds,
-        },
-        options=msgspec.to_builtins(options),
-        folder=resume or out,
-        fresh=fresh,
-    )
-    with (
-        contextlib.closing(folder),
-        folder.log(key=KEY) as log,
-        folder.attempt_log(key=KEY) as failed,
-        stop_on_signals(),
-    ):
-        try:
-            screen.line(f"embeddings · {rows.path.name} · {count(len(rows), 'text')} · {Path(options.model).name}")
-            for note in rows.notes:
-                screen.line(f"  note  {note}")
-            if len(log):
-                screen.line(f"  going on with {folder.path}: {len(log):,} of {len(rows):,} are there")
-            attempt = _infer(options, recipe, rows, log=log, failed=failed, screen=screen)
-            first = first_error(rows, failed, file=rows.path) if len(failed) else ""
-            summary = {"texts": len(rows), "errors": len(failed), "attempt": attempt.figures}
-            folder.write_json("summary.json", summary)
-            results = folder.finish(
-                name=f"results.{options.format}",
-                write=lambda path: _write(path, options.format, rows, log=log, failed=failed),
-                complete=not len(failed),
-            )
-        except Stopped:
-            say_kept(screen, folder=folder.path, kept=len(log), total=len(rows), app=APP)
-            return INTERRUPTED
-        except BaseException:
-            if len(log):
-                say_kept(screen, folder=folder.path, kept=len(log), total=len(rows), app=APP, failed=True)
-            raise
-    if json:
-        screen.json({**summary, "run": str(folder.path), "results": str(results)})
-    else:
-        for line in _report(attempt, results=results):
-            screen.line(line)
-    if summary["errors"]:
-        screen.line()
-        errors = f"{summary['errors']:,} of {len(rows):,} texts"
-        screen.line(f"failed: {errors} have no vector; `error` says why. The first:")
-        screen.line(f"  {first}")
-        screen.line(f"  try them again:  {command(APP, f'--resume {shlex.quote(str(folder.path))}')}")
-        return 1
-    return 0
+    spec = RunSpec(
+        app=APP, prefix="embed", parameters=_parameters(options, recipe, rows), options=options, key=KEY,
+        total=len(rows), folder=resume or out, fresh=fresh, site=options.site,
+        headline=[
+            f"embeddings · {rows.path.name} · {count(len(rows), 'text')} · {Path(options.model).name}",
+            *(f"  note  {note}" for note in rows.notes),
+        ],
+    )  # fmt: skip
+    return execute(spec, lambda work: _results(work, options, recipe, rows), screen=screen, json=json)
 
 
-def _infer(
-    options: EmbedOptions, recipe: Recipe, rows: DataRows, *, log: RecordLog, failed: RecordLog, screen: Screen
-) -> EmbedAttempt:
-    """Make the missing vectors."""
-    attempt = EmbedAttempt(kept=len(log))
-    if len(log) == len(rows):
-        return attempt
-    begun, sent = time.perf_counter(), dict[int, tuple[str, ...]]()
-    requests = _requests(options, rows, log, sent=sent)
-    app = embed_texts.with_options(context=recipe)
-    with stoker.load(options.site or None, progress=False) as session:
-        screen.line(session_line(session))
-        ask = facts_of(session, {recipe.key})
-        window = max(_LEAST_CALLS_AHEAD, _ROWS_AHEAD // options.batch_size)
-        with screen.progress(total=len(rows), done=len(log), noun="texts", facts=ask, also="tokens") as progress:
-            found: EmbeddedTexts
-            for found in run_calls([(app, requests)], window=window):
-                made, unmade = make_records(sent.pop(found.number), found)
-                progress.advance(log.append(made) + failed.append(unmade), also=found.tokens)
-                attempt.tokens += found.tokens
-                attempt.infer_s += found.infer_s
-                attempt.calls += 1
-        attempt.facts = ask()
-    attempt.wall_s, attempt.made = time.perf_counter() - begun, len(log) - attempt.kept
-    return attempt
+def _parameters(options: EmbedOptions, recipe: Recipe, rows: DataRows) -> dict[str, Any]:
+    """What a vector depends on."""
+    names = ("text", "id", "pooling", "normalize", "truncate", "dtype")
+    model = ", ".join(part.name for part in recipe.objects) or options.model
+    return {"model": model, "rows": rows.digest, **{name: getattr(options, name) for name in names}}
+
+
+def _results(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows) -> Outcome:
+    """Make the missing vectors, and the final file."""
+    _infer(work, options, recipe, rows)
+    attempt, log, failed = work.attempt, work.log, work.failed
+    errors, first = len(failed), first_error(rows, failed, file=rows.path) if len(failed) else ""
+    figures = {"texts": attempt.made, "tokens": attempt.tokens, "calls": attempt.calls, **attempt.figures}
+    summary = {"texts": len(rows), "errors": errors, "attempt": figures}
+    work.folder.write_json("summary.json", summary)
+
+    def write(path: Path) -> None:
+        if options.format == "npy":
+            write_npy(path, rows, log, failed, rows=len(rows))
+        else:
+            write_parquet(path, rows, log, failed)
+
+    results = work.folder.finish(name=f"results.{options.format}", write=write, complete=not errors)
+    failure = [
+        "",
+        f"failed: {errors:,} of {len(rows):,} texts have no vector; `error` says why. The first:",
+        f"  {first}",
+        f"  try them again:  {resume_command(work.spec, work.folder.path)}",
+    ]
+    return Outcome(
+        summary=summary, files={"results": results}, report=_report(attempt, results=results), errors=errors,
+        failure=failure if errors else (),
+    )  # fmt: skip
+
+
+def _infer(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows) -> None:
+    sent = dict[int, tuple[str, ...]]()
+
+    def take(found: EmbeddedTexts) -> int:
+        made, unmade = make_records(sent.pop(found.number), found)
+        work.attempt.tokens += found.tokens
+        work.attempt.infer_s += found.infer_s
+        return work.log.append(made) + work.failed.append(unmade)
+
+    window = max(_LEAST_CALLS_AHEAD, _ROWS_AHEAD // options.batch_size)
+    job = (embed_texts.with_options(context=recipe), _requests(options, rows, work.log, sent=sent))
+    work.infer(
+        [job] if len(work.log) < len(rows) else [], contexts={"": recipe}, take=take, noun="texts", also="tokens",
+        results=functools.partial(run_calls, window=window),
+    )  # fmt: skip
 
 
 def _requests(
@@ -184,22 +130,10 @@ def _text(item: DataItem, column: str) -> str:
     return "" if is_empty(value) else str(value)
 
 
-def _write(path: Path, kind: str, rows: DataRows, *, log: RecordLog, failed: RecordLog) -> None:
-    if kind == "npy":
-        write_npy(path, rows, log, failed, rows=len(rows))
-    else:
-        write_parquet(path, rows, log, failed)
-
-
-def _report(attempt: EmbedAttempt, *, results: Path) -> Iterator[str]:
+def _report(attempt: Attempt, *, results: Path) -> Iterator[str]:
     yield ""
     if attempt.calls:
-        facts, wall_s = attempt.facts, attempt.wall_s
-        yield (
-            f"  {count(attempt.made, 'text')} in {show_seconds(wall_s)}, {attempt.made / wall_s:,.1f} texts/s and"
-            f" {attempt.tokens / wall_s:,.0f} tokens/s on {count(facts.devices, 'device')};"
-            f" {count(facts.loads, 'load')} of {show_seconds(facts.load_s)}"
-        )
+        yield attempt.throughput("text")
     else:
         yield f"  nothing was left to embed: {attempt.kept:,} were there"
     yield f"  results  {results}"

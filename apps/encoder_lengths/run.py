@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-import stoker
 from stoker import encoder
-from stoker.apps.common.calls import Stopped, measure, session_line, stop_on_signals
+from stoker.apps.common.calls import INTERRUPTED, measure
 from stoker.apps.common.data_rows import is_empty
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
@@ -21,7 +20,6 @@ from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import (
     EncoderProfile,
-    Recipe,
     RuntimeLengths,
     keep_encoder_profile,
     lengths_that_pay,
@@ -79,23 +77,18 @@ def count_texts(model: str, texts: list[str]) -> list[int]:
 # ---- run
 
 
-INTERRUPTED = 130
-
-
 def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
-    """Measures the model. 0; 130 after Ctrl-C. Raises StokerError for a model or texts that cannot be used."""
+    """Measure the model. 0; 130 after Ctrl-C. Raises StokerError for a model or texts that cannot be used."""
     if not options.model:
         raise ConfigError("encoder_lengths wants an encoder: --model PATH", key="model")
     recipe = encoder(options.model, dtype=options.dtype)
     texts = sample_texts(Path(options.texts), options.text) if options.texts else []
     load_site(options.site or None)  # a wrong site file is said before texts are counted
     counts = count_texts(options.model, texts) if texts else []
-    with stop_on_signals():
-        try:
-            profile = _measured(recipe, options, screen=screen)
-        except Stopped:
-            screen.line("stopped: nothing was measured to its end, and nothing is kept")
-            return INTERRUPTED
+    request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
+    profile: EncoderProfile | None = measure(measure_lengths, recipe, request, site=options.site, screen=screen)
+    if profile is None:
+        return INTERRUPTED
     kept = keep_encoder_profile(options.model, profile)
     pay = lengths_that_pay(profile, counts)
     if json:
@@ -104,14 +97,6 @@ def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
         for line in _report(options, profile, pay, counts=counts, kept=kept):
             screen.line(line)
     return 0
-
-
-def _measured(recipe: Recipe, options: LengthsOptions, *, screen: Screen) -> EncoderProfile:
-    request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
-    with stoker.load(options.site or None, progress=False) as session:
-        screen.line(session_line(session))
-        found: EncoderProfile = measure(session, measure_lengths, recipe, request, screen=screen)
-        return found
 
 
 def _summary(

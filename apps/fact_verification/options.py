@@ -1,4 +1,4 @@
-"""What a run can be told, and what makes two runs the same."""
+"""The options of a run, and what makes two runs the same."""
 
 from __future__ import annotations
 
@@ -44,22 +44,6 @@ class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
     def claims_path(self) -> Path:
         """The claim file: the shipped sample when none was given."""
         return Path(self.claims) if self.claims else SAMPLE
-
-
-def resolve(stored: dict[str, Any] | None, given: dict[str, Any]) -> VerificationOptions:
-    """Defaults, over them what the run to be resumed was started with, over that what was given now.
-
-    Paths become absolute, so that a run can be resumed from another folder. Raises ConfigError for stored options that
-    this version cannot read.
-    """
-    here = dict(given)
-    for name in ("model", "claims", "prompts", "site"):
-        if here.get(name) and (name != "model" or Path(here[name]).exists()):
-            here[name] = str(Path(here[name]).absolute())
-    try:
-        return msgspec.convert({**(stored or {}), **here}, VerificationOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"the run's options cannot be read: {error}") from None
 
 
 def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> list[PromptTemplate]:

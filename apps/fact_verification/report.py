@@ -4,32 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from stoker.apps.common.calls import count
+from stoker.apps.common.command_line import count
+from stoker.apps.common.runner import Attempt
 from stoker.apps.fact_verification.claims import LABELS, PromptTemplate
 from stoker.apps.fact_verification.results import PromptFigures, ResultRow, best_of, compare, figures
-from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
 
 SHORT = ("supports", "refutes", "not enough")
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """What one attempt at a run did: clock time, inferences made in it, those that were there, the session's facts."""
-
-    wall_s: float
-    made: int
-    kept: int
-    calls: int
-    infer_s: float
-    facts: ContextFacts
-    origin: str = ""
-
-    @property
-    def rate(self) -> float:
-        """Inferences a second of the clock, loads and start included."""
-        return self.made / self.wall_s if self.wall_s else 0.0
 
 
 def results_table(made: Sequence[PromptFigures]) -> list[str]:

@@ -25,7 +25,8 @@ import msgspec
 import uvicorn
 
 import stoker
-from stoker.apps.common.calls import count, session_line
+from stoker.apps.common.calls import session_line
+from stoker.apps.common.command_line import count
 from stoker.apps.common.models_file import ModelSettings, read_models
 from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.batches import Batches

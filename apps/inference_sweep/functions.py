@@ -1,10 +1,9 @@
-"""The two functions of this application that run on a pilot: what stays hot there, and what is called.
+"""The function of this application that runs on a pilot. Its context is a ready-made one: `causal_lm(path)`.
 
-    recipe = model_recipe(language_model, "models/small", dtype="bfloat16")     a value: nothing is loaded yet
-    written = generate.with_options(context=recipe)                             the same function, on that model
+    written = generate.with_options(context=causal_lm("models/small", dtype="bfloat16"))
 
-A sweep makes a recipe of each of its models and maps `generate` over each: `run.py` does so. The loader under
-`@context` runs once in a process on a pilot; the function under `@app` gets what it returned as its first argument.
+A sweep makes a recipe of each of its models and maps `generate` over each: `run.py` does so. The function gets the
+loaded model as its first argument.
 """
 
 from __future__ import annotations
@@ -13,15 +12,11 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
-from stoker import app, context
-from stoker.contexts import load_causal_lm
-
-if TYPE_CHECKING:
-    from stoker.contexts import CausalLM
+from stoker import app
 
 
 class Writer(Protocol):
@@ -67,14 +62,6 @@ class WrittenTexts(msgspec.Struct, frozen=True):
     infer_s: float
     worker: str
     errors: list[str]
-
-
-@context
-def language_model(
-    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
-) -> CausalLM:
-    """Load the model once, into a process that then serves call after call."""
-    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
 
 
 @app

@@ -1,4 +1,4 @@
-"""A sweep file, checked, and the combinations that it comes to.
+"""The options of a sweep, its file, checked, and the combinations that it comes to.
 
     data = "questions.jsonl"            rows: .jsonl, .csv, .parquet, .arrow, or a saved data set; from this folder
     id = "id"                           the column that names a row; without one it is the row's number
@@ -46,6 +46,19 @@ _MOST = 1 << 40
 _LEAST_ABOVE_0 = 1e-6
 """A model's numbers that are divided by a smaller temperature have no place in a float any more."""
 _PLACES = re.compile(r"\{([^{}]+)\}")
+
+
+class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of one sweep. Empty texts are not given; `limit` 0 is every row; with `tensor_batch` 0 the engine
+    decides how many rows of a call are written at a time."""
+
+    sweep: str = ""
+    data: str = ""
+    limit: int = 0
+    batch_size: int = 4
+    tensor_batch: int = 0
+    format: str = "parquet"
+    site: str = ""
 
 
 class SweepModel(msgspec.Struct, frozen=True):

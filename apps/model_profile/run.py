@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import stoker
-from stoker.apps.common.calls import Stopped, measure, session_line, stop_on_signals
+from stoker.apps.common.calls import INTERRUPTED, measure
 from stoker.apps.model_profile.functions import MeasuredModel, measure_steps
 from stoker.console import Screen
 from stoker.contexts import Recipe, state_folder
@@ -62,18 +62,12 @@ def _number(power: int) -> str:
 # ---- run
 
 
-INTERRUPTED = 130
-
-
 def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen: Screen, json: bool) -> int:
-    """Measures the model. 0; 130 after Ctrl-C. Raises StokerError for a model that cannot be loaded or measured."""
+    """Measure the model. 0; 130 after Ctrl-C. Raises StokerError for a model that cannot be loaded or measured."""
     recipe = stoker.causal_lm(model, dtype=dtype)
-    with stop_on_signals():
-        try:
-            found = _measured(recipe, quick=quick, site=site, session=session, screen=screen)
-        except Stopped:
-            screen.line("stopped: nothing was measured to its end, and nothing is kept")
-            return INTERRUPTED
+    found: MeasuredModel | None = measure(measure_steps, recipe, quick, site=site, session=session, screen=screen)
+    if found is None:
+        return INTERRUPTED
     profile, kept = found.profile, str(state_folder() / "performance.sqlite") if found.kept else ""
     if json:
         screen.json({"model": recipe.name, "recipe": recipe.key, "kept": kept, **profile})
@@ -81,13 +75,6 @@ def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen:
     for line in _report(recipe, profile, kept=kept):
         screen.line(line)
     return 0
-
-
-def _measured(recipe: Recipe, *, quick: bool, site: str, session: str, screen: Screen) -> MeasuredModel:
-    with stoker.load(site or None, session=session or None, progress=False) as loaded:
-        screen.line(session_line(loaded))
-        found: MeasuredModel = measure(loaded, measure_steps, recipe, quick, screen=screen)
-        return found
 
 
 def _report(recipe: Recipe, profile: dict[str, Any], *, kept: str) -> list[str]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import stoker
-from stoker.apps.common.calls import Stopped, count, session_line, stop_on_signals
+from stoker.apps.common.calls import INTERRUPTED, Stopped, reports, session_line, stop_on_signals
+from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning import report
 from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Display, Phase, SubmissionOptions, display
 from stoker.apps.prompt_tuning.submit import CheckedJob, check, fit_gang
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -41,7 +42,7 @@ from stoker import console
 from stoker.apps.prompt_tuning.functions import build_bank
 from stoker.apps.prompt_tuning.submit import recipe_of
 from stoker.errors import StokerError
-from stoker.sessions import facts_of, sent_call
+from stoker.sessions import facts_of
 from stoker.tuning import SHIPPED_PROMPTS, BankPlace, Candidate, read_candidates
 
 # ---- run
@@ -49,7 +50,6 @@ from stoker.tuning import SHIPPED_PROMPTS, BankPlace, Candidate, read_candidates
 
 POLICY = "prompt-tuner"
 """Who decides in a session that is started for tuning jobs, unless its site file names somebody."""
-INTERRUPTED = 130
 _LOOK_EVERY_S = 0.5
 
 Submitted = Callable[[str, Sequence[str]], None]
@@ -301,9 +301,6 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 # ---- banking
 
 
-_CHECK_EVERY_S = 0.2
-
-
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
     """Put the prompts of this file into the bank, beside those that ship and those that are there; 0.
 
@@ -321,22 +318,12 @@ def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, scre
         future = build_bank.with_options(context=recipe)(place, tuple(every.values()))
         ask = facts_of(session, {recipe.key})
         with screen.progress(total=len(every), done=0, noun="prompts", facts=ask) as progress:
-            while not _has_ended(future):
-                call = sent_call(future)
-                if call is not None and call.progress is not None:
-                    progress.total = int(call.progress.total)
-                    progress.advance(int(call.progress.done) - progress.done)
+            for said in reports(future):
+                progress.total = int(said.total)
+                progress.advance(int(said.done) - progress.done)
         held: int = future.result()
     if json:
         screen.json({"bank": place.folder, "model": identity, "prompts": held})
     else:
         screen.line(f"{held:,} prompts in {place.folder}")
     return 0
-
-
-def _has_ended(future: Any) -> bool:
-    try:
-        future.exception(_CHECK_EVERY_S)
-    except TimeoutError:
-        return False
-    return True
