@@ -25,8 +25,8 @@ import psutil
 import stoker
 from benchmarks.session_processes import cpu_seconds
 from stoker.apps.common.models_file import ModelSettings
-from stoker.apps.common.openai.answers import TextBegun, TextEnded, TextPiece
-from stoker.apps.common.openai.request import ApiRequest
+from stoker.apps.common.openai_answers import TextBegun, TextEnded, TextPiece
+from stoker.apps.common.openai_requests import ApiRequest
 from stoker.apps.gateway.served import ServedModel, ServedModels
 
 MOST_STREAMS = 1000
@@ -99,7 +99,7 @@ async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
 
 async def direct_tokens(app: object, tokens: int) -> AsyncIterator[str]:
     """The pieces of text of one stream."""
-    from stoker.apps.common.openai.request import Endpoint
+    from stoker.apps.common.openai_requests import Endpoint
     from stoker.apps.gateway.answering import read_asked
 
     body = json.dumps({**REQUEST, "max_tokens": tokens}).encode()

@@ -14,7 +14,7 @@ import time
 import msgspec
 
 from stoker import app
-from stoker.apps.common.openai.answers import (
+from stoker.apps.common.openai_answers import (
     Choice,
     Embedder,
     TextModel,
@@ -24,7 +24,7 @@ from stoker.apps.common.openai.answers import (
     prompts_of,
     refusal,
 )
-from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint
+from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):

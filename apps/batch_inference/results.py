@@ -17,8 +17,8 @@ import msgspec
 
 from stoker.apps.batch_inference.functions import BatchAnswer
 from stoker.apps.batch_inference.request_file import CheckedFile
-from stoker.apps.common.openai.answers import chat_body, completion_body, embedding_body
-from stoker.apps.common.openai.request import ApiError, Endpoint
+from stoker.apps.common.openai_answers import chat_body, completion_body, embedding_body
+from stoker.apps.common.openai_requests import ApiError, Endpoint
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
 

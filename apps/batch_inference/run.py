@@ -22,8 +22,7 @@ import msgspec
 
 from stoker.apps.batch_inference import APP
 from stoker.apps.batch_inference.functions import BatchAnswer, answer, embed
-from stoker.apps.batch_inference.models import ModelPaths, read_models
-from stoker.apps.batch_inference.options import EXAMPLE, BatchOptions
+from stoker.apps.batch_inference.options import EXAMPLE, BatchOptions, ModelPaths, read_models
 from stoker.apps.batch_inference.request_file import CheckedFile, check_file, read_requests
 from stoker.apps.batch_inference.results import (
     KEY,
@@ -37,7 +36,7 @@ from stoker.apps.batch_inference.results import (
 )
 from stoker.apps.common.calls import FailedCall, Job, run_calls
 from stoker.apps.common.command_line import columns, count
-from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint
+from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.console import Screen
 from stoker.contexts import Recipe, default_model

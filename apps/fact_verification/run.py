@@ -13,11 +13,23 @@ from stoker import causal_lm
 from stoker.apps.common.calls import Job, in_batches, run_calls
 from stoker.apps.common.command_line import columns, command, count, resolve, show_minutes
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
-from stoker.apps.fact_verification import APP, report
+from stoker.apps.fact_verification import APP
 from stoker.apps.fact_verification.claims import Claim, PromptTemplate, read_claims, sample_claims
 from stoker.apps.fact_verification.functions import Question, Scores, verify
 from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, parameters
-from stoker.apps.fact_verification.results import KEY, figures, make_records, make_rows, write_results, write_timeline
+from stoker.apps.fact_verification.results import (
+    KEY,
+    confusion_tables,
+    cost_lines,
+    figures,
+    make_records,
+    make_rows,
+    results_table,
+    summarize,
+    verdict,
+    write_results,
+    write_timeline,
+)
 from stoker.console import Screen
 from stoker.contexts import Awareness, Recipe, default_model
 from stoker.errors import StokerError
@@ -67,17 +79,17 @@ def _results(
     """The final files, and the report of them."""
     attempt, folder = work.attempt, work.folder
     rows = make_rows(prompts, claims, work.log, calibrate=options.calibrate)
-    summary = report.summary(rows, attempt, prompts=prompts, calibrated=options.calibrate)
+    summary = summarize(rows, attempt, prompts=prompts, calibrated=options.calibrate)
     timeline = folder.write("timeline.json", lambda path: write_timeline(rows, path))
     folder.write_json("summary.json", summary)
     name = f"results.{options.format}"
     results = folder.finish(name=name, write=lambda path: write_results(rows, path, kind=options.format))
     made, demo = figures(rows), not options.model and not options.claims
     blocks = (
-        report.results_table(made),
-        report.confusion_tables(made),
-        [f"  {line}" for line in report.verdict(rows, made, calibrated=options.calibrate, demo=demo)],
-        [*(f"  {line}" for line in report.cost_lines(attempt)), f"  results  {results}    timeline  {timeline}"],
+        results_table(made),
+        confusion_tables(made),
+        [f"  {line}" for line in verdict(rows, made, calibrated=options.calibrate, demo=demo)],
+        [*(f"  {line}" for line in cost_lines(attempt)), f"  results  {results}    timeline  {timeline}"],
         _next_steps(options, attempt, everything=everything, prompts=len(prompts)),
     )
     return Outcome(

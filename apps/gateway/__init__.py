@@ -7,11 +7,9 @@ keys.py             who asks, by the keys on disk, and whether their limits allo
 answering.py        the three endpoints that a model answers: read, admit, call, answer
 functions.py        the decorated functions that answer on a pilot
 streaming.py        calls of one request, and the events of an answer that is streamed
-served.py           models by name, each with its context; the session's status
+served.py           models by name, each with its context and its figures; the session's status
 failures.py         errors of calls as OpenAI words them, their causes in the log
-meters.py           what was asked of a model, how fast it answered, when a first token is due
 figures.py          the figures for Prometheus, for the page and for `stoker status`
-batch_routes.py     the addresses of files and batches
 batch_files.py      what requests for files and batches ask, and files on disk
 batches.py          batches, each of which is a `stoker batch`
 batch_process.py    the process of an open batch, its retries, and the limits of its key

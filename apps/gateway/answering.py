@@ -17,14 +17,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.apps.common.models_file import Cold
-from stoker.apps.common.openai.answers import Choice, Vectors, chat_body, completion_body, embedding_parts, token_usage
-from stoker.apps.common.openai.bodies import Note, read_body, refuse_engine_fields
-from stoker.apps.common.openai.request import ApiRequest, Endpoint, RequestRefused
+from stoker.apps.common.openai_answers import Choice, Vectors, chat_body, completion_body, embedding_parts, token_usage
+from stoker.apps.common.openai_requests import (
+    ApiRequest,
+    Endpoint,
+    Note,
+    RequestRefused,
+    read_body,
+    refuse_engine_fields,
+)
 from stoker.apps.gateway.failures import TryLater, log, log_failure
 from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.keys import Caller, Guard
-from stoker.apps.gateway.meters import forecast
-from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch
+from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer, all_pieces, joined_pieces
 from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, JSONParts, receive_body, unless_gone
 from stoker.decoding import why_not_json

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.openai.request import Endpoint, RequestRefused
+from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.decoding import why_not_json
 
 # ---- uploads

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.openai.request import RequestRefused
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.batch_files import KEPT_S, AskedBatch, FileStore, count_answers, for_client, keep_answers
 from stoker.apps.gateway.batch_process import BatchPace, FollowedBatch, find_process
 from stoker.apps.gateway.keys import Guard, KeyLimits

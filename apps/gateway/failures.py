@@ -8,7 +8,7 @@ import logging
 import msgspec
 from starlette.requests import Request
 
-from stoker.apps.common.openai.request import ApiError, RequestRefused
+from stoker.apps.common.openai_requests import ApiError, RequestRefused
 from stoker.errors import (
     CallCancelledError,
     CallDroppedError,

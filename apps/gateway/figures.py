@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from stoker.apps.common.openai.request import Endpoint
+from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway.failures import refusal_of
-from stoker.apps.gateway.meters import median
-from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, facts_of
+from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, facts_of, median
 from stoker.apps.gateway.wire import ClientLeft
 from stoker.sessions import (
     WRITTEN_EVERY_S,

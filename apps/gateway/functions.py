@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker import app
-from stoker.apps.common.openai.answers import (
+from stoker.apps.common.openai_answers import (
     Choice,
     Embedder,
     TextModel,
@@ -20,7 +20,7 @@ from stoker.apps.common.openai.answers import (
     refusal,
     stream_text,
 )
-from stoker.apps.common.openai.request import ApiError, ApiRequest
+from stoker.apps.common.openai_requests import ApiError, ApiRequest
 
 _PIECE_BYTES = 500_000
 """No piece of a result may have more than 1 MB."""

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from stoker.apps.common.openai.request import RequestRefused
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.failures import TryLater
 from stoker.contexts import state_folder
 from stoker.errors import ConfigError

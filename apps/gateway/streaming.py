@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 import stoker
-from stoker.apps.common.openai.answers import (
+from stoker.apps.common.openai_answers import (
     Likelihoods,
     TextBegun,
     TextEnded,
@@ -20,7 +20,7 @@ from stoker.apps.common.openai.answers import (
     completion_logprobs,
     token_usage,
 )
-from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint, RequestRefused
+from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, RequestRefused
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.figures import RequestFigures
 from stoker.apps.gateway.keys import HeldRequest

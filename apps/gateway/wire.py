@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.apps.common.openai.request import RequestRefused
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")

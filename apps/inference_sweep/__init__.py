@@ -3,7 +3,6 @@
 functions.py the decorated function: what is called on a pilot. Begin here
 plan.py      the options and the sweep file, and the combinations that it comes to
 run.py       one sweep from its file to its results
-results.py   from what calls return to the rows of the final file
 cli.py       `stoker run inference_sweep`
 """
 

@@ -16,8 +16,7 @@ from tiny_encoder import write_tiny_encoder
 
 from stoker.apps.encoder_lengths import run
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
-from stoker.apps.encoder_lengths.report import advice, staircase, too_long, unsteady
-from stoker.apps.encoder_lengths.run import sample_texts
+from stoker.apps.encoder_lengths.run import advice, sample_texts, staircase, too_long, unsteady
 from stoker.contexts import EncoderProfile, lengths_that_pay
 from stoker.contexts.length_profiles import LengthTime
 from stoker.errors import ConfigError

@@ -9,13 +9,13 @@ import pytest
 
 import stoker
 from stoker.apps.batch_inference import functions as batch
-from stoker.apps.batch_inference.models import ModelPaths
-from stoker.apps.common.openai.request import Endpoint
+from stoker.apps.batch_inference.options import ModelPaths
+from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.fact_verification import functions as facts
 from stoker.apps.fact_verification import run as facts_run
 from stoker.apps.fact_verification.options import VerificationOptions
 from stoker.apps.inference_sweep import functions as sweep
-from stoker.apps.inference_sweep import run as sweep_run
+from stoker.apps.inference_sweep import run
 from stoker.apps.inference_sweep.plan import SweepModel
 from stoker.apps.prompt_tuning import functions as tuning
 from stoker.contexts import RecipeFactory, model_recipe
@@ -47,7 +47,7 @@ def test_loaders_that_are_written_alike_make_one_context_of_one_model(model):
     assert facts_run.make_recipe(VerificationOptions(model=str(model)))[0].slots == 1
     written = {
         ModelPaths(named={}, every=str(model)).recipe("m", Endpoint.CHAT).key,
-        sweep_run._recipe(SweepModel("m", str(model))).key,
+        run._recipe(SweepModel("m", str(model))).key,
     }
     assert written == {stoker.causal_lm(model).key}
 

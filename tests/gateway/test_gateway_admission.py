@@ -16,8 +16,7 @@ from starlette.requests import Request
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.gateway.answering import Admission
 from stoker.apps.gateway.failures import TryLater
-from stoker.apps.gateway.meters import FirstTokens, ModelFacts, forecast
-from stoker.apps.gateway.served import ServedModels, SessionWatch
+from stoker.apps.gateway.served import FirstTokens, ModelFacts, ServedModels, SessionWatch, forecast
 from stoker.sessions import Status
 
 HOT = ModelFacts(hot=1)

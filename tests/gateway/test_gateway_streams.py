@@ -12,8 +12,8 @@ if not all(map(find_spec, ("starlette", "prometheus_client"))):
     pytest.skip("needs the extra serve", allow_module_level=True)
 
 from stoker.apps.common.models_file import ModelSettings
-from stoker.apps.common.openai.answers import TextBegun
-from stoker.apps.common.openai.request import Endpoint
+from stoker.apps.common.openai_answers import TextBegun
+from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway import streaming, wire
 from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.keys import HeldRequest, KeyUse

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stoker.apps.common.openai.bodies import FIELD_OF
-from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint, SamplingOptions
+from stoker.apps.common.openai_requests import FIELD_OF, ApiError, ApiRequest, Endpoint, SamplingOptions
 
 # ---- writing
 
