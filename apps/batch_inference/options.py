@@ -20,9 +20,6 @@ from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefu
 from stoker.contexts import Recipe, engine_options
 from stoker.errors import ConfigError
 
-# ---- options
-
-
 EXAMPLE = Path(__file__).parent / "data" / "requests.jsonl"
 
 
@@ -56,9 +53,6 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("site", "session", "out"):
             words += [f"--{name}", getattr(self, name)] if getattr(self, name) else []
         return shlex.join(words)
-
-
-# ---- models
 
 
 class ModelPaths(msgspec.Struct, frozen=True):

@@ -3,18 +3,16 @@
 Every model is a context, and the requests of all models are offered to the session at once. A request is one call: the
 engine of a model batches the calls that its library serves at the same time.
 
-The limits of a gateway's key hold for its batches: the gateway writes how many calls may have begun into a file, the
-*permits*; the batch writes how many have ended, and their tokens, into the file next to it, the *use*. Both count from
-the beginning of the process. Without its gateway a batch begins no more calls and waits for the next gateway.
+The limits of a gateway's key hold for its batches: a call begins with a permit of the gateway (`PermitFile`). Without
+its gateway a batch begins no more calls and waits for the next gateway.
 """
 
 from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from stoker.apps.batch_inference.results import (
     write_errors,
     write_responses,
 )
+from stoker.apps.common.batch_state import BatchUse, PermitFile
 from stoker.apps.common.calls import FailedCall, Job, run_calls
 from stoker.apps.common.command_line import columns, count
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
@@ -94,7 +93,6 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
 
 
 def _infer(work: OpenRun, options: BatchOptions, checked: CheckedFile, recipes: Recipes) -> Failures:
-    """Ask for the missing answers. Return why calls failed."""
     failed: Failures = {}
     if len(work.log) == len(checked.custom_ids):
         return failed
@@ -125,7 +123,6 @@ def _infer(work: OpenRun, options: BatchOptions, checked: CheckedFile, recipes: 
 
 
 def _results(work: OpenRun, options: BatchOptions, checked: CheckedFile, failed: Failures) -> Outcome:
-    """The two files, and the report of them."""
     log, folder = work.log, work.folder
     totals = count_totals(log)
     summary = _summary(checked, totals, work.attempt, failed)
@@ -221,13 +218,7 @@ class RequestSender:
     """The requests of one model that have no answer yet, read from the file as they are sent."""
 
     def __init__(
-        self,
-        checked: CheckedFile,
-        recipe: Recipe,
-        *,
-        recipes: Recipes,
-        log: RecordLog,
-        options: BatchOptions,
+        self, checked: CheckedFile, recipe: Recipe, *, recipes: Recipes, log: RecordLog, options: BatchOptions
     ) -> None:
         self.recipe = recipe
         self.sent: list[str] = []
@@ -245,12 +236,10 @@ class RequestSender:
 
 
 def _recipes(checked: CheckedFile, models: ModelPaths) -> dict[tuple[Endpoint, str], Recipe]:
-    """The context of each endpoint and model's name that requests ask for. Raises RecipeError."""
     return {(endpoint, name): models.recipe(name, endpoint) for endpoint, name in checked.counts}
 
 
 def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
-    """The function that a context's requests are for, with that context."""
     embeds = any(endpoint is Endpoint.EMBEDDINGS for (endpoint, _), one in recipes.items() if one.key == recipe.key)
     return (embed if embeds else answer).with_options(context=recipe)
 
@@ -267,20 +256,20 @@ _LOOK_S = 0.1
 
 
 class Permits:
-    """The permits in a file, and the use of them."""
+    """The permits of this batch, and the use of them."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = PermitFile(path)
         self._looked_at = float("-inf")
-        self._allowed = self._begun = self._ended = self._tokens = 0
+        self._allowed = self._begun = 0
+        self._use = BatchUse()
 
     def take(self) -> bool:
         """Begin a call, if there is a permit for it. Never waits."""
         now = time.monotonic()
         if self._begun >= self._allowed and now >= self._looked_at + _LOOK_S:
             self._looked_at = now
-            with suppress(OSError, ValueError):
-                self._allowed = int(self._path.read_text())
+            self._allowed = self._file.allowed(known=self._allowed)
         if self._begun >= self._allowed:
             return False
         self._begun += 1
@@ -288,14 +277,11 @@ class Permits:
 
     def end(self, tokens: int) -> None:
         """A call has ended, and has read and written these tokens. Raises OSError where that cannot be written."""
-        self._ended += 1
-        self._tokens += tokens
-        draft = self._path.with_suffix(".use-draft")
-        draft.write_bytes(msgspec.json.encode({"ended": self._ended, "tokens": self._tokens}))
-        draft.replace(self._path.with_suffix(".use"))
+        self._use = BatchUse(self._use.ended + 1, self._use.tokens + tokens)
+        self._file.note_use(self._use)
 
 
-def run_paced(jobs: Sequence[tuple[StokerApp, Iterable[Any]]], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
+def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
     """`run_calls` with `keep_errors`, where each call begins with a permit. The jobs run one after the other."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
@@ -322,6 +308,3 @@ def _begin(
 ) -> None:
     future: Future[BatchAnswer] = app(request)
     future.add_done_callback(lambda ended: done.put((job, item, ended)))
-
-
-# ---- run

@@ -16,9 +16,6 @@ import msgspec
 
 from stoker.apps.common.openai_requests import FIELD_OF, ApiError, ApiRequest, Endpoint, SamplingOptions
 
-# ---- writing
-
-
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
 """Of each token its text, its log-likelihood, and the likeliest tokens there with theirs."""
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
@@ -262,9 +259,6 @@ def _cut(likelihoods: Likelihoods, sampling: SamplingOptions) -> Likelihoods:
     return tuple((token, chance, likeliest[: sampling.logprobs]) for token, chance, likeliest in likelihoods)
 
 
-# ---- answers
-
-
 Body = dict[str, Any]
 _FLOAT_BYTES = 4
 _PART_BYTES = 250_000
@@ -396,7 +390,6 @@ def _chance(token: str, chance: float) -> Body:
 
 
 def _bytes_of(token: str) -> bytes:
-    """The bytes of a token, which may be part of a character."""
     raw: bytes = getattr(token, "raw", None) or token.encode()
     return raw
 
@@ -414,5 +407,4 @@ def _embedding(index: int, vector: bytes, packed: bool) -> Body:
 
 
 def _embedding_facts(vectors: Vectors, model: str) -> Body:
-    """What stands behind the vectors."""
     return {"model": model, "usage": {"prompt_tokens": vectors.tokens, "total_tokens": vectors.tokens}}

@@ -193,7 +193,6 @@ def resume_command(spec: RunSpec, folder: Path) -> str:
 
 
 def _say_kept(screen: Screen, spec: RunSpec, folder: Path, *, kept: int, failed: bool = False) -> None:
-    """After a run that was stopped or failed: say what is kept, and how to continue."""
     screen.line()
     if not kept:
         screen.line(f"stopped before the first {spec.noun}; the same command starts again")

@@ -28,9 +28,6 @@ from stoker.contexts import Recipe
 from stoker.errors import ConfigError, StokerError
 from stoker.run_folder import Record, RecordLog
 
-# ---- results
-
-
 KEY = ("id",)
 """What identifies a result: the row's id."""
 _CHUNK_ROWS = 4096
@@ -130,9 +127,6 @@ def _npy_header(rows: int, width: int) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin1")
 
 
-# ---- run
-
-
 _ROWS_AHEAD = 32_000
 """The rows that are in flight at the most, unless that would be fewer calls than `_LEAST_CALLS_AHEAD`."""
 _LEAST_CALLS_AHEAD = 32
@@ -167,14 +161,12 @@ def run(
 
 
 def _parameters(options: EmbedOptions, recipe: Recipe, rows: DataRows) -> dict[str, Any]:
-    """What a vector depends on."""
     names = ("text", "id", "pooling", "normalize", "truncate", "dtype")
     model = ", ".join(part.name for part in recipe.objects) or options.model
     return {"model": model, "rows": rows.digest, **{name: getattr(options, name) for name in names}}
 
 
 def _results(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows) -> Outcome:
-    """Make the missing vectors, and the final file."""
     _infer(work, options, recipe, rows)
     attempt, log, failed = work.attempt, work.log, work.failed
     errors, first = len(failed), first_error(rows, failed, file=rows.path) if len(failed) else ""

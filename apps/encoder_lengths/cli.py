@@ -10,11 +10,6 @@ from stoker.apps.encoder_lengths import APP
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
 from stoker.console import Screen, WholeNumber
 
-# ---- options
-
-
-# ---- cli
-
 
 @click.command(
     APP,
@@ -30,13 +25,7 @@ from stoker.console import Screen, WholeNumber
 @click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]")
 @click.option("--json", "json_", is_flag=True, help="The profile as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
-def command(
-    context: click.Context,
-    /,
-    *,
-    json_: bool,
-    **others: Any,
-) -> None:
+def command(context: click.Context, /, *, json_: bool, **others: Any) -> None:
     """Measure what texts of each length take on an encoder, each padded to its length, on a device of a session.
 
     Where latency rises in steps, a runtime for each step serves short texts faster. The profile is kept on this

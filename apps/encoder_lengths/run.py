@@ -22,18 +22,9 @@ from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_length
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
 from stoker.config import load_site
 from stoker.console import Screen
-from stoker.contexts import (
-    EncoderProfile,
-    RuntimeLengths,
-    keep_encoder_profile,
-    lengths_that_pay,
-    token_counter,
-)
+from stoker.contexts import EncoderProfile, RuntimeLengths, keep_encoder_profile, lengths_that_pay, token_counter
 from stoker.datafile import Row, read_rows
 from stoker.errors import ConfigError
-
-# ---- report
-
 
 _WIDTH = 10
 _STEADY = 0.05
@@ -99,12 +90,6 @@ def _shares(profile: EncoderProfile, counts: Sequence[int]) -> list[float]:
     return [each / max(1, len(counts)) for each in found[:-1]]
 
 
-# ---- run
-
-
-# ---- texts
-
-
 SAMPLE = 4000
 """Texts whose tokens are counted."""
 _READ_ROWS = 200_000
@@ -148,9 +133,6 @@ def count_texts(model: str, texts: list[str]) -> list[int]:
     return [count(text) for text in texts]
 
 
-# ---- run
-
-
 def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
     """Measure the model. 0; 130 after Ctrl-C. Raises StokerError for a model or texts that cannot be used."""
     if not options.model:
@@ -176,7 +158,6 @@ def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
 def _summary(
     options: LengthsOptions, profile: EncoderProfile, pay: RuntimeLengths, *, texts: int, kept: Path
 ) -> dict[str, Any]:
-    """For programs."""
     return {
         "model": options.model, "lengths": list(pay.tokens), "why": pay.why, "mean_s": pay.mean_s,
         "alone_s": pay.alone_s, "texts": texts, "profile": msgspec.to_builtins(profile), "kept": str(kept),

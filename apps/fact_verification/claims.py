@@ -35,9 +35,6 @@ from stoker.decoding import read_text
 from stoker.errors import ConfigError
 from stoker.toml_files import parse_toml, refuse_unknown
 
-# ---- claims
-
-
 SAMPLE = Path(__file__).parent / "data" / "fever_sample.jsonl"
 
 
@@ -146,9 +143,6 @@ def _evidence(row: Row, *, file: Path) -> str:
         f"{file}: {row.place}: evidence must be text or a list of texts, and is {value!r:.40}",
         file=str(file), line=row.number, key="evidence",
     )  # fmt: skip
-
-
-# ---- prompts
 
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.toml"

@@ -76,10 +76,5 @@ def verify(model: Scorer, question: Question) -> Scores:
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"
     return Scores(
-        number=question.number,
-        rows=rows,
-        started_at=started_at,
-        infer_s=infer_s,
-        worker=worker,
-        origin=model.origin,
+        number=question.number, rows=rows, started_at=started_at, infer_s=infer_s, worker=worker, origin=model.origin
     )

@@ -35,12 +35,6 @@ from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
 from stoker.units import show_seconds
 
-# ---- results
-
-
-# ---- statistics
-
-
 Z_95 = 1.959963984540054
 """The 97.5 % point of the normal distribution."""
 
@@ -107,9 +101,6 @@ def _log_shares(row: Sequence[float]) -> list[float]:
     top = max(row)
     whole = top + math.log(math.fsum(math.exp(score - top) for score in row))
     return [score - whole for score in row]
-
-
-# ---- results
 
 
 KEY = ("prompt", "id")
@@ -279,9 +270,6 @@ def write_timeline(rows: Iterable[ResultRow], path: Path) -> None:
     for (worker, _), call in sorted(calls.items(), key=lambda item: item[0][1]):
         events.append({**call, "tid": workers.index(worker), "dur": round(call["dur"])})
     path.write_text(json.dumps({"traceEvents": events}, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-# ---- report
 
 
 SHORT = ("supports", "refutes", "not enough")

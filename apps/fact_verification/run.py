@@ -76,7 +76,6 @@ def _results(
     *,
     everything: int,
 ) -> Outcome:
-    """The final files, and the report of them."""
     attempt, folder = work.attempt, work.folder
     rows = make_rows(prompts, claims, work.log, calibrate=options.calibrate)
     summary = summarize(rows, attempt, prompts=prompts, calibrated=options.calibrate)
@@ -178,7 +177,6 @@ def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path
 
 
 def _given(options: VerificationOptions) -> str:
-    """The files that this run was about, for a command that is to be about them too."""
     files = {"model": options.model, "claims": options.claims, "prompts": options.prompts, "site": options.site}
     here = f"{Path.cwd()}/"
     return "".join(f"--{name} {shlex.quote(file.removeprefix(here))} " for name, file in files.items() if file)

@@ -22,9 +22,10 @@ from stoker.apps.common.openai_requests import (
     ApiRequest,
     Endpoint,
     Note,
-    RequestRefused,
     read_body,
+    read_object,
     refuse_engine_fields,
+    refused,
 )
 from stoker.apps.gateway.failures import TryLater, log, log_failure
 from stoker.apps.gateway.figures import GatewayMetrics
@@ -32,11 +33,7 @@ from stoker.apps.gateway.keys import Caller, Guard
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer, all_pieces, joined_pieces
 from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, JSONParts, receive_body, unless_gone
-from stoker.decoding import why_not_json
 from stoker.units import show_seconds
-
-# ---- wishes
-
 
 _OWN = ("n", "stream", "stream_options")
 _MOST_CHOICES = 128
@@ -61,13 +58,13 @@ class Asked(msgspec.Struct, frozen=True):
 def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
     """What the body of a request asks. Raises RequestRefused. `name` tells it from all others: its random draws are
     made of it where it names no seed. `ignored` as in `read_body`."""
-    body = _decoded(data)
+    body = read_object(data)
     own = {key: body.pop(key) for key in _OWN if key in body}
     request = read_body(body, endpoint=endpoint, custom_id=name, line=0, ignored=ignored)
     if endpoint is Endpoint.EMBEDDINGS:
         for key, value in own.items():
             if value is not None:
-                raise _refused(key, f"is no field that {endpoint.value} is known to have", "unknown_parameter")
+                raise refused(key, f"is no field that {endpoint.value} is known to have", "unknown_parameter")
         return Asked(request, (request,))
     number = _choice_number(own.get("n"))
     stream = _truth(own.get("stream"), "stream")
@@ -75,17 +72,10 @@ def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = la
     if prompts * number > _MOST_CHOICES:
         param = "prompt" if number == 1 else "n"
         asks = f"has {prompts} prompts" if number == 1 else f"asks for {prompts * number} choices"
-        raise _refused(param, f"{asks}, and {_MOST_CHOICES} may be asked for at once", "invalid_value")
+        raise refused(param, f"{asks}, and {_MOST_CHOICES} may be asked for at once", "invalid_value")
     choices = tuple(_choices(request, number))
     usage, continuous = _usage(own.get("stream_options"), stream=stream)
-    return Asked(
-        request,
-        choices,
-        prompts=prompts,
-        stream=stream,
-        include_usage=usage,
-        continuous_usage=continuous,
-    )
+    return Asked(request, choices, prompts=prompts, stream=stream, include_usage=usage, continuous_usage=continuous)
 
 
 def tokens_asked(asked: Asked) -> int:
@@ -96,16 +86,6 @@ def tokens_asked(asked: Asked) -> int:
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
         return read
     return read + sum(choice.sampling.max_new_tokens or _UNSAID_TOKENS for choice in asked.choices)
-
-
-def _decoded(data: bytes) -> dict[str, Any]:
-    try:
-        body = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestRefused(f"the body is not JSON: {why_not_json(data, error)}", code="invalid_json") from None
-    if not isinstance(body, dict):
-        raise RequestRefused("the body must be a JSON object", code="invalid_json")
-    return body
 
 
 def _choices(request: ApiRequest, number: int) -> list[ApiRequest]:
@@ -123,38 +103,30 @@ def _choice_number(value: Any) -> int:
     if value is None:
         return 1
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_CHOICES:
-        raise _refused("n", f"must be a whole number from 1 to {_MOST_CHOICES}", "invalid_value")
+        raise refused("n", f"must be a whole number from 1 to {_MOST_CHOICES}", "invalid_value")
     return value
 
 
 def _truth(value: Any, name: str) -> bool:
     if value is not None and not isinstance(value, bool):
-        raise _refused(name, "must be true or false", "invalid_type")
+        raise refused(name, "must be true or false", "invalid_type")
     return bool(value)
 
 
 def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
-    """Whether the last chunk of a stream has the tokens so far, and whether each chunk does."""
     if options is None:
         return False, False
     if not stream:
-        raise _refused("stream_options", "wants stream to be true", "invalid_value")
+        raise refused("stream_options", "wants stream to be true", "invalid_value")
     if not isinstance(options, dict):
-        raise _refused("stream_options", "must be an object", "invalid_type")
+        raise refused("stream_options", "must be an object", "invalid_type")
     for name in options:
         if name not in _STREAM_OPTIONS:
-            raise _refused(f"stream_options.{name}", "is no field that is known", "unknown_parameter")
+            raise refused(f"stream_options.{name}", "is no field that is known", "unknown_parameter")
     usage, continuous = (
         _truth(options.get(name), f"stream_options.{name}") for name in ("include_usage", "continuous_usage_stats")
     )
     return usage, usage and continuous
-
-
-def _refused(param: str, problem: str, code: str) -> RequestRefused:
-    return RequestRefused(f"{param} {problem}", param=param, code=code)
-
-
-# ---- admission
 
 
 _WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
@@ -218,9 +190,6 @@ class Admission:
         )  # fmt: skip
 
 
-# ---- answering
-
-
 class Answering:
     """Answers requests with the models of a session."""
 
@@ -268,7 +237,6 @@ class Answering:
         return response
 
     async def _whole(self, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest) -> Response:
-        """The response to a request that wants its answer whole."""
         found = await all_pieces(model.app(), asked.choices)
         if asked.request.endpoint is Endpoint.EMBEDDINGS:
             [pieces] = found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import email.parser
 import email.policy
-import json
 import re
 import secrets
 import shutil
@@ -20,11 +19,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.openai_requests import Endpoint, RequestRefused
-from stoker.decoding import why_not_json
-
-# ---- uploads
-
+from stoker.apps.common.batch_state import OK, json_line
+from stoker.apps.common.openai_requests import Endpoint, RequestRefused, read_object, refused
 
 KEPT_S = 30 * 86_400
 """Files, and what is told of batches, are removed when they are so old: as OpenAI keeps those of batches."""
@@ -138,10 +134,6 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
     return filename or "file", purpose, data
 
 
-# ---- batch answers
-
-
-_OK = 200
 _ANSWERED = b'"response":{"status_code":200'
 """In the log's lines: no text of JSON holds these quotes."""
 
@@ -164,16 +156,16 @@ def keep_answers(log: Path, requests: Path, *, responses: Path, errors: Path, co
             if not isinstance(line, dict) or not isinstance(custom_id, str) or custom_id in seen:
                 continue
             seen.add(custom_id)
-            is_answer = line["response"]["status_code"] == _OK
+            is_answer = line["response"]["status_code"] == OK
             completed += is_answer
-            (answered if is_answer else others).write(_line(line))
+            (answered if is_answer else others).write(json_line(line))
         failed = len(seen) - completed
         for number, request in enumerate(_objects(requests), 1):
             custom_id = request.get("custom_id")
             if not isinstance(custom_id, str) or custom_id not in seen:
                 error = {"code": code, "message": message}
                 line = {"id": f"batch_req_{number:024x}", "custom_id": custom_id, "response": None, "error": error}
-                others.write(_line(line))
+                others.write(json_line(line))
     return KeptAnswers(completed, failed)
 
 
@@ -194,12 +186,7 @@ def for_client(errors: Path, out: Path) -> None:
             error = ((line.get("response") or {}).get("body") or {}).get("error") or {}
             if error.get("type") == "server_error":
                 error["message"] = error["message"].partition(": ")[0] + ": the call failed; send the request again"
-            cleaned.write(_line(line))
-
-
-def _line(value: Any) -> bytes:
-    """A line of JSON in ASCII: some readers end a line at other characters than `\\n`."""
-    return json.dumps(value).encode() + b"\n"
+            cleaned.write(json_line(line))
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
@@ -240,35 +227,29 @@ class AskedBatch(msgspec.Struct, frozen=True):
 
 def read_batch(data: bytes) -> AskedBatch:
     """What a body asks. Raises RequestRefused, which names the field."""
-    try:
-        body = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestRefused(f"the body is not JSON: {why_not_json(data, error)}", code="invalid_json") from None
-    if not isinstance(body, dict):
-        raise RequestRefused("the body must be a JSON object", code="invalid_json")
+    body = read_object(data)
     for name, value in body.items():
         if name in _UNSUPPORTED and value is not None:
-            raise _field_refused(name, f"is not supported here: {_UNSUPPORTED[name]}", "unsupported_parameter")
+            raise refused(name, f"is not supported here: {_UNSUPPORTED[name]}", "unsupported_parameter")
         if name not in _FIELDS and name not in _UNSUPPORTED:
-            raise _field_refused(f"{name:.80}", "is no field that a batch is known to have", "unknown_parameter")
+            raise refused(f"{name:.80}", "is no field that a batch is known to have", "unknown_parameter")
     endpoint, file = body.get("endpoint"), body.get("input_file_id")
     known = [each.value for each in Endpoint]
     if endpoint not in known:
-        raise _field_refused("endpoint", f"must be one of {', '.join(known)}", "invalid_value")
+        raise refused("endpoint", f"must be one of {', '.join(known)}", "invalid_value")
     window, window_s = _window(body.get("completion_window"))
     if file is None:
-        raise _field_refused("input_file_id", "is missing", "missing_required_parameter")
+        raise refused("input_file_id", "is missing", "missing_required_parameter")
     if not isinstance(file, str):
-        raise _field_refused("input_file_id", "must be a text", "invalid_type")
+        raise refused("input_file_id", "must be a text", "invalid_type")
     return AskedBatch(endpoint, file, _metadata(body.get("metadata")), window, window_s)
 
 
 def _window(value: Any) -> tuple[str, int]:
-    """A window (`24h`, `7d`) and its seconds."""
     found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
     seconds = int(found[1]) * (3600 if found[2] == "h" else 86_400) if found else 0
     if not 0 < seconds <= _LONGEST_WINDOW_S:
-        raise _field_refused("completion_window", "must be 24h, or other hours or days up to 30d", "invalid_value")
+        raise refused("completion_window", "must be 24h, or other hours or days up to 30d", "invalid_value")
     return str(value), seconds
 
 
@@ -277,15 +258,11 @@ def _metadata(value: Any) -> dict[str, str] | None:
         return None
     texts = isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
     if not texts:
-        raise _field_refused("metadata", "must be an object whose values are texts", "invalid_type")
+        raise refused("metadata", "must be an object whose values are texts", "invalid_type")
     if len(value) > _MOST_PAIRS or any(
         len(key) > _LONGEST_KEY or len(each) > _LONGEST_VALUE for key, each in value.items()
     ):
         problem = f"may have {_MOST_PAIRS} pairs, keys of {_LONGEST_KEY} and values of {_LONGEST_VALUE} characters"
-        raise _field_refused("metadata", problem, "invalid_value")
+        raise refused("metadata", problem, "invalid_value")
     found: dict[str, str] = value
     return found
-
-
-def _field_refused(param: str, problem: str, code: str) -> RequestRefused:
-    return RequestRefused(f"{param} {problem}", param=param, code=code)

@@ -20,13 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import psutil
 
+from stoker.apps.common.batch_state import BatchUse, PermitFile
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest
-
-# ---- batch following
-
 
 log = logging.getLogger("stoker.gateway")
 
@@ -130,26 +127,16 @@ def _works_in(words: list[str], run: Path) -> bool:
     return any(pair == ("--out", str(run)) for pair in itertools.pairwise(words))
 
 
-# ---- batch pace
-
-
 _GRANT_EVERY_S = 0.2
 _MOST_AHEAD = 256
 """Requests of one batch that may run or wait at once."""
-
-
-class BatchUse(msgspec.Struct, frozen=True):
-    """Calls of a `stoker batch` that have ended, and their tokens."""
-
-    ended: int = 0
-    tokens: int = 0
 
 
 class BatchPace:
     """Grants permits to one batch. `file` holds the permits; `owner` is the name of the batch's key."""
 
     def __init__(self, file: Path, guard: Guard, *, owner: str) -> None:
-        self._file = file
+        self._file = PermitFile(file)
         self._guard = guard
         self._owner = owner
         self._allowed = self._most = 0
@@ -159,14 +146,12 @@ class BatchPace:
     def begin(self, *, left: int) -> None:
         """Start from 0 for a new process of the batch, which sends the `left` requests."""
         self._most = left
-        self._file.with_suffix(".use").unlink(missing_ok=True)
-        self._write(0)
+        self._file.reset()
 
     def find(self, *, left: int) -> None:
         """Count the permits of a process that an earlier gateway started, and that has `left` requests to send."""
-        with suppress(OSError, ValueError):
-            self._allowed = int(self._file.read_text())
-        self._use = self._used()
+        self._allowed = self._file.allowed(known=self._allowed)
+        self._use = self._file.use(known=self._use)
         self._most = self._use.ended + left
         if caller := self._guard.caller_named(self._owner):
             self._held.extend(self._guard.resume(caller) for _ in range(self._allowed - self._use.ended))
@@ -184,7 +169,7 @@ class BatchPace:
 
     def step(self) -> None:
         """Count ended requests and grant new permits. Raises OSError."""
-        use = self._used()
+        use = self._file.use(known=self._use)
         tokens = max(0, use.tokens - self._use.tokens)
         for _ in range(min(use.ended - self._use.ended, len(self._held))):
             held = self._held.popleft()
@@ -200,10 +185,9 @@ class BatchPace:
             self._held.append(following)
             self._allowed += 1
         if self._allowed != before:
-            self._write(self._allowed)
+            self._file.allow(self._allowed)
 
     def _ahead(self, caller: Caller) -> int:
-        """Requests that may run at once."""
         most = caller.limits.for_batches.tokens_per_minute
         if not most:
             return _MOST_AHEAD
@@ -212,13 +196,3 @@ class BatchPace:
         mean = max(1, self._use.tokens // self._use.ended)
         left = most - self._guard.tokens_of(caller)
         return max(1, min(_MOST_AHEAD, left // mean))
-
-    def _used(self) -> BatchUse:
-        with suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(self._file.with_suffix(".use").read_bytes(), type=BatchUse)
-        return self._use
-
-    def _write(self, allowed: int) -> None:
-        draft = self._file.with_suffix(".draft")
-        draft.write_text(str(allowed))
-        draft.replace(self._file)

@@ -15,12 +15,6 @@ from stoker.console import ByteSize, Screen, WholeNumber, line, lines, note
 from stoker.console import json as print_json
 from stoker.errors import StokerError
 
-# ---- options
-
-
-# ---- cli
-
-
 _MISSING = "stoker serve needs {}, which is not installed: pip install 'stoker[serve]'"
 
 

@@ -21,9 +21,6 @@ from stoker.errors import (
     StreamDiffersError,
 )
 
-# ---- failures
-
-
 _BUSY_S = 5.0
 
 
@@ -80,9 +77,6 @@ def refusal_of(error: BaseException) -> Refusal:
 def _said(message: str, code: str, status: int, retry_after_s: float = 0.0) -> Refusal:
     text = f"{message}; the gateway's log says why, by the request id of this answer"
     return Refusal(ApiError(text, type="server_error", code=code, status=status), retry_after_s)
-
-
-# ---- failure log
 
 
 log = logging.getLogger("stoker.gateway")

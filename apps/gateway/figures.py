@@ -28,9 +28,6 @@ from stoker.sessions import (
     write_gateway_note,
 )
 
-# ---- metrics
-
-
 _TTFT = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 _TPOT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 _GONE = "499"
@@ -144,9 +141,6 @@ class RequestFigures:
             self._before = None
 
 
-# ---- pages
-
-
 PAGE = Path(__file__).parent / "data" / "page.html"
 _EVERY_S = 1.0
 
@@ -245,9 +239,6 @@ def _pilots(status: Status | None, models: ServedModels) -> list[dict[str, Any]]
         }
         for pilot in status.pilots
     ]
-
-
-# ---- noting
 
 
 log = logging.getLogger("stoker.gateway")

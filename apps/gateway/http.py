@@ -35,15 +35,6 @@ from stoker.apps.gateway.wire import (
     receive_body,
 )
 
-# ---- batch routes
-
-
-# ---- batch bodies
-
-
-# ---- batch routes
-
-
 MOST_FILE_BYTES = 200_000_000
 _PAGE = 20
 _MOST_PAGE = 10_000
@@ -129,9 +120,6 @@ def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> 
     }
 
 
-# ---- http
-
-
 _NOT_ALLOWED = 405
 _TIDY_EVERY_S = 3600.0
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -213,7 +201,6 @@ class Gateway:
             await asyncio.sleep(_TIDY_EVERY_S)
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """The handler, called only for requests that the guard lets in."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -265,7 +252,6 @@ def _keep_garbage_cheap() -> None:
 
 
 def _shown(model: ServedModel) -> dict[str, Any]:
-    """A model as OpenAI has it, and the tokens that it reads, as vLLM says it."""
     shown = {"id": model.name, "object": "model", "created": model.created, "owned_by": "stoker"}
     return {**shown, "max_model_len": longest} if (longest := model.longest) else shown
 

@@ -26,9 +26,6 @@ from stoker.apps.gateway.failures import TryLater
 from stoker.contexts import state_folder
 from stoker.errors import ConfigError
 
-# ---- limits
-
-
 WINDOW_S = 60.0
 _SOON_S = 1.0
 """When to ask again where another request of the key has to end first."""
@@ -116,9 +113,6 @@ class KeyUse(msgspec.Struct):
             self.requests.popleft()
         while self.tokens and self.tokens[0][0] <= now - WINDOW_S:
             self.tokens.popleft()
-
-
-# ---- key file
 
 
 _BEGINS = "sk-stoker-"
@@ -224,9 +218,6 @@ class KeyFile:
 def digest_of(key: str) -> str:
     """What is kept of a key."""
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-# ---- guard
 
 
 class Caller(msgspec.Struct):

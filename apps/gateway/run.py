@@ -41,9 +41,6 @@ from stoker.contexts import state_folder
 from stoker.errors import ConfigError, SessionError
 from stoker.sessions import Session, honoured_by, joined_session, kept_session, policy_of
 
-# ---- place
-
-
 _FIRST_PORT = 8000
 _PORTS = 100
 _BACKLOG = 1024
@@ -175,9 +172,6 @@ def _remove_dead_socket(path: str) -> None:
                 os.unlink(path)
 
 
-# ---- run
-
-
 _GRACE_S = 5
 """Open streams have so long to end when the gateway is told to."""
 _IDLE_S = 75
@@ -257,7 +251,6 @@ def _session(options: GatewayOptions, *, before: str) -> tuple[str, str]:
 
 
 def _refuse_open(options: GatewayOptions, keys: KeyFile) -> None:
-    """Raise ConfigError for a gateway that has no keys and that other machines can reach."""
     if not options.uds and not is_loopback(options.host) and not keys.exists:
         raise ConfigError(
             f"--host {options.host}: other machines could use your models, and there are no keys; make one first:"
@@ -267,7 +260,6 @@ def _refuse_open(options: GatewayOptions, keys: KeyFile) -> None:
 
 
 def _refuse_unhonoured(file: Path, settings: Mapping[str, ModelSettings], session: Session) -> None:
-    """Raise ConfigError for a setting that the policy of the session does not take into account."""
     honoured = honoured_by(session)
     for name, each in settings.items():
         asked = {
@@ -287,7 +279,6 @@ def _refuse_unhonoured(file: Path, settings: Mapping[str, ModelSettings], sessio
 
 
 def _check_tls(options: GatewayOptions) -> None:
-    """Raises ConfigError for a certificate that cannot be used."""
     if bool(options.tls_cert) != bool(options.tls_key):
         raise ConfigError("--tls-cert and --tls-key go together", key="tls_cert")
     if options.tls_cert:
@@ -307,7 +298,6 @@ def _trouble(models: ServedModels) -> Iterator[str]:
 
 
 def _where(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedModels) -> Iterator[str]:
-    """Where clients find it, and who may ask."""
     address = _address(options, port)
     yield f"  {count(len(models), 'model')}: {', '.join(models)}"
     if options.uds:

@@ -34,12 +34,6 @@ from stoker.errors import StokerError
 from stoker.sessions import Session, Status, StokerApp, journal_trouble
 from stoker.units import show_seconds
 
-# ---- meters
-
-
-# ---- first tokens
-
-
 _SEEN = 64
 _LEAST_SEEN = 8
 UNKNOWN_LOAD_S = 10.0
@@ -130,9 +124,6 @@ def forecast(facts: ModelFacts, first: FirstTokens) -> FirstTokenForecast:
     return FirstTokenForecast(own_s, f"{first.waiting} streams wait for their first token", alone_s)
 
 
-# ---- meters
-
-
 _RATE_S = 10.0
 _RECENT = 500
 
@@ -198,12 +189,6 @@ class ModelMeter(msgspec.Struct):
 def median(values: deque[float]) -> float | None:
     """The middle one; None of none."""
     return sorted(values)[len(values) // 2] if values else None
-
-
-# ---- served
-
-
-# ---- served
 
 
 class ServedModel:
@@ -279,9 +264,6 @@ class ServedModels(dict[str, ServedModel]):
             kind = "makes embeddings" if embeds else "writes texts"
             raise RequestRefused(f"the model {name} {kind}; ask it at {where}", param="model", code="model_mismatch")
         return model
-
-
-# ---- watch
 
 
 log = logging.getLogger("stoker.gateway")

@@ -28,9 +28,6 @@ from stoker.apps.gateway.wire import ClientLeft
 from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
-# ---- calls
-
-
 _WAITING = 4
 """The most groups of pieces that wait for a slow client of several choices. When there are more, the calls wait."""
 Piece = Any
@@ -111,9 +108,6 @@ async def _collected(app: StokerApp, requests: Sequence[ApiRequest]) -> list[lis
         async for place, some in pieces:
             found[place] += some
     return found
-
-
-# ---- chunks
 
 
 DONE = b"data: [DONE]\n\n"
@@ -226,9 +220,6 @@ def comment(text: str) -> bytes:
 
 def _event(value: Any) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
-
-
-# ---- streaming
 
 
 _HEADERS_S = 1.0

@@ -28,14 +28,7 @@ _DEFAULT = SweepOptions()
 @run_options(prefix="sweep", formats=["parquet", "jsonl"])
 @click.pass_context
 def command(
-    context: click.Context,
-    /,
-    *,
-    out: Path | None,
-    resume: Path | None,
-    fresh: bool,
-    json_: bool,
-    **others: Any,
+    context: click.Context, /, *, out: Path | None, resume: Path | None, fresh: bool, json_: bool, **others: Any
 ) -> None:
     """Models x prompts x generation parameters over a data file.
 

@@ -150,13 +150,7 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
     column = _text(whole, "id", file=path, where="top", empty=True)
     wanted = {f"the prompt {prompt.name}": prompt.columns for prompt in prompts}
     rows = check_rows(source, column=column, wanted=wanted, limit=limit, empty_means="the prompt has no text there")
-    return Sweep(
-        file=str(path),
-        models=tuple(models),
-        prompts=tuple(prompts),
-        parameters=tuple(parameters),
-        rows=rows,
-    )
+    return Sweep(file=str(path), models=tuple(models), prompts=tuple(prompts), parameters=tuple(parameters), rows=rows)
 
 
 def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, file: Path) -> list[dict[str, Any]]:

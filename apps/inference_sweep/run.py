@@ -44,9 +44,6 @@ from stoker.errors import StokerError
 from stoker.run_folder import Record
 from stoker.units import show_seconds
 
-# ---- results
-
-
 KEY = ("combination", "id")
 """What identifies a result: the combination's digest and the row's id."""
 
@@ -136,9 +133,6 @@ def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Records) 
     return ""
 
 
-# ---- run
-
-
 MOST_ROWS_AHEAD = 16_000
 """At most this many rows of a model are in flight, and at most as many have results that wait to be kept."""
 LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
@@ -181,7 +175,6 @@ def _headline(sweep: Sweep, *, name: str, total: int) -> str:
 def _results(
     work: OpenRun, options: SweepOptions, sweep: Sweep, combined: Sequence[Combination], recipes: Mapping[str, Recipe]
 ) -> Outcome:
-    """Make the missing results, and the final file."""
     _infer(work, options, sweep, combined, recipes)
     total, log, failed = work.spec.total, work.log, work.failed
     errors, first = len(failed), first_error(sweep, combined, failed) if len(failed) else ""

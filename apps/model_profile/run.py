@@ -13,9 +13,6 @@ from stoker.console import Screen
 from stoker.contexts import Recipe, state_folder
 from stoker.units import show_seconds
 
-# ---- tables
-
-
 _MOST_COLUMNS = 12
 _WIDTH = 8
 
@@ -57,9 +54,6 @@ def _power(value: float) -> int:
 
 def _number(power: int) -> str:
     return f"{1 << power:,}"
-
-
-# ---- run
 
 
 def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen: Screen, json: bool) -> int:

@@ -30,9 +30,6 @@ from stoker.errors import ConfigError
 from stoker.run_folder import write_whole
 from stoker.units import forecast_tolerance_s, show_margin, show_seconds
 
-# ---- board
-
-
 APP = "prompt_tuning"
 RUNS = Path("runs")
 _STATE, CHECKPOINT = "state.json", "checkpoint"
@@ -170,9 +167,6 @@ def _is_held(folder: Path) -> bool:
     return False
 
 
-# ---- options
-
-
 DEVICES = 8
 """The most devices of a job that names no number: beyond it, communication costs more than a device brings."""
 
@@ -187,9 +181,6 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     bank: str | None = ""
     out: Path = RUNS
     fresh: bool = False
-
-
-# ---- show
 
 
 def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") -> list[str]:
@@ -302,9 +293,6 @@ def _metric(entry: BoardEntry) -> str:
 def _devices(entry: BoardEntry) -> str:
     count = len(entry.devices)
     return f"{count} device{'s' * (count != 1)}" if count and not entry.phase.is_over else ""
-
-
-# ---- display
 
 
 _LINE_EVERY_S = 10.0

@@ -141,15 +141,7 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
 @click.option("--json", "json_", is_flag=True, help="One JSON document on stdout; everything else goes to stderr.")
 @click.pass_context
 def bank(
-    context: click.Context,
-    /,
-    *,
-    file: Path | None,
-    model: str,
-    bank: str,
-    site: str,
-    session: str,
-    json_: bool,
+    context: click.Context, /, *, file: Path | None, model: str, bank: str, site: str, session: str, json_: bool
 ) -> None:
     """Put prompts into the bank of a model: those of the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`),
     beside the ones that ship. Each is read from the model once, and all are grouped anew."""

@@ -145,7 +145,6 @@ def _parts(time: _Time, iterations: int) -> list[str]:
 
 
 def _why_late(entry: BoardEntry, time: _Time) -> str:
-    """Why a job that is done missed its deadline."""
     deadline_at, ended_at = entry.deadline_at or 0.0, entry.ended_at or 0.0
     had_s, late_s = max(0.0, deadline_at - entry.submitted_at), ended_at - deadline_at
     said = f"late: it had {show_seconds(had_s)}"

@@ -45,9 +45,6 @@ from stoker.errors import StokerError
 from stoker.sessions import facts_of
 from stoker.tuning import SHIPPED_PROMPTS, BankPlace, Candidate, read_candidates
 
-# ---- run
-
-
 POLICY = "prompt-tuner"
 """Who decides in a session that is started for tuning jobs, unless its site file names somebody."""
 _LOOK_EVERY_S = 0.5
@@ -206,7 +203,6 @@ def site_of(given: str) -> Site | str | None:
 
 
 def _finish(jobs: Sequence[SubmittedJob], *, screen: Screen, json: bool) -> int:
-    """Report what came of them."""
     outcomes = [report.read_outcome(job.folder.path) for job in jobs]
     found = [one for one in outcomes if one is not None]
     if json:
@@ -216,9 +212,6 @@ def _finish(jobs: Sequence[SubmittedJob], *, screen: Screen, json: bool) -> int:
         for line in report.render(found, now=time.time()):
             screen.line(line)
     return 0 if all(job.entry.phase is Phase.DONE for job in jobs) else 1
-
-
-# ---- detach
 
 
 class DetachedReport(msgspec.Struct, frozen=True):
@@ -273,7 +266,6 @@ def detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -
 
 
 def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int, pipe: int) -> NoReturn:
-    """Be the process that goes on."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for mine, theirs in ((nothing, 0), (log, 1), (log, 2)):
@@ -296,9 +288,6 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-# ---- banking
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:

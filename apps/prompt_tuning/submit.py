@@ -103,11 +103,7 @@ def call_of(
     place = None if bank is None else BankPlace.of(ready.model, folder=bank)
     order = Order(job=job, samples=ready.samples, bank=place, slo_s=slo_s, start=start)
     app = tune_prompt.with_options(
-        context=ready.recipe,
-        deadline=slo_s or None,
-        late=late,
-        gang=fit_gang(job, gang),
-        features=_features(order),
+        context=ready.recipe, deadline=slo_s or None, late=late, gang=fit_gang(job, gang), features=_features(order)
     )
     return app, order
 
@@ -147,7 +143,6 @@ def _kind(order: Order) -> str:
 
 
 def _bank_of(order: Order) -> BankPlace | None:
-    """Where its prompt is looked up, if it is."""
     return None if order.job.prompt.initial.strip() else order.bank
 
 

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from stoker.sessions import AppCallFuture
 
 
-# ---- watch
-
-
 _MOST_CALLS = 1000
 _MEASURED = 10
 """After so many iterations on its devices a job's own pace says when it ends."""
@@ -133,7 +130,6 @@ def updated_entry(
 
 
 def _placed(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
-    """Where the call is."""
     if listed.state is ListedState.FAILED:
         return entry
     if entry.devices and entry.devices != listed.where:  # it has lost one of them, or was asked to make room
@@ -175,7 +171,6 @@ def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionP
 
 
 def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
-    """What the call says of itself."""
     saved, done = saved_in(progress), int(progress.done)
     entry = msgspec.structs.replace(
         entry, iterations=int(progress.total) or entry.iterations,
@@ -195,13 +190,9 @@ def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
 
 
 def _forecast(entry: BoardEntry, forecast: CallForecast | None, ahead_s: float) -> BoardEntry:
-    """What the manager expects."""
     if forecast is None or not math.isfinite(forecast.ends_at):  # nobody knows yet
         return entry
     return msgspec.structs.replace(entry, ends_at=forecast.ends_at + ahead_s)
-
-
-# ---- submission
 
 
 class SubmittedJob:

@@ -296,7 +296,6 @@ def _read_saved_data_set(folder: Path) -> Iterator[Row]:
 
 
 def _in_turn(files: list[Path]) -> Iterator[Row]:
-    """The rows of all files, numbered throughout."""
     number = 0
     for file in files:
         for row in _read_arrow(file):

@@ -53,9 +53,6 @@ from stoker.tuning.order import Saved, Tuned, pack, unpack
 from stoker.tuning.pace import Part, PartClock
 from stoker.tuning.tune import TuningProgress, device_of, purpose, tune_with
 
-# ---- initial
-
-
 _LOOKUP_LIMIT_S = 6 * 3600.0
 """So long other ranks wait for rank 0 to go on with its search: it may have to build the bank first."""
 
@@ -201,9 +198,6 @@ class _Together:
         if mine := texts[rank::size]:
             losses[rank::size] = torch.tensor(self._score(mine), dtype=torch.float64, device=self._device)
         return [float(loss) for loss in self._exchange.sum(losses).tolist()]
-
-
-# ---- call
 
 
 log = logging.getLogger(__name__)

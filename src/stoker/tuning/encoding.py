@@ -23,9 +23,6 @@ import msgspec
 from stoker.errors import ConfigError
 from stoker.tuning.job import PLACE, Data, Prompt, Sample
 
-# ---- encoding
-
-
 Ids = tuple[int, ...]
 
 MOST_TOKENS = 64
@@ -100,9 +97,6 @@ def refuse_too_long(
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
     return [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-
-
-# ---- batches
 
 
 class Sized(Protocol):

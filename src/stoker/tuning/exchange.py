@@ -188,7 +188,6 @@ def _store(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on this address alone. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with contextlib.ExitStack() as closing:
         found = closing.enter_context(socket.socket(family, kind))

@@ -62,9 +62,6 @@ from stoker.errors import ConfigError
 from stoker.site import Duration
 from stoker.units import show_seconds
 
-# ---- job
-
-
 PLACE = "{input}"
 """Where the input stands in a template."""
 
@@ -239,9 +236,6 @@ def digest_job(job: Job, *more: Any) -> str:
     data = msgspec.structs.replace(job.data, path="")
     said = msgspec.json.encode((data, job.prompt, until, training, more), enc_hook=float)
     return hashlib.sha256(said).hexdigest()[:16]
-
-
-# ---- samples
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):

@@ -13,8 +13,6 @@ from stoker.decoding import UNREADABLE
 from stoker.run_folder import write_whole
 from stoker.tuning.job import Job, Metric, Sample
 
-# ---- order
-
 
 class BankPlace(msgspec.Struct, frozen=True):
     """Where the bank of a model lies: a folder that the library may or may not see, and what identifies the model."""
@@ -75,9 +73,6 @@ def unpack(data: bytes) -> Saved | None:
         return msgspec.msgpack.decode(data, type=Saved) if data else None
     except UNREADABLE:
         return None
-
-
-# ---- result
 
 
 RESULT = "tuned.json"

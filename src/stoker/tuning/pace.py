@@ -29,9 +29,6 @@ import msgspec
 from stoker.decoding import UNREADABLE
 from stoker.whole_files import write_whole
 
-# ---- pace
-
-
 _KEPT = 50
 
 
@@ -129,9 +126,6 @@ class IterationPace:
         scale = math.ceil(self._batch / devices) / math.ceil(self._batch / near)
         longest = max((seconds - exchange) * scale + exchange for seconds, exchange in self._kept[near])
         return TimeLeft(pauses_s + iterations * longest, measured=False)
-
-
-# ---- budget
 
 
 BUDGET = 0.2

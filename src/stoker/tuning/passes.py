@@ -36,9 +36,6 @@ from stoker.tuning.encoding import EncodedSample, Ids, chunks
 from stoker.tuning.job import Metric
 from stoker.tuning.metrics import MetricSums, of_text
 
-# ---- softprompt
-
-
 _ADAPTER = "default"
 
 
@@ -119,9 +116,6 @@ def nearest_tokens(model: Any, vectors: torch.Tensor) -> list[int]:
     table = table / table.norm(dim=1, keepdim=True).clamp_min(1e-12)
     found: list[int] = (vectors.detach().to(table.device).float() @ table.T).argmax(dim=1).tolist()
     return found
-
-
-# ---- passes
 
 
 _IGNORED = -100

@@ -54,9 +54,6 @@ from stoker.tuning.order import Point, Tuned, TuningEnd
 from stoker.tuning.pace import IterationPace, Part, PartClock, communication_share
 from stoker.tuning.passes import SoftPrompt, embed, gradient, measure, nearest_tokens, soft_prompt
 
-# ---- checkpoint
-
-
 log = logging.getLogger(__name__)
 
 FILE = "checkpoint.safetensors"
@@ -145,9 +142,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch
     """Give the optimizer its state again."""
     if tensors:
         optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: dict(tensors)}})
-
-
-# ---- tune
 
 
 class TunableModel(Protocol):
@@ -251,8 +245,6 @@ def _shape(model: Any) -> tuple[str, int]:
 
 
 class _EncodedJob:
-    """The job's prompt and samples as tokens."""
-
     def __init__(self, context: TunableModel, job: Job, samples: Sequence[Sample]) -> None:
         parts = split(samples, data=job.data, seed=job.training.seed)
         longest = int(getattr(context.model.config, "max_position_embeddings", 0) or 0)
@@ -288,8 +280,6 @@ def _begin(
 
 
 class _RankRun:
-    """One rank's part of a job."""
-
     def __init__(
         self, job: Job, tokenizer: Any, rows: _EncodedJob, soft: SoftPrompt, exchange: Exchange, state: TuningState,
         clock: PartClock, *, folder: Path | None, report: Report | None,
@@ -364,7 +354,6 @@ class _RankRun:
         )  # fmt: skip
 
     def _step(self) -> tuple[float, bool]:
-        """One iteration: the batch's loss a target token, and whether a rank was asked to make room."""
         training, exchange, soft = self._job.training, self._exchange, self._soft
         with self._clock.time(Part.DATA):
             chosen = batch_indices(

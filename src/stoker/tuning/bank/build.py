@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from stoker.contexts.language_model import CausalLM
 
 
-# ---- build
-
-
 log = logging.getLogger(__name__)
 
 Reader = Callable[[Sequence[str]], Array]
@@ -60,8 +57,6 @@ AT_ONCE = 64
 
 
 class _Of(msgspec.Struct, frozen=True):
-    """The first record of `readings`."""
-
     model: str
     reading: str
 
@@ -236,9 +231,6 @@ def _read_missing(readings: Readings, wanted: Sequence[Candidate], read: Reader,
         readings.add(some, read([one.text for one in some]))
         if progress is not None:
             progress(there + start + len(some), len(wanted))
-
-
-# ---- scoring
 
 
 FEATURE_TOKENS = MOST_TOKENS

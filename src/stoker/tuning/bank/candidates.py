@@ -12,9 +12,6 @@ import msgspec
 from stoker.datafile import read_rows, text_field
 from stoker.errors import ConfigError
 
-# ---- candidate
-
-
 Key = NewType("Key", str)
 """Which prompt it is, by its text alone: 32 hex digits."""
 
@@ -63,9 +60,6 @@ def read_candidates(path: Path) -> list[Candidate]:
     if not found:
         raise ConfigError(f"{path}: has no prompts", file=str(path))
     return list(found.values())
-
-
-# ---- prompts
 
 
 SHIPPED_PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"

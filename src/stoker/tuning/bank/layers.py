@@ -45,9 +45,6 @@ import numpy.typing as npt
 
 from stoker.tuning.bank.candidates import Candidate, Key
 
-# ---- medoids
-
-
 Array = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
@@ -139,9 +136,6 @@ def _two_nearest(distances: Array, medoids: Indices) -> tuple[Indices, Array, Ar
     return nearest, near, to.min(axis=1)
 
 
-# ---- features
-
-
 class Scale(msgspec.Struct, frozen=True):
     """What each dimension is centred by and divided by, `[width]` both."""
 
@@ -165,12 +159,8 @@ def scale_of(features: Array) -> Scale:
     """The scale of these raw features `[n, width]`; a dimension in which all are equal is left as it is."""
     spread = features.std(axis=0)
     return Scale(
-        centre=features.mean(axis=0).astype(np.float32),
-        spread=np.where(spread > 1e-12, spread, 1.0).astype(np.float32),
+        centre=features.mean(axis=0).astype(np.float32), spread=np.where(spread > 1e-12, spread, 1.0).astype(np.float32)
     )
-
-
-# ---- layers
 
 
 CLUSTERS = 50

@@ -42,9 +42,6 @@ from stoker.errors import StokerError
 from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import Array, Insertion, InsertionOutcome, Layers, Scale
 
-# ---- frames
-
-
 _HEAD = Struct("<III")
 
 
@@ -136,9 +133,6 @@ def replace_records(path: Path, payloads: Iterable[bytes]) -> int:
     finally:
         draft.unlink(missing_ok=True)
     return end
-
-
-# ---- store
 
 
 FORMAT = 1
