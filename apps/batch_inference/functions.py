@@ -10,14 +10,13 @@ one request. The functions get the loaded model as their first argument.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stoker import app
 from stoker.apps.common.openai_answers import (
     Choice,
-    Embedder,
-    TextModel,
     Vectors,
     complete,
     embed_texts,
@@ -25,6 +24,9 @@ from stoker.apps.common.openai_answers import (
     refusal,
 )
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
+
+if TYPE_CHECKING:
+    from stoker.contexts import CausalLM, EncoderModel
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
 
 @app
-def answer(model: TextModel, request: ApiRequest) -> BatchAnswer:
+def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
     """Has the model answer one request. What the model refuses is an answer too; nothing else is caught here."""
     begun = time.perf_counter()
     choices: list[Choice] = []
@@ -77,7 +79,7 @@ def answer(model: TextModel, request: ApiRequest) -> BatchAnswer:
 
 
 @app
-def embed(model: Embedder, request: ApiRequest) -> BatchAnswer:
+def embed(model: EncoderModel, request: ApiRequest) -> BatchAnswer:
     """Has the model embed the texts of one request."""
     begun = time.perf_counter()
     vectors: Vectors | None = None

@@ -10,11 +10,14 @@ import base64
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stoker.apps.common.openai_requests import FIELD_OF, ApiError, ApiRequest, Endpoint, SamplingOptions
+
+if TYPE_CHECKING:
+    from stoker.contexts import CausalLM, EncoderModel
 
 Likelihoods = tuple[tuple[str, float, tuple[tuple[str, float], ...]], ...]
 """Of each token its text, its log-likelihood, and the likeliest tokens there with theirs."""
@@ -23,61 +26,6 @@ _AROUND = 16
 """Tokens that a tokenizer puts around a text, at most."""
 _UNKNOWN_LENGTH = 4096
 """The length of a model that does not say how many tokens it reads."""
-
-
-class CompletedText(Protocol):
-    """What a causal LM context brings back of a prompt."""
-
-    text: str
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    logprobs: Likelihoods
-
-
-class CompletedToken(Protocol):
-    """A new token of a completion that is streamed; `finish_reason` is empty until the last one."""
-
-    text: str
-    finish_reason: str
-    logprobs: Likelihoods
-
-
-class TextModel(Protocol):
-    """What a causal LM context offers. `longest`: the tokens that the model reads; 0: it does not say."""
-
-    longest: int
-
-    def chat_prompt(self, messages: list[dict[str, str]]) -> str:
-        """The prompt that puts a conversation in the model's own chat format."""
-
-    def count_tokens(self, text: str) -> int:
-        """The length of a prompt in tokens."""
-
-    def complete(
-        self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int, stop: tuple[str, ...],
-        logprobs: int, json_schema: str, engine_options: dict[str, Any] = ...,
-    ) -> CompletedText:  # fmt: skip
-        """What the model writes after a prompt. Raises ValueError for a prompt or a wish that it cannot take."""
-
-    def stream_completion(
-        self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int, stop: tuple[str, ...],
-        logprobs: int, json_schema: str, engine_options: dict[str, Any] = ...,
-    ) -> Iterator[CompletedToken]:  # fmt: skip
-        """The same, a token at a time. Raises ValueError when it is called or when the first token is taken."""
-
-
-class Embedder(Protocol):
-    """What an encoder context offers. `longest`: the tokens that it reads; 0 is any number."""
-
-    longest: int
-
-    def count_tokens(self, text: str) -> int:
-        """The length of a text in tokens."""
-
-    def embed_array(self, texts: list[str]) -> tuple[Any, int]:
-        """An array of float32, `[texts, width]`, and the tokens of all texts. Raises ValueError for a text that it
-        cannot take."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -139,7 +87,7 @@ class WidthDiffers(ValueError):
     """A request wants vectors of another width than the model's."""
 
 
-def prompts_of(model: TextModel, request: ApiRequest) -> tuple[str, ...]:
+def prompts_of(model: CausalLM, request: ApiRequest) -> tuple[str, ...]:
     """The prompts of a request: a conversation has one. Raises TemplateRefused."""
     if request.endpoint is not Endpoint.CHAT:
         return request.texts
@@ -153,7 +101,7 @@ def prompts_of(model: TextModel, request: ApiRequest) -> tuple[str, ...]:
         raise TemplateRefused(f"the model's chat template refuses the messages: {error}") from error
 
 
-def complete(model: TextModel, prompt: str, sampling: SamplingOptions, *, place: int) -> Choice:
+def complete(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: int) -> Choice:
     """What the model writes after one prompt; `place` is its place in the request.
 
     Raises ValueError for a prompt that the model cannot take, as ContextTooShort where it is too long.
@@ -178,7 +126,7 @@ def complete(model: TextModel, prompt: str, sampling: SamplingOptions, *, place:
     )
 
 
-def stream_text(model: TextModel, prompt: str, sampling: SamplingOptions, *, place: int) -> Iterator[TextPiece]:
+def stream_text(model: CausalLM, prompt: str, sampling: SamplingOptions, *, place: int) -> Iterator[TextPiece]:
     """The same in pieces, as they are written; likelihoods have a piece a token. Raises ValueError before the first
     piece, as `complete`."""
     read, most = _room(model, prompt, sampling)
@@ -204,7 +152,7 @@ def stream_text(model: TextModel, prompt: str, sampling: SamplingOptions, *, pla
     yield TextEnded(finish, written)
 
 
-def embed_texts(model: Embedder, request: ApiRequest) -> tuple[Any, int]:
+def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
     """The vectors of a request's texts as an array of float32, `[texts, width]`, and the tokens of all texts. Raises
     ValueError for a text that the model cannot take, and for another width than the request wants."""
     if model.longest:
@@ -235,7 +183,7 @@ def refusal(error: ValueError, endpoint: Endpoint) -> ApiError:
     return ApiError(message, param=param, code=code)
 
 
-def _room(model: TextModel, prompt: str, sampling: SamplingOptions) -> tuple[int, int]:
+def _room(model: CausalLM, prompt: str, sampling: SamplingOptions) -> tuple[int, int]:
     """The tokens of a prompt, and how many may follow. Raises ContextTooShort."""
     length = model.count_tokens(prompt)
     longest = model.longest or _UNKNOWN_LENGTH

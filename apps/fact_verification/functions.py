@@ -20,25 +20,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stoker import app
 from stoker.errors import StokerError
 
-
-class Scorer(Protocol):
-    """What a causal LM context offers to this application."""
-
-    @property
-    def origin(self) -> str:
-        """How it was loaded, for people."""
-
-    def label_scores(
-        self, prompts: list[str], labels: list[str], *, batch_size: int = 1, prefix: str = ""
-    ) -> list[list[float]]:
-        """The log-likelihood of each label after `prefix` and each prompt."""
+if TYPE_CHECKING:
+    from stoker.contexts import CausalLM
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -63,7 +53,7 @@ class Scores(msgspec.Struct, frozen=True):
 
 
 @app
-def verify(model: Scorer, question: Question) -> Scores:
+def verify(model: CausalLM, question: Question) -> Scores:
     """Scores every word after every text. Only the inference is timed: a load is over before this is called."""
     started_at, begun = time.time(), time.perf_counter()
     try:

@@ -12,26 +12,14 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stoker import app
 
-
-class Writer(Protocol):
-    """What a causal LM context offers to this application."""
-
-    def chat(self, message: str) -> str:
-        """The prompt that puts this message in the model's own chat format."""
-
-    def generate(
-        self, prompts: list[str], *, max_new_tokens: int, batch_size: int, temperature: float, seed: Sequence[int]
-    ) -> list[str]:
-        """What the model writes after each prompt; a prompt's draws depend on its own seed.
-
-        Raises ValueError for a prompt that it cannot take.
-        """
+if TYPE_CHECKING:
+    from stoker.contexts import CausalLM
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -65,7 +53,7 @@ class WrittenTexts(msgspec.Struct, frozen=True):
 
 
 @app
-def generate(model: Writer, request: Request) -> WrittenTexts:
+def generate(model: CausalLM, request: Request) -> WrittenTexts:
     """Has the model write. Only the inference is timed. A prompt that the model cannot take costs no other its text."""
     started_at, begun = time.time(), time.perf_counter()
     texts: list[str] = []
@@ -86,7 +74,7 @@ def generate(model: Writer, request: Request) -> WrittenTexts:
     )
 
 
-def _try_alone(model: Writer, request: Request, text: str, *, seed: int) -> tuple[str, str]:
+def _try_alone(model: CausalLM, request: Request, text: str, *, seed: int) -> tuple[str, str]:
     """What the model writes, and why it cannot; one of the two is empty."""
     try:
         return _write(model, request, (text,), seeds=(seed,))[0], ""
@@ -95,7 +83,7 @@ def _try_alone(model: Writer, request: Request, text: str, *, seed: int) -> tupl
         return "", reason.replace("prompt 0 ", "the prompt ", 1)
 
 
-def _write(model: Writer, request: Request, texts: Sequence[str], *, seeds: Sequence[int]) -> list[str]:
+def _write(model: CausalLM, request: Request, texts: Sequence[str], *, seeds: Sequence[int]) -> list[str]:
     return model.generate(
         [model.chat(text) for text in texts] if request.chat else list(texts),
         max_new_tokens=request.max_new_tokens,
