@@ -33,9 +33,9 @@ Job = tuple[StokerApp, Iterable[Any]]
 
 
 class Stopped(BaseException):
-    """Somebody wants the run to stop: Ctrl-C, the SIGTERM that `scancel` and `timeout` send, or a closed terminal.
+    """The run is told to stop: by Ctrl-C, by SIGTERM from `scancel` or `timeout`, or by a closed terminal.
 
-    Not a KeyboardInterrupt, on which `stoker.map` says how to go on in a program; a run says how to go on with a run.
+    Not a KeyboardInterrupt: for that `stoker.map` says how to continue in a program, and a run has its own command.
     """
 
 
@@ -61,7 +61,7 @@ def stop_on_signals() -> Iterator[None]:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             before[number] = signal.signal(number, stop)
-    except ValueError:  # not the main thread: whoever called us has its own way to stop
+    except ValueError:  # not the main thread: its caller has another way to stop
         yield
         return
     try:
@@ -72,8 +72,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class FailedCall(msgspec.Struct, frozen=True):
-    """A call that ended with an error: the place of its job among the jobs, and of its item among the job's items (-1:
-    not known)."""
+    """A call that ended with an error: the index of its job, and of its item in the job (-1: unknown)."""
 
     job: int
     item: int
@@ -81,16 +80,16 @@ class FailedCall(msgspec.Struct, frozen=True):
 
 
 def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
-    """The results of every job's calls, as they come. A job is an app and what each of its calls is given.
+    """Yield the results of the calls of all jobs as they arrive.
 
-    The jobs run side by side, each through `stoker.map`, which has at most `window` calls in flight. Raises what a call
-    raised; with `keep_errors` a FailedCall stands in the place of its result.
+    The jobs run side by side, each through `stoker.map`, which has at most `window` calls in flight. Raises the error
+    of a call; with `keep_errors` yields a FailedCall in place of its result.
     """
     if len(jobs) == 1:
         yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
-    # Each job is pulled by a thread of its own, so that one whose context still loads holds no other up. The threads
-    # wait when the caller takes results more slowly than they come.
+    # A thread takes the results of each job, so that a job whose context still loads delays no other. The threads wait
+    # if the caller takes results more slowly than they arrive.
     come: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(_MOST_WAITING, len(jobs)))
     is_over = threading.Event()
 
@@ -120,7 +119,7 @@ def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | N
                 yield value
     finally:
         is_over.set()
-        _drain(come)  # a thread that waits for room goes on, until the session ends its calls
+        _drain(come)  # so that threads waiting for room continue until the session ends their calls
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
@@ -161,8 +160,8 @@ _LOOK_S = 0.5
 def measure(
     app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
 ) -> Any | None:
-    """What the app gives for a request, on the context of a recipe, in a session of its own or the one that is named.
-    Shows how far it is; raises what it raises. None after Ctrl-C."""
+    """Call the app with a request, on the context of a recipe, in a new session or in `session`; show its progress.
+    Return its result, or None after Ctrl-C. Raises the errors of the call."""
     with stop_on_signals():
         try:
             with stoker.load(site or None, session=session or None, progress=False) as loaded:
@@ -179,7 +178,7 @@ def measure(
 
 
 def reports(future: AppCallFuture) -> Iterator[CallProgress]:
-    """How far a call is, as it says itself, again and again until it ends."""
+    """Yield the progress that a call reports, until it ends."""
     while True:
         try:
             future.exception(timeout=_LOOK_S)

@@ -28,8 +28,8 @@ import msgspec
 
 from stoker.apps.common.command_line import count
 from stoker.apps.common.runner import Attempt
-from stoker.apps.fact_verification.claims import LABELS, Claim, PromptTemplate
 from stoker.apps.fact_verification.functions import Scores
+from stoker.apps.fact_verification.options import LABELS, Claim, PromptTemplate
 from stoker.datafile import write_rows
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog

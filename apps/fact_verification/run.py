@@ -14,9 +14,16 @@ from stoker.apps.common.calls import Job, in_batches, run_calls
 from stoker.apps.common.command_line import columns, command, count, resolve, show_minutes
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.apps.fact_verification import APP
-from stoker.apps.fact_verification.claims import Claim, PromptTemplate, read_claims, sample_claims
 from stoker.apps.fact_verification.functions import Question, Scores, verify
-from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, parameters
+from stoker.apps.fact_verification.options import (
+    Claim,
+    PromptTemplate,
+    VerificationOptions,
+    choose_prompts,
+    parameters,
+    read_claims,
+    sample_claims,
+)
 from stoker.apps.fact_verification.results import (
     KEY,
     confusion_tables,

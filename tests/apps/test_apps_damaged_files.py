@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.apps.fact_verification.claims import read_prompts
+from stoker.apps.fact_verification.options import read_prompts
 from stoker.apps.inference_sweep.plan import read_sweep
 from stoker.apps.prompt_tuning import board
 from stoker.apps.prompt_tuning.board import BoardEntry

@@ -5,8 +5,8 @@ import pyarrow.parquet
 import pytest
 
 from stoker.apps.fact_verification import results
-from stoker.apps.fact_verification.claims import LABELS, Claim, Label, PromptTemplate
 from stoker.apps.fact_verification.functions import Question, Scores, verify
+from stoker.apps.fact_verification.options import LABELS, Claim, Label, PromptTemplate
 from stoker.apps.fact_verification.results import (
     KEY,
     best_of,
