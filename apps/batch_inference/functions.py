@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """What a call brings back: a choice a prompt or a vector a text, or why there is none; when it ended (epoch) and
-    what it took. `packed` is the request's."""
+    """The result of a call: a choice a prompt or a vector a text, or the error; when it ended (epoch) and how long it
+    took. `packed` is the request's."""
 
     custom_id: str
     line: int

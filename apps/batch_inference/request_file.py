@@ -26,7 +26,7 @@ Admit = Callable[[ApiRequest], None]
 
 
 class RefusedLine(msgspec.Struct, frozen=True):
-    """A line that cannot be answered. `custom_id` is None where there is none, or where an earlier line has it."""
+    """A line that cannot be answered. `custom_id` is None if it is missing, or used by an earlier line."""
 
     line: int
     custom_id: str | None

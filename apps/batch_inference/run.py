@@ -196,8 +196,7 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
 
 
 def _identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
-    """What tells the answers of one model from those of another: its files, and what a models file says of how it
-    computes."""
+    """Identify a model by its files, and by the engine and dtype that a models file names."""
     files = ", ".join(part.name for part in recipe.objects) or models.path_of(name)
     said = models.settings.get(name)
     how = [each for each in (said.engine, said.dtype) if each != "auto"] if said is not None else []

@@ -39,7 +39,7 @@ _ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 
 
 class ModelKind(enum.Enum):
-    """What a model is asked for."""
+    """The task of a model."""
 
     CHAT = "chat"
     """Texts: `/v1/chat/completions` and `/v1/completions`."""
@@ -48,7 +48,7 @@ class ModelKind(enum.Enum):
 
 
 class Cold(enum.Enum):
-    """What becomes of a request for a model that is not loaded."""
+    """The handling of a request for a model that is not loaded."""
 
     WAIT = "wait"
     """It waits until the model is loaded."""
@@ -72,7 +72,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
     keep_alive: Duration | None = None
     cold: Cold | None = None
-    """None: it waits where there is no `ttft`, and as long as `ttft` allows where there is one."""
+    """None: the request waits if there is no `ttft`; with one, as long as `ttft` allows."""
 
     def __post_init__(self) -> None:
         if not self.path:

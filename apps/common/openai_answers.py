@@ -29,8 +29,8 @@ _UNKNOWN_LENGTH = 4096
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What the model wrote after one prompt. `finish_reason`: `stop` or `length`. `logprobs` is None unless it was
-    asked for."""
+    """The text after one prompt. `finish_reason`: `stop` or `length`. `logprobs` is None unless the request asks for
+    it."""
 
     text: str
     finish_reason: str
@@ -63,8 +63,8 @@ TextPiece = TextBegun | str | TokenPiece | TextEnded
 
 
 class VectorPiece(msgspec.Struct, frozen=True):
-    """A part of the vectors of some texts: the bytes of float32 numbers, least significant byte first. Together the
-    parts have `width` numbers a text; `tokens` are those of all texts."""
+    """A part of the vectors of some texts: the bytes of little-endian float32 numbers. All parts together have `width`
+    numbers a text; `tokens` counts all texts."""
 
     width: int
     tokens: int
@@ -76,11 +76,11 @@ _LENGTH_IS = "this model's maximum context length is"
 
 
 class ContextTooShort(ValueError):
-    """A prompt and what may follow it are longer than what the model reads."""
+    """A prompt and the tokens that may follow it exceed the length that the model reads."""
 
 
 class TemplateRefused(ValueError):
-    """The model's chat template cannot take a conversation."""
+    """The model's chat template rejects a conversation."""
 
 
 class WidthDiffers(ValueError):

@@ -23,7 +23,7 @@ from stoker.apps.common.batch_state import OK, json_line
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused, read_object, refused
 
 KEPT_S = 30 * 86_400
-"""Files, and what is told of batches, are removed when they are so old: as OpenAI keeps those of batches."""
+"""Files and batches are removed after 30 days, as OpenAI removes those of batches."""
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
@@ -39,7 +39,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI has it."""
+        """As OpenAI shows it."""
         return {
             "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_at,
             "expires_at": self.created_at + KEPT_S, "filename": self.filename, "purpose": self.purpose,

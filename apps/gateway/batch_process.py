@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class FollowedBatch:
-    """What the gateway knows of an open batch beside its file."""
+    """The gateway's knowledge of an open batch, in addition to its file."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -52,7 +52,7 @@ class FollowedBatch:
 
     @property
     def has_process(self) -> bool:
-        """True from when its process is started or found until that has ended."""
+        """True from the start of its process, or from when it was found, until its end."""
         return self.child is not None or self.process is not None
 
     async def process_end(self) -> int | None:
@@ -64,7 +64,7 @@ class FollowedBatch:
         return code
 
     async def until_done(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Do a step, again and again after a pause while it raises OSError."""
+        """Run a step; while it raises OSError, retry it after a pause."""
         pause_s = PAUSE_S
         while True:
             self._hurried.clear()
@@ -80,11 +80,11 @@ class FollowedBatch:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def hurry(self) -> None:
-        """Try again at once: somebody has cancelled the batch."""
+        """Retry now: the batch was cancelled."""
         self._hurried.set()
 
     def stop(self) -> None:
-        """Have its process end, which keeps its answers. No-op if there is none."""
+        """Terminate its process, which keeps its answers. No-op without a process."""
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             if self.child is not None:
                 self.child.terminate()

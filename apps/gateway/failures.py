@@ -25,15 +25,15 @@ _BUSY_S = 5.0
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """An error, and when to try again (0: nothing is said of that)."""
+    """An error, and when to retry (0: not said)."""
 
     error: ApiError
     retry_after_s: float = 0.0
 
 
 class TryLater(RequestRefused):
-    """A request is refused for now. `retry_after_s`: when it may come again; 0: nobody knows. `why`: what the client
-    does not hear."""
+    """A request is refused for now. `retry_after_s`: when it may come again; 0: unknown. `why`: the cause, for the log
+    alone."""
 
     def __init__(
         self, message: str, *, type: str, code: str, status: int, retry_after_s: float = 0.0, why: str = ""
@@ -44,8 +44,8 @@ class TryLater(RequestRefused):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """What a client hears of an error: what failed and whether to try again. Calls, hosts and folders that an error
-    names are for the gateway's log."""
+    """The error that a client gets: what failed, and whether to retry. Calls, hosts and folders that an error names are
+    for the log."""
     match error:
         case TryLater():
             return Refusal(error.error, error.retry_after_s)

@@ -40,12 +40,12 @@ class KeyLimits(msgspec.Struct, frozen=True):
 
     @property
     def rates(self) -> KeyLimits:
-        """Those of a minute alone."""
+        """The limits of a minute alone."""
         return KeyLimits(self.requests_per_minute, self.tokens_per_minute)
 
     @property
     def for_batches(self) -> KeyLimits:
-        """What batches may use of them: a tenth, 1 at the least, is left to other requests, if there is more than 1."""
+        """The part that batches may use: a tenth, and at least 1, is left to other requests if there is more than 1."""
         return KeyLimits(*(most and max(1, most - max(1, most // 10)) for most in msgspec.structs.astuple(self)))
 
 
@@ -221,7 +221,7 @@ def digest_of(key: str) -> str:
 
 
 class Caller(msgspec.Struct):
-    """Who asks: the name of a key (empty where none is wanted), its limits, and what it has asked lately."""
+    """The key of a request: its name (empty if no key is needed), its limits, and its recent use."""
 
     name: str = ""
     limits: KeyLimits = KeyLimits()
@@ -229,7 +229,7 @@ class Caller(msgspec.Struct):
 
 
 class HeldRequest:
-    """A request of a key that runs. `tokens`: what it has read and written, which is counted when it ends."""
+    """A running request of a key. `tokens`: read and written; counted when it ends."""
 
     def __init__(self, use: KeyUse) -> None:
         self.tokens = 0

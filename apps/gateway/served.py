@@ -41,8 +41,8 @@ UNKNOWN_LOAD_S = 10.0
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """A model in the session at one moment. `load_s`: what loading it took, and `loading_s`: since when it loads;
-    `run_s`: what a call of it took."""
+    """A model in the session at one moment. `load_s`: seconds of its last load; `loading_s`: seconds since the current
+    load began; `run_s`: seconds of a call."""
 
     hot: int = 0
     loading: int = 0
@@ -56,12 +56,12 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """The state in a word."""
         return "hot" if self.hot else "loading" if self.loading else "cold"
 
     @property
     def hot_in_s(self) -> float:
-        """When it may be loaded, as far as earlier loads say."""
+        """Seconds until it may be loaded, by earlier loads."""
         return 0.0 if self.hot else max(1.0, (self.load_s or UNKNOWN_LOAD_S) - self.loading_s)
 
 
@@ -73,12 +73,12 @@ class FirstTokens(msgspec.Struct):
     """Of each stream: how many waited when it came, and its time to the first token."""
 
     def begin(self) -> int:
-        """A stream has come. How many waited before it."""
+        """Count a new stream; return how many waited before it."""
         self.waiting += 1
         return self.waiting - 1
 
     def end(self, before: int, ttft_s: float | None) -> None:
-        """A stream waits no more. `ttft_s`: None if it had no token, or one that says nothing of the next."""
+        """A stream no longer waits. `ttft_s`: None if it had no token, or a token that predicts nothing."""
         self.waiting -= 1
         if ttft_s is not None:
             self._seen.append((before, ttft_s))
@@ -306,12 +306,12 @@ class SessionWatch:
         return self.status
 
     async def facts(self, model: ServedModel, *, within_s: float = _FRESH_S) -> ModelFacts:
-        """What the session says of a model."""
+        """The facts of a model, not older than `within_s`."""
         return facts_of(await self.now(within_s=within_s), model)
 
     async def recent(self, model: ServedModel) -> ModelFacts:
-        """What the session says of a model, some seconds old at most: a request does not wait for each answer, and not
-        for a manager that has not answered a moment ago."""
+        """The facts of a model, at most a few seconds old: a request waits neither for each status nor for a manager
+        that did not answer a moment ago."""
         age_s = time.monotonic() - self._asked_at
         if age_s > _RECENT_S:
             return await self.facts(model)
@@ -325,7 +325,7 @@ class SessionWatch:
         return journal_trouble(self.status) if self.status is not None else ""
 
     def last(self, model: ServedModel) -> ModelFacts:
-        """What the session last said of a model."""
+        """The facts of a model in the last status."""
         return facts_of(self.status, model)
 
     def wake(self, model: ServedModel, *, count: int = 1) -> None:
@@ -381,7 +381,7 @@ class SessionWatch:
 
 
 def facts_of(status: Status | None, model: ServedModel) -> ModelFacts:
-    """What a status says of a model."""
+    """The facts of a model in a status."""
     if status is None or model.recipe is None:
         return ModelFacts(failure=model.trouble)
     context = next((each for each in status.contexts if each.key == model.recipe.key), None)

@@ -209,12 +209,12 @@ class Chunks:
 
 
 def error_event(error: ApiError) -> bytes:
-    """The last event of a stream that could not go on."""
+    """The last event of a stream that failed."""
     return _event(error.body)
 
 
 def comment(text: str) -> bytes:
-    """What clients pass over, and what keeps connections open."""
+    """A comment: clients ignore it, and it keeps connections open."""
     return f": {text}\n\n".encode()
 
 
@@ -266,8 +266,8 @@ class RunningRequest:
 
 
 class StreamedAnswer:
-    """The events of one answer. `pieces` are (place of the choice, its pieces that have come); `waits_for` says why
-    there is none yet, and `is_hot` whether the model is loaded. `failed` is told of an error that ends the stream."""
+    """The events of one answer. `pieces` are (index of the choice, its new pieces); `waits_for` explains why there is
+    no piece yet; `is_hot` is True if the model is loaded; `failed` receives an error that ends the stream."""
 
     def __init__(
         self,

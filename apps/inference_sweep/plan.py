@@ -40,7 +40,7 @@ from stoker.toml_files import parse_toml, refuse_unknown
 
 EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
 PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
-"""What can be swept: its type, its least value, and what it is when it is not given."""
+"""The parameters of a sweep: type, least value, default."""
 _MOST = 1 << 40
 """No parameter is larger: a model writes no more tokens, and arithmetic still works."""
 _LEAST_ABOVE_0 = 1e-6

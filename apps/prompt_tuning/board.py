@@ -118,7 +118,7 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoardRow(msgspec.Struct, frozen=True):
-    """A job on the board. `abandoned`: it is not over, and whoever submitted it is gone."""
+    """A job on the board. `abandoned`: it has not ended, and its submitter is gone."""
 
     folder: str
     entry: BoardEntry
@@ -223,7 +223,7 @@ def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None =
 
 
 def due(entry: BoardEntry, *, now: float) -> str:
-    """When it ends, and what that is to its deadline."""
+    """When it ends, compared with its deadline."""
     deadline, end = entry.deadline_at, entry.end_at
     if entry.phase in (Phase.FAILED, Phase.DROPPED, Phase.STOPPED):
         return f"deadline {clock(deadline, now=now)}" if deadline is not None else ""
@@ -243,7 +243,7 @@ def due(entry: BoardEntry, *, now: float) -> str:
 
 
 def ended_by(margin_s: float) -> str:
-    """What the end of a job that is done was to its deadline, so much later."""
+    """Whether a finished job met its deadline, and by how much."""
     apart = show_seconds(abs(margin_s)) if abs(margin_s) >= 1.0 else "less than a second"
     return f"in time by {apart}" if margin_s >= 0 else f"late by {apart}"
 
@@ -257,7 +257,7 @@ def clock(at: float | None, *, now: float) -> str:
 
 
 def told_late(entry: BoardEntry, *, now: float, drops: bool) -> str:
-    """What is said at once of a job that cannot make its deadline."""
+    """The message about a job that cannot meet its deadline."""
     deadline, ends_at = entry.deadline_at or 0.0, entry.ends_at or 0.0
     if deadline <= now:
         what = f"{entry.name} is late: its deadline, {clock(deadline, now=now)}, is over"

@@ -16,7 +16,7 @@ from stoker.errors import ConfigError
 _FOLDER = click.Path(path_type=Path)
 _WATCH_EVERY_S = 1.0
 _RECENT = 20
-"""So many jobs that are over are shown beside those that are not."""
+"""Number of finished jobs that are shown in addition to the others."""
 
 
 def gang_range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:

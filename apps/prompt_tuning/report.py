@@ -84,7 +84,7 @@ def facts(outcome: JobOutcome, *, now: float) -> dict[str, Any]:
 
 
 def why(outcome: JobOutcome) -> list[str]:
-    """Where a job's time went, and what that has to do with its deadline; what it waits for, or why it failed."""
+    """Where a job's time went, and how that relates to its deadline; what it waits for, or why it failed."""
     entry, result = outcome.entry, outcome.result
     if entry.phase is not Phase.DONE or entry.ended_at is None:
         return entry.why.splitlines()
@@ -106,8 +106,8 @@ def why(outcome: JobOutcome) -> list[str]:
 
 
 class _Time(msgspec.Struct, frozen=True):
-    """Where a job's seconds went. `waited_s` and `ran_s` are all of them; `loading_s` is part of the first, what comes
-    after it of the second; `rest_s` is what nobody has counted, and what an interruption has cost."""
+    """Where a job's seconds went. `waited_s` and `ran_s` add up to all of them; `loading_s` is part of `waited_s`, the
+    others of `ran_s`; `rest_s` is uncounted, or lost to an interruption."""
 
     waited_s: float
     ran_s: float

@@ -94,7 +94,7 @@ def submit(
 
 
 def again(files: Sequence[Path], options: SubmissionOptions) -> str:
-    """The command that goes on with the jobs of these files: with every option but `--fresh`, which begins anew."""
+    """The command that resumes the jobs of these files: with every option but `--fresh`."""
     plain = SubmissionOptions()
     least, most = options.gang
     named = {
@@ -291,11 +291,9 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Put the prompts of this file into the bank, beside those that ship and those that are there; 0.
-
-    Raises ConfigError for a file that cannot be read, naming its line, RecipeError for a model that is not there,
-    SessionError, and StokerError for a folder with the bank of another model.
-    """
+    """Add the prompts of this file, and those that ship, to the bank of a model; 0. Raises ConfigError for a file that
+    cannot be read, naming its line; RecipeError for a model that does not exist; SessionError; and StokerError for the
+    bank of another model."""
     every: dict[str, Candidate] = {one.key: one for one in read_candidates(SHIPPED_PROMPTS)}
     if file is not None:
         every |= {one.key: one for one in read_candidates(file)}

@@ -94,7 +94,7 @@ def call_of(
     bank: str | os.PathLike[str] | None = "",
     start: bytes = b"",
 ) -> tuple[StokerApp, Order]:
-    """The app that runs a job, and what it is to be given now. `start` is what an earlier attempt has left."""
+    """The app that runs a job, and its argument. `start`: the state that an earlier attempt left."""
     job, now = ready.job, time.time()
     deadline = job.deadline_s(submitted_s=now)
     slo_s = 0.0 if deadline is None else deadline - now
@@ -135,8 +135,8 @@ def _features(order: Order) -> Features:
 
 
 def _kind(order: Order) -> str:
-    """Jobs that end alike: those without a target do all of their iterations, those that look their prompt up fewer
-    than others."""
+    """A name for jobs that end alike: those without a target run all iterations; those with a looked-up prompt run
+    fewer than others."""
     if order.job.until.reach is None:
         return "all iterations"
     return "bank" if _bank_of(order) is not None else "prompt"

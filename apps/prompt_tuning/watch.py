@@ -64,7 +64,7 @@ class SessionPicture(msgspec.Struct, frozen=True):
 
 
 class Asker:
-    """Asks a session again and again. One that does not answer is asked anew the next time."""
+    """Asks a session for its state. If it does not answer, the next question opens a new connection."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -95,7 +95,7 @@ class Asker:
 
 
 def saved_in(progress: CallProgress | None) -> Saved | None:
-    """What the call said last that it can go on from."""
+    """The last state that the call reported, from which it can resume."""
     return unpack(checkpoint_of(progress) or b"")
 
 
@@ -107,8 +107,8 @@ def updated_entry(
     now: float | None = None,
     ahead_s: float = 0.0,
 ) -> BoardEntry:
-    """The job's state, by what is known now (`now`: seconds since the epoch, by a clock that is `ahead_s` ahead of the
-    wall clock)."""
+    """The job's state, updated by what is known now. `now`: seconds since the epoch, by a clock that is `ahead_s` ahead
+    of the wall clock."""
     now = time.time() if now is None else now
     if call is None:
         return entry
