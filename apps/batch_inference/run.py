@@ -35,6 +35,7 @@ from stoker.apps.batch_inference.results import (
 from stoker.apps.common.batch_state import BatchUse, PermitFile
 from stoker.apps.common.calls import FailedCall, Job, run_calls
 from stoker.apps.common.command_line import columns, count
+from stoker.apps.common.models_file import identity_of
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.console import Screen
@@ -197,7 +198,7 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
 
 def _identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
     """Identify a model by its files, and by the engine and dtype that a models file names."""
-    files = ", ".join(part.name for part in recipe.objects) or models.path_of(name)
+    files = identity_of(recipe, models.path_of(name))
     said = models.settings.get(name)
     how = [each for each in (said.engine, said.dtype) if each != "auto"] if said is not None else []
     return " ".join([files, *how])

@@ -124,6 +124,11 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
     return models
 
 
+def identity_of(recipe: Recipe, path: str = "") -> str:
+    """What identifies a model: the content of its files; without any its path, which is a name on the model hub."""
+    return ", ".join(part.name for part in recipe.objects) or path
+
+
 def recipe_of(settings: ModelSettings) -> Recipe:
     """The context of a model: the same for all that read the same settings. Raises RecipeError for what is no model."""
     memory, device_memory = _in_bytes(settings.memory), _in_bytes(settings.device_memory)

@@ -19,6 +19,7 @@ from stoker import encoder
 from stoker.apps.common.calls import in_batches, run_calls
 from stoker.apps.common.command_line import count, resolve
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empty
+from stoker.apps.common.models_file import identity_of
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute, resume_command
 from stoker.apps.embed import APP
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
@@ -162,7 +163,7 @@ def run(
 
 def _parameters(options: EmbedOptions, recipe: Recipe, rows: DataRows) -> dict[str, Any]:
     names = ("text", "id", "pooling", "normalize", "truncate", "dtype")
-    model = ", ".join(part.name for part in recipe.objects) or options.model
+    model = identity_of(recipe, options.model)
     return {"model": model, "rows": rows.digest, **{name: getattr(options, name) for name in names}}
 
 

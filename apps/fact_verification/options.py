@@ -29,12 +29,11 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.data_rows import is_empty
+from stoker.apps.common.data_rows import is_empty, read_toml
 from stoker.contexts import Awareness
 from stoker.datafile import Row, read_rows, text_field
-from stoker.decoding import read_text
 from stoker.errors import ConfigError
-from stoker.toml_files import parse_toml, refuse_unknown
+from stoker.toml_files import refuse_unknown
 
 SAMPLE = Path(__file__).parent / "data" / "fever_sample.jsonl"
 
@@ -204,14 +203,7 @@ def read_prompts(path: Path) -> list[PromptTemplate]:
 def _tables(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         return [(row.place, row.fields) for row in read_rows(path)]
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file", file=str(path)) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
-    whole = parse_toml(text, file=str(path))
-    refuse_unknown(whole, ["prompts"], file=path, where="top")
+    whole = read_toml(path, keys=["prompts"])
     tables = whole.get("prompts", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{path}: prompts must be tables, each under [[prompts]]", file=str(path), key="prompts")

@@ -12,6 +12,7 @@ import msgspec
 from stoker import causal_lm
 from stoker.apps.common.calls import Job, in_batches, run_calls
 from stoker.apps.common.command_line import columns, command, count, resolve, show_minutes
+from stoker.apps.common.models_file import identity_of
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.apps.fact_verification import APP
 from stoker.apps.fact_verification.functions import Question, Scores, verify
@@ -124,7 +125,7 @@ def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
         path, snapshot=options.snapshot, awareness=options.awareness, slots=1,
         calls_per_library=0 if options.awareness is Awareness.FULL else 1,
     )  # fmt: skip
-    return recipe, ", ".join(part.name for part in recipe.objects) or path
+    return recipe, identity_of(recipe, path)
 
 
 def plan(

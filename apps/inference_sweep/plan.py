@@ -33,10 +33,9 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.data_rows import DataRows, check_rows, is_empty
-from stoker.decoding import read_text
+from stoker.apps.common.data_rows import DataRows, check_rows, is_empty, read_toml
 from stoker.errors import ConfigError
-from stoker.toml_files import parse_toml, refuse_unknown
+from stoker.toml_files import refuse_unknown
 
 EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
 PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
@@ -130,14 +129,7 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
 
     Raises ConfigError naming file, table and key; unknown keys with the nearest that exists.
     """
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file", file=str(path)) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
-    whole = parse_toml(text, file=str(path))
-    refuse_unknown(whole, ["data", "id", "models", "prompts", "parameters"], file=path, where="top")
+    whole = read_toml(path, keys=["data", "id", "models", "prompts", "parameters"])
     models = [
         SweepModel(**{**table, "path": _model_path(table.get("path", ""), folder=path.parent)})
         for table in _tables(whole, "models", SweepModel, file=path)

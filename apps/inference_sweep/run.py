@@ -24,6 +24,7 @@ from stoker import causal_lm
 from stoker.apps.common.calls import in_batches, run_calls
 from stoker.apps.common.command_line import columns, command, count, resolve
 from stoker.apps.common.data_rows import DataItem
+from stoker.apps.common.models_file import identity_of
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute, resume_command
 from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
@@ -157,7 +158,7 @@ def run(
         site=options.site,
         parameters={
             "combinations": {one.name: one.digest for one in combined},
-            "models": {name: ", ".join(part.name for part in recipe.objects) for name, recipe in recipes.items()},
+            "models": {name: identity_of(recipe) for name, recipe in recipes.items()},
             "rows": sweep.rows.digest,
             "tensor_batch": options.tensor_batch,
         },

@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from stoker import console
+from stoker.apps.common.command_line import count
 from stoker.console import Screen
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
@@ -208,7 +209,7 @@ def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None =
         return ["no tuning job is known in this folder; `stoker tune submit job.toml` submits one"]
     counts = {phase: sum(one.entry.phase is phase for one in seen) for phase in Phase}
     said = ", ".join(f"{number} {phase.value}" for phase, number in counts.items() if number)
-    lines = [f"{len(seen)} tuning job{'s' * (len(seen) != 1)}: {said}", ""]
+    lines = [f"{count(len(seen), 'tuning job')}: {said}", ""]
     over = [one for one in seen if one.entry.phase.is_over]
     older = over[: len(over) - most_over] if most_over is not None else []
     shown = [one for one in seen if one not in older]
@@ -291,8 +292,7 @@ def _metric(entry: BoardEntry) -> str:
 
 
 def _devices(entry: BoardEntry) -> str:
-    count = len(entry.devices)
-    return f"{count} device{'s' * (count != 1)}" if count and not entry.phase.is_over else ""
+    return count(len(entry.devices), "device") if entry.devices and not entry.phase.is_over else ""
 
 
 _LINE_EVERY_S = 10.0

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning.board import BoardEntry, Phase, clock, ended_by, read_entry
 from stoker.decoding import UNREADABLE
 from stoker.tuning import RESULT
@@ -60,14 +61,14 @@ def render(outcomes: Sequence[JobOutcome], *, now: float) -> list[str]:
     due = [one.entry for one in outcomes if one.entry.deadline_at is not None]
     over = [entry for entry in due if entry.phase.is_over]
     met = sum(entry.in_time(now) is True for entry in over)
-    head = f"{len(outcomes)} tuning job{'s' * (len(outcomes) != 1)}"
+    head = count(len(outcomes), "tuning job")
     if due:
-        head += f" · {met} of {len(over)} deadline{'s' * (len(over) != 1)} met"
+        head += f" · {met} of {count(len(over), 'deadline')} met"
         head += f", {len(due) - len(over)} not over yet" if len(over) < len(due) else ""
     targets = [one.result for one in outcomes if one.result is not None and one.result.reach is not None]
     if targets:
         reached = sum(result.iterations_to_accuracy is not None for result in targets)
-        head += f" · {reached} of {len(targets)} target{'s' * (len(targets) != 1)} reached"
+        head += f" · {reached} of {count(len(targets), 'target')} reached"
     lines = [head]
     for one in outcomes:
         lines += ["", *_job(one, now=now)]
@@ -92,12 +93,12 @@ def why(outcome: JobOutcome) -> list[str]:
     said = [f"waited {show_seconds(time.waited_s - time.loading_s)} for devices"]
     if time.loading_s:
         said[0] += f", and {show_seconds(time.loading_s)} for its model to load"
-    count = len(entry.devices) or (result.devices if result is not None else 0)
-    on = f" on {_many(count, 'device')}" if count else ""
+    devices = len(entry.devices) or (result.devices if result is not None else 0)
+    on = f" on {count(devices, 'device')}" if devices else ""
     parts = _parts(time, result.iterations) if result is not None else []
     said.append(f"ran {show_seconds(time.ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
     if entry.restarts:
-        said.append(f"was started again {_many(entry.restarts, 'time')}, from its last checkpoint")
+        said.append(f"was started again {count(entry.restarts, 'time')}, from its last checkpoint")
         if time.rest_s >= 1.0:
             said[-1] += f"; {show_seconds(time.rest_s)} were lost between its starts"
     if entry.deadline_at is not None and entry.ended_at > entry.deadline_at:
@@ -138,7 +139,7 @@ def _parts(time: _Time, iterations: int) -> list[str]:
     if time.bank_s >= 0.01 * time.ran_s:
         said.append(f"{show_seconds(time.bank_s)} with the prompt bank")
     if iterations:
-        said.append(f"{_many(iterations, 'iteration')} of {show_seconds(time.iterating_s / iterations)}")
+        said.append(f"{count(iterations, 'iteration')} of {show_seconds(time.iterating_s / iterations)}")
     if time.evaluating_s >= 0.01 * time.ran_s:
         said.append(f"{show_seconds(time.evaluating_s)} of evaluations")
     return said
@@ -157,10 +158,6 @@ def _why_late(entry: BoardEntry, time: _Time) -> str:
     if entry.known_late_at is not None:
         said += f"; that was known after {show_seconds(max(0.0, entry.known_late_at - entry.submitted_at))}"
     return said
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _job(one: JobOutcome, *, now: float) -> list[str]:

@@ -257,7 +257,7 @@ def detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -
     if json:
         console.json({"session": said.session, "folders": said.folders, "pid": child, "log": str(log)})
         return 0
-    jobs = f"{len(said.folders)} job{'s' * (len(said.folders) != 1)}"
+    jobs = count(len(said.folders), "job")
     console.line(f"{jobs} submitted to session {said.session}; a process here (pid {child}) waits for them")
     console.lines(f"  {folder}" for folder in said.folders)
     where = "" if options.out == SubmissionOptions().out else f" {options.out}"

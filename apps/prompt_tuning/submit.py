@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker.apps.common.models_file import identity_of
 from stoker.apps.prompt_tuning.board import DEVICES
 from stoker.apps.prompt_tuning.functions import PRELOAD, language_model, tune_prompt
 from stoker.contexts import Recipe, model_recipe
@@ -111,7 +112,7 @@ def call_of(
 def recipe_of(model: str) -> tuple[Recipe, str]:
     """The recipe of a model that is tuned, and what identifies the model. Raises RecipeError."""
     recipe = model_recipe(language_model, model, engine="transformers", preload=PRELOAD)  # vLLM has nothing to tune
-    return recipe, ", ".join(part.name for part in recipe.objects) or model
+    return recipe, identity_of(recipe, model)
 
 
 def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning.board import BoardEntry, Phase
 from stoker.errors import SessionError
 from stoker.sessions import (
@@ -161,7 +162,7 @@ def _loaded(entry: BoardEntry, at: float) -> BoardEntry:
 def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionPicture) -> str:
     ahead = picture.ahead(listed)
     if ahead:
-        return f"{ahead} job{'s' * (ahead != 1)} before it"
+        return f"{count(ahead, 'job')} before it"
     if context is not None and context.hot:
         if context.running >= context.hot:
             return "its hot device is busy" if context.hot == 1 else f"its {context.hot} hot devices are busy"
