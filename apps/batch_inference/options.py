@@ -36,7 +36,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     out: str = ""
     fresh: bool = False
     permits: str = ""
-    """A file that says how many calls may begin (pacing.py)."""
+    """A file that says how many calls may begin (run.py)."""
 
     @property
     def path(self) -> Path:

@@ -235,7 +235,7 @@ def open_run(
     the same parameters, unless `fresh`; else a new one, `<prefix>-<date>-<time>`. Raises ConfigError when `folder` has
     another run (saying what differs), a finished one or no run at all, and when another process is working in it.
     """
-    # What a run is compared by is what its file will say, so both sides go through JSON.
+    # Parameters are compared with those in a file, so both sides go through JSON.
     parameters = json.loads(json.dumps(parameters))
     if folder is None:
         for path in [] if fresh else _unfinished(root, app=app, parameters=parameters):

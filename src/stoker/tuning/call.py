@@ -54,7 +54,7 @@ from stoker.tuning.pace import Part, PartClock
 from stoker.tuning.tune import TuningProgress, device_of, purpose, tune_with
 
 _LOOKUP_LIMIT_S = 6 * 3600.0
-"""So long other ranks wait for rank 0 to go on with its search: it may have to build the bank first."""
+"""Seconds that other ranks wait for the search of rank 0, which may build the bank first."""
 
 
 def choose_initial(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
@@ -144,8 +144,7 @@ def _measure(score: Score, *, count: int) -> float:
 
 
 def _scoring_samples(model: CausalLM, order: Order, *, tokens: int) -> list[tuple[str, str]]:
-    """Those that prompts are scored by, as far as the model can read them with a prompt of so many `tokens` before
-    them."""
+    """The samples that score prompts: those that the model can read with a prompt of `tokens` tokens before them."""
     job = order.job
     training = split(order.samples, data=job.data, seed=job.training.seed).training
     longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
@@ -283,7 +282,7 @@ class Reporter:
         ambient.progress(progress.iteration, progress.iterations, progress.loss, state)
 
     def leaving(self, evicted: Evicted) -> Evicted:
-        """What ends the call, with the initial prompt beside the tuning's checkpoint."""
+        """The error that ends the call, with the initial prompt and the tuning's checkpoint."""
         checkpoint = payloads.loads(evicted.state)
         return Evicted(payloads.dumps(self._state(checkpoint), what="checkpoint"))
 
@@ -292,8 +291,8 @@ class Reporter:
 
 
 def keep_in_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
-    """Put a tuned prompt, as text, into the bank: for the next task that is like this one. A prompt that tuning has not
-    made better is none. What goes wrong here is said and harms nothing: the job is done."""
+    """Add a tuned prompt, as text, to the bank, for similar tasks; a prompt that tuning did not improve is not added.
+    Errors are logged: the job is done."""
     if tuned.best.iteration == 0 or not tuned.text.strip():
         return
     candidate = Candidate(

@@ -1,4 +1,4 @@
-"""What a tuning call is given, what it keeps from one library to the next, what it returns, and the folder of that."""
+"""A tuning call: its argument, the state that it keeps between libraries, and its result with its folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BankPlace(msgspec.Struct, frozen=True):
 
 
 class Initial(msgspec.Struct, frozen=True):
-    """The text that a soft prompt begins as, where it is from, and what else there is to say of that (`note`)."""
+    """The initial text of a soft prompt, its origin, and a remark about that (`note`)."""
 
     text: str
     source: str = "the job"
@@ -41,10 +41,8 @@ class Initial(msgspec.Struct, frozen=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What a job goes on from: its initial prompt, which need not be looked up again, and its tuning's checkpoint.
-
-    `metric` is the last evaluation's, for people.
-    """
+    """The state from which a job resumes: its initial prompt, which is not looked up again, and its tuning's
+    checkpoint. `metric` is the last evaluation's, for people."""
 
     initial: Initial
     checkpoint: bytes

@@ -134,8 +134,8 @@ _PACE_FILE = "pace.json"
 
 
 class ScoringPace(msgspec.Struct, frozen=True):
-    """The seconds of a score on one device of a kind, and those of the last lookup, for jobs with so many virtual
-    tokens. A gang shares them: it takes as many times less as it has devices."""
+    """Seconds of a score, and of the last lookup, on one device of a kind, for this number of virtual tokens. A gang of
+    n devices takes 1/n of them."""
 
     score_s: float
     lookup_s: float
@@ -148,8 +148,8 @@ def is_over(lookup_s: float, *, slo_s: float) -> bool:
 
 
 def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPace]:
-    """What lookups in this folder's bank take a job with so many virtual tokens, by kind of device; empty where nothing
-    is known."""
+    """The measured pace of lookups in this folder's bank for this number of virtual tokens, by kind of device; empty if
+    none is known."""
     known = _read_known(folder)
     return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
 

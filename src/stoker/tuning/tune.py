@@ -62,7 +62,7 @@ _PROMPT, _BEST, _OPTIMIZER = "prompt", "best", "optimizer."
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a checkpoint says beside its tensors. `job` is the digest of what decides the numbers."""
+    """The facts of a checkpoint, next to its tensors. `job` is the digest of the settings that decide the numbers."""
 
     job: str
     iteration: int

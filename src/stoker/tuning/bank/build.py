@@ -53,7 +53,7 @@ Progress = Callable[[int, int], None]
 """Told how many prompts have been read, and of how many."""
 
 AT_ONCE = 64
-"""Prompts that are read together and then kept: what a killed build loses at the most."""
+"""Prompts that are read together and then kept; a killed build loses at most this many."""
 
 
 class _Of(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 class Readings:
-    """What was read from one model, by content. Whoever adds to it holds the folder's lock."""
+    """Features that were read from one model, by content. A writer holds the lock of the folder."""
 
     def __init__(self, folder: Path, *, model: str, reading: str) -> None:
         self.path = folder / "readings"
