@@ -26,7 +26,7 @@ from benchmarks.prompt_tasks import PROMPTS, TASKS, Pairs
 from stoker.chance import Stream
 from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load_causal_lm
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.run_folder import RecordLog
 from stoker.tuning.bank import build
 from stoker.tuning.bank.build import ensure_bank

@@ -17,8 +17,7 @@ import click
 
 from stoker.errors import SessionError, StokerError
 from stoker.manager.cli import console, entry_points, programs
-from stoker.manager.executor.begun import wait_for_begun
-from stoker.manager.executor.standing import JOINS
+from stoker.manager.executor.detached import JOINS, wait_for_begun
 from stoker.protocol.session import find_session
 
 

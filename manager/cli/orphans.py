@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli import left
 from stoker.manager.cli.finding import Finding, Level
-from stoker.manager.executor import standing
+from stoker.manager.executor import detached
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFolder
 
@@ -40,7 +40,7 @@ def jobs() -> Iterator[Finding]:
     """Jobs that batch systems still have of sessions that are known here and over."""
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
-        if standing.over(folder) and left.may_have_jobs(folder):
+        if detached.over(folder) and left.may_have_jobs(folder):
             yield from (
                 Finding("jobs", Level.WARN, f"left behind: {each.what}, of session {link.name}", each.remove)
                 for each in left.jobs(folder, None)
@@ -74,7 +74,7 @@ def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
 
 
 def _is_over(path: Path) -> bool:
-    return not path.exists() or bool(standing.over(SessionFolder(path)))
+    return not path.exists() or bool(detached.over(SessionFolder(path)))
 
 
 def _died(path: Path) -> bool:
@@ -82,6 +82,6 @@ def _died(path: Path) -> bool:
     folder = SessionFolder(path)
     try:
         holder = lease.read(lease.lease_file(folder))
-        return holder is not None and lease.is_alive(holder) is False and not standing.is_detached(folder)
+        return holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
     except (OSError, StokerError):
         return False

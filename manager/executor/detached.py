@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import engines, standing

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from zmq import curve_keypair
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.restarts import Restarts, after

@@ -8,7 +8,7 @@ from lazily import lazily
 
 from stoker.apps.prompt_tuning import functions
 from stoker.contexts import ambient, payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
 from stoker.tuning import order as tuning_order
 from stoker.tuning import pace as tuning_pace

@@ -9,7 +9,7 @@ from lazily import lazily
 from tuning import gang
 
 from stoker.contexts import payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
 from stoker.tuning import pace
 from stoker.tuning.order import Tuned

@@ -10,7 +10,7 @@ import pytest
 from lazily import lazily
 
 from stoker.contexts import payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.errors import ConfigError
 from stoker.site import Duration
 from stoker.tuning.encoding import EncodedSample, encode_prompt, encode_samples

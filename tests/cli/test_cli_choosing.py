@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from live.peers import Manager
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing
 from stoker.manager.executor.processes import note_joined

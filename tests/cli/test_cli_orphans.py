@@ -14,7 +14,7 @@ import pytest
 from factory.fake_slurm import FakeSlurm
 from live.peers import Manager, until
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.manager.cli import orphans
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.executor import engines

@@ -17,7 +17,7 @@ import pytest
 from free_port import free_port
 from polling import PATIENCE_S, polls
 
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 
 LIMIT_S = 60.0
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 import contextlib
 
 from stoker.contexts import ambient, payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.tuning.bank.build import contribute
 from stoker.tuning.bank.candidates import Candidate
 from stoker.tuning.exchange import meet

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.state import state_folder
+from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.run_folder import write_whole
 from stoker.tuning.job import Job, Metric, Sample

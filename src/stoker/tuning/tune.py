@@ -34,7 +34,7 @@ import safetensors.torch
 import torch
 
 from stoker.contexts import payloads
-from stoker.contexts.call_stop import Evicted
+from stoker.contexts.ambient import Evicted
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 from stoker.run_folder import write_whole
