@@ -28,8 +28,6 @@ DEFERRED = {
     "stoker.apps.inference_sweep.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.model_profile.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.prompt_tuning.run": "loads Parsl, for which --help does not wait",
-    "stoker.apps.prompt_tuning.run": "loads Parsl, for which --help does not wait",
-    "stoker.apps.prompt_tuning.run": "loads Parsl, for which --help does not wait",
     "stoker.apps.prompt_tuning.submit": "an app's public name, resolved on its first use",
     "stoker.contexts.encoder_loading": "loads torch, in libraries alone",
     "stoker.contexts.reading": "loads torch, in libraries alone",

@@ -13,9 +13,8 @@ import time
 
 import stoker
 from stoker.apps.common.calls import run_calls
-from stoker.apps.fact_verification.claims import read_claims, sample_claims
 from stoker.apps.fact_verification.functions import Question, verify
-from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts
+from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, read_claims, sample_claims
 from stoker.apps.fact_verification.run import make_recipe, plan
 from stoker.sessions import facts_of
 

@@ -24,7 +24,7 @@ from stoker.manager.factory.condor_ads import read_ads
 from stoker.manager.live import journal, lease
 from stoker.protocol import wire
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
-from stoker.run_folder.record_log import RecordLog
+from stoker.run_folder import RecordLog
 from stoker.site_files import site_text
 
 _pack = msgspec.msgpack.Encoder().encode

@@ -23,7 +23,7 @@ from stoker.chance import Stream
 from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.folders import state_folder
-from stoker.run_folder.record_log import RecordLog
+from stoker.run_folder import RecordLog
 from stoker.tuning.bank import build
 from stoker.tuning.bank.build import Readings, ensure_bank
 from stoker.tuning.bank.candidates import Candidate, read_candidates

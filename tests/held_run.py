@@ -12,7 +12,7 @@ from pathlib import Path
 del sys.path[0]  # the folder of this file, which `python -m stoker` would not have either
 
 from stoker.manager.cli.main import main  # noqa: E402
-from stoker.run_folder.record_log import Record, RecordLog  # noqa: E402
+from stoker.run_folder import Record, RecordLog  # noqa: E402
 
 GO_ON = Path("go-on")
 _append = RecordLog.append

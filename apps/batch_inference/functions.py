@@ -1,12 +1,10 @@
-"""The functions of this application that run on a pilot: what stays hot there, and what is called.
+"""The functions of this application that run on a pilot. Their contexts are ready-made ones.
 
-    recipe = model_recipe(language_model, "models/small")       a value: nothing is loaded yet
-    answered = answer.with_options(context=recipe)              the same function, on that model
-    embedded = embed.with_options(context=encoder("models/e5")) vectors, of an encoder
+    answered = answer.with_options(context=causal_lm("models/small"))
+    embedded = embed.with_options(context=encoder("models/e5"))
 
 A batch makes a recipe of each of its models and maps `answer` or `embed` over its requests: `run.py` does so. A call is
-one request. The loader under `@context` runs once in a process on a pilot; the function under `@app` gets what it
-returned as its first argument.
+one request. The functions get the loaded model as their first argument.
 """
 
 from __future__ import annotations
@@ -16,19 +14,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker import app, context
-from stoker.apps.common.openai.answers import Vectors
-from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint
-from stoker.apps.common.openai.writing import Choice, Embedder, TextModel, complete, embed_texts, prompts_of, refusal
-from stoker.contexts import load_causal_lm
+from stoker import app
+from stoker.apps.common.openai_answers import (
+    Choice,
+    Vectors,
+    complete,
+    embed_texts,
+    prompts_of,
+    refusal,
+)
+from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 
 if TYPE_CHECKING:
-    from stoker.contexts import CausalLM
+    from stoker.contexts import CausalLM, EncoderModel
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """What a call brings back: a choice a prompt or a vector a text, or why there is none; when it ended (epoch) and
-    what it took. `packed` is the request's."""
+    """The result of a call: a choice a prompt or a vector a text, or the error; when it ended (epoch) and how long it
+    took. `packed` is the request's."""
 
     custom_id: str
     line: int
@@ -52,16 +55,8 @@ class BatchAnswer(msgspec.Struct, frozen=True):
         return self.vectors.tokens if self.vectors is not None else 0
 
 
-@context
-def language_model(
-    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
-) -> CausalLM:
-    """Load the model once, into a process that then serves call after call."""
-    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
-
-
 @app
-def answer(model: TextModel, request: ApiRequest) -> BatchAnswer:
+def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
     """Has the model answer one request. What the model refuses is an answer too; nothing else is caught here."""
     begun = time.perf_counter()
     choices: list[Choice] = []
@@ -84,7 +79,7 @@ def answer(model: TextModel, request: ApiRequest) -> BatchAnswer:
 
 
 @app
-def embed(model: Embedder, request: ApiRequest) -> BatchAnswer:
+def embed(model: EncoderModel, request: ApiRequest) -> BatchAnswer:
     """Has the model embed the texts of one request."""
     begun = time.perf_counter()
     vectors: Vectors | None = None

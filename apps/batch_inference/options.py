@@ -1,11 +1,24 @@
-"""What a batch can be told."""
+"""The options of a batch, and which model answers a request.
+
+`--model NAME=PATH` answers the requests for the model NAME, `--model PATH` all others, and `--models FILE` those for
+the models that a models file names.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+
+import stoker
+from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
+from stoker.apps.common.models_file import read_models as read_models_file
+from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused, refuse_engine_fields
+from stoker.contexts import Recipe, engine_options
+from stoker.errors import ConfigError
 
 EXAMPLE = Path(__file__).parent / "data" / "requests.jsonl"
 
@@ -23,7 +36,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     out: str = ""
     fresh: bool = False
     permits: str = ""
-    """A file that says how many calls may begin (pacing.py)."""
+    """A file that says how many calls may begin (run.py)."""
 
     @property
     def path(self) -> Path:
@@ -40,3 +53,71 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("site", "session", "out"):
             words += [f"--{name}", getattr(self, name)] if getattr(self, name) else []
         return shlex.join(words)
+
+
+class ModelPaths(msgspec.Struct, frozen=True):
+    """`named`: the path of each model, by the name that requests use. `every`: the path for all other names; if it is
+    empty, a request with another name is refused. `settings`: the settings of each model that comes from a models
+    file."""
+
+    named: dict[str, str]
+    every: str = ""
+    settings: dict[str, ModelSettings] = {}
+    engine: str = "auto"
+    """The engine of the models that have no settings."""
+
+    def path_of(self, name: str) -> str:
+        """The path of the model with this name; empty if none of these models has it."""
+        return self.named.get(name, self.every)
+
+    def admit(self, request: ApiRequest) -> None:
+        """Raise RequestRefused for a request that none of these models answers."""
+        if not self.path_of(request.model):
+            known = ", ".join(self.named)
+            raise RequestRefused(
+                f"model {request.model} is none of the models that --model names ({known})",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        settings = self.settings.get(request.model)
+        if settings is not None and (settings.kind is ModelKind.EMBEDDING) != (request.endpoint is Endpoint.EMBEDDINGS):
+            kind = "makes embeddings" if settings.kind is ModelKind.EMBEDDING else "writes texts"
+            raise RequestRefused(f"model {request.model} {kind}", param="model", code="model_mismatch")
+        refuse_engine_fields(request, engine_options(settings.engine if settings is not None else self.engine))
+
+    def recipe(self, name: str, endpoint: Endpoint) -> Recipe:
+        """The context that answers an endpoint's requests for this name. Raises RecipeError."""
+        if name in self.settings:
+            return recipe_of(self.settings[name])
+        if endpoint is Endpoint.EMBEDDINGS:
+            return stoker.encoder(self.path_of(name))
+        return stoker.causal_lm(self.path_of(name), engine=self.engine)
+
+
+def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:
+    """Read the `--model` options, whose models have this engine, and a models file. Raises ConfigError if a name, or
+    the model for all other names, is given twice, and for a file that is none."""
+    settings = read_models_file(Path(file)) if file else {}
+    named = {name: each.path for name, each in settings.items()}
+    every = ""
+    for text in given:
+        name, equals, path = text.partition("=")
+        # A path may have an equals sign in it; a model's name has no slash before one that is meant to be a name.
+        if not equals or os.path.exists(text):
+            name, path = "", text
+        if not path or (equals and not name and path != text):
+            raise ConfigError(f"--model {text}: write --model PATH, or --model NAME=PATH", key="model")
+        if name in named or (not name and every):
+            which = f"{name} is" if name else "two models are"
+            raise ConfigError(f"--model {text}: {which} given twice; each name has one model", key="model")
+        if name:
+            named[name] = _absolute(path)
+        else:
+            every = _absolute(path)
+    return ModelPaths(named=named, every=every, settings=settings, engine=engine)
+
+
+def _absolute(path: str) -> str:
+    """A path that does not exist may be a name on the model hub: it stays as it is."""
+    return str(Path(path).absolute()) if os.path.exists(path) else path

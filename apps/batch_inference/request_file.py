@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.apps.common.openai.bodies import Note, read_body
-from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint, RequestRefused
+from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, Note, RequestRefused, read_body
 from stoker.datafile import Line, read_lines
 from stoker.decoding import UNREADABLE, why_not_json
 from stoker.errors import ConfigError
@@ -27,7 +26,7 @@ Admit = Callable[[ApiRequest], None]
 
 
 class RefusedLine(msgspec.Struct, frozen=True):
-    """A line that cannot be answered. `custom_id` is None where there is none, or where an earlier line has it."""
+    """A line that cannot be answered. `custom_id` is None if it is missing, or used by an earlier line."""
 
     line: int
     custom_id: str | None

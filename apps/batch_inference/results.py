@@ -1,30 +1,69 @@
-"""From what calls bring back to the two files at the end.
+"""From the answers of calls to the two output files, in OpenAI's form.
 
-The log of a run has a record a request that has come back, answered or refused by its model. A request whose call
-failed (its process was killed again and again, it ran too long) is not in it, so that a run that goes on tries it
-again. What the check refused is never in it: the check of the next attempt finds it again.
+The log of a run has a record for each request that a model answered or refused. A request whose call failed (its
+process was killed again and again, it ran too long) is not in it, so a resumed run tries it again. Requests that the
+check refused are never in it: the check of the next attempt finds them again.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
 from stoker.apps.batch_inference.functions import BatchAnswer
-from stoker.apps.batch_inference.output import answer_line, error_line
 from stoker.apps.batch_inference.request_file import CheckedFile
-from stoker.apps.common.openai.request import ApiError
+from stoker.apps.common.batch_state import OK, write_lines
+from stoker.apps.common.openai_answers import chat_body, completion_body, embedding_body
+from stoker.apps.common.openai_requests import ApiError, Endpoint
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
 
+_DIGITS = 24
+
+
+def answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
+    """The line of a request that has come back, answered or refused by its model. `digest` is the request file's."""
+    key = f"{digest} {answer.line}"
+    if answer.error is not None:
+        return error_line(answer.custom_id, answer.error, key=key)
+    name, created = _name(key), int(answer.ended_at)
+    match answer.endpoint:
+        case Endpoint.CHAT:
+            body = chat_body(answer.choices, name=name, model=answer.model, created=created)
+        case Endpoint.COMPLETIONS:
+            body = completion_body(answer.choices, name=name, model=answer.model, created=created)
+        case Endpoint.EMBEDDINGS:
+            assert answer.vectors is not None
+            body = embedding_body(answer.vectors, model=answer.model, packed=answer.packed)
+        case _:
+            assert_never(answer.endpoint)
+    return _line(answer.custom_id, name=name, status=200, body=body)
+
+
+def error_line(custom_id: str | None, error: ApiError, *, key: str) -> dict[str, Any]:
+    """The line of a request that has no answer. `key` tells it from all others."""
+    return _line(custom_id, name=_name(key), status=error.status, body=error.body)
+
+
+def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"batch_req_{name}",
+        "custom_id": custom_id,
+        "response": {"status_code": status, "request_id": f"req_{name}", "body": body},
+        "error": None,
+    }
+
+
+def _name(key: str) -> str:
+    """The same for the same request of the same file: a batch that runs again names its answers alike."""
+    return hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
+
+
 KEY = ("custom_id",)
-_OK = 200
-_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""Characters that JSON takes as they are and at which some readers, such as `str.splitlines`, end a line."""
 Failed = Mapping[str, ApiError]
 """Why a call failed, by its request's `custom_id`."""
 
@@ -56,7 +95,7 @@ def count_totals(log: RecordLog) -> BatchTotals:
     totals = BatchTotals()
     for record in log:
         response = record["line"]["response"]
-        if response["status_code"] != _OK:
+        if response["status_code"] != OK:
             totals.refused.add(record["custom_id"])
             continue
         totals.answered += 1
@@ -68,12 +107,12 @@ def count_totals(log: RecordLog) -> BatchTotals:
 def write_responses(path: Path, checked: CheckedFile, log: RecordLog, totals: BatchTotals) -> None:
     """Writes a line for each answer, in the order of the request file."""
     answered = (one for one in checked.custom_ids if (one,) in log and one not in totals.refused)
-    _write(path, (_line_of(log, custom_id) for custom_id in answered))
+    write_lines(path, (_line_of(log, custom_id) for custom_id in answered))
 
 
 def write_errors(path: Path, checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed) -> None:
     """Writes a line for each request without an answer, in the order of the request file."""
-    _write(path, (line for _, line in sorted(_errors(checked, log, totals, failed), key=lambda pair: pair[0])))
+    write_lines(path, (line for _, line in sorted(_errors(checked, log, totals, failed), key=lambda pair: pair[0])))
 
 
 def first_errors(checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed, *, most: int) -> list[str]:
@@ -85,7 +124,6 @@ def first_errors(checked: CheckedFile, log: RecordLog, totals: BatchTotals, fail
 def _errors(
     checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines of errors, each with its line in the request file."""
     for one in checked.refused:
         yield one.line, error_line(one.custom_id, one.error, key=f"{checked.digest} {one.line}")
     for custom_id in totals.refused:
@@ -101,12 +139,3 @@ def _line_of(log: RecordLog, custom_id: str) -> dict[str, Any]:
         raise StokerError(f"{log.path}: has no answer to {custom_id}; run again")
     line: dict[str, Any] = record["line"]
     return line
-
-
-def _write(path: Path, lines: Iterator[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for line in lines:
-            text = json.dumps(line, ensure_ascii=False)
-            for character, escaped in _LINE_ENDS.items():
-                text = text.replace(character, escaped)
-            file.write(text + "\n")

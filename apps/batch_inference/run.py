@@ -1,25 +1,26 @@
 """One batch, from its file to its answers.
 
-Every model is a context of its own, and the requests of all models are offered to the session at once. A request is
-one call: the engine of a model batches the calls that its library serves at the same time.
+Every model is a context, and the requests of all models are offered to the session at once. A request is one call: the
+engine of a model batches the calls that its library serves at the same time.
+
+The limits of a gateway's key hold for its batches: a call begins with a permit of the gateway (`PermitFile`). Without
+its gateway a batch begins no more calls and waits for the next gateway.
 """
 
 from __future__ import annotations
 
-import contextlib
+import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import stoker
 from stoker.apps.batch_inference import APP
-from stoker.apps.batch_inference.functions import answer, embed, language_model
-from stoker.apps.batch_inference.models import ModelPaths, read_models
-from stoker.apps.batch_inference.options import EXAMPLE, BatchOptions
-from stoker.apps.batch_inference.pacing import Permits, run_paced
+from stoker.apps.batch_inference.functions import BatchAnswer, answer, embed
+from stoker.apps.batch_inference.options import EXAMPLE, BatchOptions, ModelPaths, read_models
 from stoker.apps.batch_inference.request_file import CheckedFile, check_file, read_requests
 from stoker.apps.batch_inference.results import (
     KEY,
@@ -31,42 +32,23 @@ from stoker.apps.batch_inference.results import (
     write_errors,
     write_responses,
 )
-from stoker.apps.common.calls import FailedCall, Stopped, run_calls, session_line, stop_on_signals
-from stoker.apps.common.hints import columns, count
-from stoker.apps.common.openai.request import ApiError, ApiRequest, Endpoint
-from stoker.config import load_site
+from stoker.apps.common.batch_state import BatchUse, PermitFile
+from stoker.apps.common.calls import FailedCall, Job, run_calls
+from stoker.apps.common.command_line import columns, count
+from stoker.apps.common.models_file import identity_of
+from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
+from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.console import Screen
 from stoker.contexts import Recipe, default_model
 from stoker.errors import CallCancelledError, CallError, ConfigError, ContextError, SerializationError, StokerError
-from stoker.run_folder import RecordLog, open_run
-from stoker.sessions import ContextFacts, StokerApp, facts_of
-from stoker.units import show_seconds
+from stoker.run_folder import RecordLog
+from stoker.sessions import StokerApp
 
-INTERRUPTED = 130
 RESPONSES, ERRORS = "responses.jsonl", "errors.jsonl"
 _SHOWN_ERRORS = 5
-
-
-class BatchAttempt(msgspec.Struct):
-    """What one attempt did: `failed` by `custom_id`."""
-
-    kept: int = 0
-    made: int = 0
-    tokens: int = 0
-    wall_s: float = 0.0
-    infer_s: float = 0.0
-    facts: ContextFacts = ContextFacts()
-    failed: dict[str, ApiError] = msgspec.field(default_factory=dict)
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "requests": self.made, "kept": self.kept, "failed": len(self.failed), "wall_s": self.wall_s,
-            "tokens": self.tokens, "tokens_per_s": self.tokens / self.wall_s if self.wall_s else 0.0,
-            "infer_s": self.infer_s, "load_s": self.facts.load_total_s, "loads": self.facts.loads,
-            "devices": self.facts.devices,
-        }  # fmt: skip
+Recipes = Mapping[tuple[Endpoint, str], Recipe]
+Failures = dict[str, ApiError]
+"""Why calls failed, by `custom_id`."""
 
 
 def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
@@ -84,65 +66,121 @@ def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
 
 
 def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
-    """Answers the file. 0; 1 if some requests have no answer; 130 after Ctrl-C (the answers so far are kept).
+    """Answer the file. 0; 1 if some requests have no answer; 130 after Ctrl-C (the answers so far are kept).
 
     Raises StokerError for input that cannot be used, and where no answer can be had (those so far are kept then too).
     """
     checked, models = _checked(options)
     recipes = _recipes(checked, models)
-    load_site(options.site or None)  # a wrong site file is said before there is a run folder
     identities = {
         f"{name} for {endpoint.value}": _identity(models, name, recipe) for (endpoint, name), recipe in recipes.items()
     }
-    folder = open_run(
-        Path("runs"),
-        app=APP,
-        prefix="batch",
+    unasked = [f"  note  no request asks for the model {name}" for name in models.named if name not in checked.models]
+    spec = RunSpec(
+        app=APP, prefix="batch", options=options, key=KEY, total=len(checked.custom_ids), noun="answer",
         parameters={
-            "requests": checked.digest,
-            "models": identities,
-            "max_tokens": options.max_tokens,
+            "requests": checked.digest, "models": identities, "max_tokens": options.max_tokens,
             "engine": options.engine,
         },
-        options=msgspec.to_builtins(options),
-        folder=Path(options.out) if options.out else None,
-        fresh=options.fresh,
+        folder=Path(options.out) if options.out else None, fresh=options.fresh, site=options.site,
+        session=options.session, headline=[*_headline(checked), *unasked], again=options.command(),
+    )  # fmt: skip
+
+    def make(work: OpenRun) -> Outcome:
+        failed = _infer(work, options, checked, recipes)
+        return _results(work, options, checked, failed)
+
+    return execute(spec, make, screen=screen, json=json)
+
+
+def _infer(work: OpenRun, options: BatchOptions, checked: CheckedFile, recipes: Recipes) -> Failures:
+    failed: Failures = {}
+    if len(work.log) == len(checked.custom_ids):
+        return failed
+    each = {recipe.key: recipe for recipe in recipes.values()}  # two names may stand for one model
+    senders = [
+        RequestSender(checked, recipe, recipes=recipes, log=work.log, options=options) for recipe in each.values()
+    ]
+
+    def take(found: BatchAnswer | FailedCall) -> int:
+        if isinstance(found, FailedCall):
+            if found.item < 0:
+                raise found.error
+            custom_id = senders[found.job].sent[found.item]
+            failed[custom_id] = stop_or_error(found.error, line=checked.custom_ids[custom_id])
+            return 1
+        work.log.append([make_record(found, digest=checked.digest)])
+        work.attempt.infer_s += found.infer_s
+        work.attempt.tokens += found.read_tokens + sum(choice.completion_tokens for choice in found.choices)
+        return 1
+
+    def results(jobs: Sequence[Job]) -> Iterator[BatchAnswer | FailedCall]:
+        permits = options.permits
+        return run_paced(jobs, Permits(Path(permits))) if permits else run_calls(jobs, keep_errors=True)
+
+    jobs = [(_app(sender.recipe, recipes), sender) for sender in senders]
+    work.infer(jobs, contexts=each, take=take, noun="requests", also="tokens", results=results)
+    return failed
+
+
+def _results(work: OpenRun, options: BatchOptions, checked: CheckedFile, failed: Failures) -> Outcome:
+    log, folder = work.log, work.folder
+    totals = count_totals(log)
+    summary = _summary(checked, totals, work.attempt, failed)
+    messages = first_errors(checked, log, totals, failed, most=_SHOWN_ERRORS)
+    errors = folder.write(ERRORS, lambda path: write_errors(path, checked, log, totals, failed))
+    folder.write_json("summary.json", summary)
+    responses = folder.finish(
+        name=RESPONSES, write=lambda path: write_responses(path, checked, log, totals), complete=not failed
     )
-    with contextlib.closing(folder), folder.log(key=KEY) as log, stop_on_signals():
-        try:
-            for line in _headline(checked):
-                screen.line(line)
-            for name in models.named:
-                if name not in checked.models:
-                    screen.line(f"  note  no request asks for the model {name}")
-            if len(log):
-                screen.line(f"  going on with {folder.path}: {len(log):,} of {len(checked.custom_ids):,} are there")
-            attempt = _infer(options, checked, recipes, log=log, screen=screen)
-            totals = count_totals(log)
-            summary = _summary(checked, totals, attempt)
-            messages = first_errors(checked, log, totals, attempt.failed, most=_SHOWN_ERRORS)
-            errors = folder.write(ERRORS, lambda path: write_errors(path, checked, log, totals, attempt.failed))
-            folder.write_json("summary.json", summary)
-            responses = folder.finish(
-                name=RESPONSES,
-                write=lambda path: write_responses(path, checked, log, totals),
-                complete=not attempt.failed,
-            )
-        except Stopped:
-            _say_kept(screen, options, folder=folder.path, kept=len(log), total=len(checked.custom_ids))
-            return INTERRUPTED
-        except BaseException:
-            if len(log):
-                _say_kept(
-                    screen, options, folder=folder.path, kept=len(log), total=len(checked.custom_ids), failed=True
-                )
-            raise
-    if json:
-        screen.json({**summary, "run": str(folder.path), "responses": str(responses), "errors_file": str(errors)})
-    else:
-        for line in _report(options, summary, attempt, messages, responses=responses, errors=errors):
-            screen.line(line)
-    return 1 if summary["errors"] else 0
+    report = _report(options, summary, work.attempt, messages, responses=responses, errors=errors)
+    return Outcome(
+        summary=summary, files={"responses": responses, "errors_file": errors}, report=report,
+        errors=summary["errors"],
+    )  # fmt: skip
+
+
+def _summary(checked: CheckedFile, totals: BatchTotals, attempt: Attempt, failed: Failures) -> dict[str, Any]:
+    return {
+        "requests": checked.lines,
+        "answered": totals.answered,
+        "errors": len(checked.refused) + len(totals.refused) + len(failed),
+        "refused": len(checked.refused) + len(totals.refused),
+        "failed": len(failed),
+        "prompt_tokens": totals.prompt_tokens,
+        "completion_tokens": totals.completion_tokens,
+        "total_tokens": totals.prompt_tokens + totals.completion_tokens,
+        "models": checked.models,
+        "attempt": {
+            "requests": attempt.made, "failed": len(failed), "tokens": attempt.tokens,
+            "tokens_per_s": attempt.tokens / attempt.wall_s if attempt.wall_s else 0.0, **attempt.figures,
+        },
+    }  # fmt: skip
+
+
+def _report(
+    options: BatchOptions, summary: dict[str, Any], attempt: Attempt, messages: list[str], *, responses: Path,
+    errors: Path,
+) -> Iterator[str]:  # fmt: skip
+    yield ""
+    yield (
+        f"  {count(summary['answered'], 'answer')}: {summary['prompt_tokens']:,} tokens read,"
+        f" {summary['completion_tokens']:,} written"
+    )
+    if attempt.made:
+        yield attempt.throughput("request")
+    yield f"  {responses}  {summary['answered']:,}    {errors}  {summary['errors']:,}"
+    if messages:
+        yield ""
+        yield f"no answer: {summary['errors']:,} of {count(summary['requests'], 'request')}; {errors} says why of each:"
+        yield from (f"  {message}" for message in messages)
+        if summary["errors"] > len(messages):
+            yield "  …"
+    if summary["failed"]:
+        yield f"  try the {summary['failed']:,} again whose calls failed:  {options.command()}"
+    if not options.file:
+        yield ""
+        yield from columns([("stoker batch FILE --model PATH", f"your requests; {EXAMPLE} is the example")])
 
 
 def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
@@ -159,9 +197,8 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
 
 
 def _identity(models: ModelPaths, name: str, recipe: Recipe) -> str:
-    """What tells the answers of one model from those of another: its files, and what a models file says of how it
-    computes."""
-    files = ", ".join(part.name for part in recipe.objects) or models.path_of(name)
+    """Identify a model by its files, and by the engine and dtype that a models file names."""
+    files = identity_of(recipe, models.path_of(name))
     said = models.settings.get(name)
     how = [each for each in (said.engine, said.dtype) if each != "auto"] if said is not None else []
     return " ".join([files, *how])
@@ -177,57 +214,11 @@ def _headline(checked: CheckedFile) -> list[str]:
     return lines
 
 
-def _infer(
-    options: BatchOptions,
-    checked: CheckedFile,
-    recipes: Mapping[tuple[Endpoint, str], Recipe],
-    *,
-    log: RecordLog,
-    screen: Screen,
-) -> BatchAttempt:
-    """Asks for the missing answers."""
-    attempt = BatchAttempt(kept=len(log))
-    if len(log) == len(checked.custom_ids):
-        return attempt
-    begun = time.perf_counter()
-    each = {recipe.key: recipe for recipe in recipes.values()}  # two names may stand for one model
-    senders = [RequestSender(checked, recipe, recipes=recipes, log=log, options=options) for recipe in each.values()]
-    jobs = [(_app(sender.recipe, recipes), sender) for sender in senders]
-    with stoker.load(options.site or None, session=options.session or None, progress=False) as session:
-        screen.line(session_line(session))
-        ask = facts_of(session, set(each))
-        total = len(checked.custom_ids)
-        with screen.progress(total=total, done=len(log), noun="requests", facts=ask, also="tokens") as progress:
-            permits = options.permits
-            for found in run_paced(jobs, Permits(Path(permits))) if permits else run_calls(jobs, keep_errors=True):
-                if isinstance(found, FailedCall):
-                    if found.item < 0:
-                        raise found.error
-                    custom_id = senders[found.job].sent[found.item]
-                    attempt.failed[custom_id] = stop_or_error(found.error, line=checked.custom_ids[custom_id])
-                    progress.advance(1)
-                    continue
-                attempt.made += log.append([make_record(found, digest=checked.digest)])
-                attempt.infer_s += found.infer_s
-                tokens = found.read_tokens + sum(choice.completion_tokens for choice in found.choices)
-                attempt.tokens += tokens
-                progress.advance(1, also=tokens)
-        attempt.facts = ask()
-    attempt.wall_s = time.perf_counter() - begun
-    return attempt
-
-
 class RequestSender:
     """The requests of one model that have no answer yet, read from the file as they are sent."""
 
     def __init__(
-        self,
-        checked: CheckedFile,
-        recipe: Recipe,
-        *,
-        recipes: Mapping[tuple[Endpoint, str], Recipe],
-        log: RecordLog,
-        options: BatchOptions,
+        self, checked: CheckedFile, recipe: Recipe, *, recipes: Recipes, log: RecordLog, options: BatchOptions
     ) -> None:
         self.recipe = recipe
         self.sent: list[str] = []
@@ -245,12 +236,10 @@ class RequestSender:
 
 
 def _recipes(checked: CheckedFile, models: ModelPaths) -> dict[tuple[Endpoint, str], Recipe]:
-    """The context of each endpoint and model's name that requests ask for. Raises RecipeError."""
-    return {(endpoint, name): models.recipe(name, endpoint, loader=language_model) for endpoint, name in checked.counts}
+    return {(endpoint, name): models.recipe(name, endpoint) for endpoint, name in checked.counts}
 
 
-def _app(recipe: Recipe, recipes: Mapping[tuple[Endpoint, str], Recipe]) -> StokerApp:
-    """The function that a context's requests are for, with that context."""
+def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
     embeds = any(endpoint is Endpoint.EMBEDDINGS for (endpoint, _), one in recipes.items() if one.key == recipe.key)
     return (embed if embeds else answer).with_options(context=recipe)
 
@@ -263,63 +252,59 @@ def stop_or_error(error: Exception, *, line: int) -> ApiError:
     return call_error(error, line=line)
 
 
-def _summary(checked: CheckedFile, totals: BatchTotals, attempt: BatchAttempt) -> dict[str, Any]:
-    return {
-        "requests": checked.lines,
-        "answered": totals.answered,
-        "errors": len(checked.refused) + len(totals.refused) + len(attempt.failed),
-        "refused": len(checked.refused) + len(totals.refused),
-        "failed": len(attempt.failed),
-        "prompt_tokens": totals.prompt_tokens,
-        "completion_tokens": totals.completion_tokens,
-        "total_tokens": totals.prompt_tokens + totals.completion_tokens,
-        "models": checked.models,
-        "attempt": attempt.figures,
-    }
+_LOOK_S = 0.1
 
 
-def _report(
-    options: BatchOptions,
-    summary: dict[str, Any],
-    attempt: BatchAttempt,
-    messages: list[str],
-    *,
-    responses: Path,
-    errors: Path,
-) -> Iterator[str]:
-    yield ""
-    yield (
-        f"  {count(summary['answered'], 'answer')}: {summary['prompt_tokens']:,} tokens read,"
-        f" {summary['completion_tokens']:,} written"
-    )
-    if attempt.made:
-        facts = attempt.facts
-        yield (
-            f"  {count(attempt.made, 'request')} in {show_seconds(attempt.wall_s)},"
-            f" {attempt.made / attempt.wall_s:,.1f} requests/s and {attempt.tokens / attempt.wall_s:,.0f} tokens/s on"
-            f" {count(facts.devices, 'device')}; {count(facts.loads, 'load')} of {show_seconds(facts.load_s)}"
-        )
-    yield f"  {responses}  {summary['answered']:,}    {errors}  {summary['errors']:,}"
-    if messages:
-        yield ""
-        yield f"no answer: {summary['errors']:,} of {count(summary['requests'], 'request')}; {errors} says why of each:"
-        yield from (f"  {message}" for message in messages)
-        if summary["errors"] > len(messages):
-            yield "  …"
-    if attempt.failed:
-        yield f"  try the {summary['failed']:,} again whose calls failed:  {options.command()}"
-    if not options.file:
-        yield ""
-        what = f"your requests; {EXAMPLE} is the example"
-        yield from columns([("stoker batch FILE --model PATH", what)])
+class Permits:
+    """The permits of this batch, and the use of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = PermitFile(path)
+        self._looked_at = float("-inf")
+        self._allowed = self._begun = 0
+        self._use = BatchUse()
+
+    def take(self) -> bool:
+        """Begin a call, if there is a permit for it. Never waits."""
+        now = time.monotonic()
+        if self._begun >= self._allowed and now >= self._looked_at + _LOOK_S:
+            self._looked_at = now
+            self._allowed = self._file.allowed(known=self._allowed)
+        if self._begun >= self._allowed:
+            return False
+        self._begun += 1
+        return True
+
+    def end(self, tokens: int) -> None:
+        """A call has ended, and has read and written these tokens. Raises OSError where that cannot be written."""
+        self._use = BatchUse(self._use.ended + 1, self._use.tokens + tokens)
+        self._file.note_use(self._use)
 
 
-def _say_kept(
-    screen: Screen, options: BatchOptions, *, folder: Path, kept: int, total: int, failed: bool = False
+def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
+    """`run_calls` with `keep_errors`, where each call begins with a permit. The jobs run one after the other."""
+    done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
+    left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
+    following, running = next(left, None), 0
+    while following is not None or running:
+        while following is not None and permits.take():
+            _begin(*following, done)
+            following, running = next(left, None), running + 1
+        try:
+            job, item, future = done.get(timeout=_LOOK_S)
+        except queue.Empty:
+            continue
+        running -= 1
+        error = future.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        found = future.result() if error is None else FailedCall(job, item, error)
+        permits.end(found.tokens if isinstance(found, BatchAnswer) else 0)
+        yield found
+
+
+def _begin(
+    job: int, item: int, app: StokerApp, request: Any, done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]]
 ) -> None:
-    screen.line()
-    if not kept:
-        screen.line("stopped before the first answer; the same command starts again")
-        return
-    screen.line(f"{'failed' if failed else 'stopped'}: {kept:,} of {total:,} answers are kept in {folder}")
-    screen.line(f"  {'when the cause is mended' if failed else 'to go on'}, the same command:  {options.command()}")
+    future: Future[BatchAnswer] = app(request)
+    future.add_done_callback(lambda ended: done.put((job, item, ended)))

@@ -1,7 +1,8 @@
-"""Runs the calls of a sweep and hands each result on as it comes."""
+"""Run the calls of a run and hand each result on as it arrives; stop on signals; one call that measures a model."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 import queue
@@ -10,28 +11,31 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 import stoker
-from stoker.apps.common.hints import count
+from stoker.apps.common.command_line import count
+from stoker.console import Screen
+from stoker.contexts import Recipe
+from stoker.sessions import AppCallFuture, CallProgress, Session, StokerApp, facts_of, sent_call
 
-if TYPE_CHECKING:
-    from stoker.sessions import Session, StokerApp
-
-
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 _PATIENCE_S = 5.0
 _FIRST_PILOT_S = 3.0
 _MOST_WAITING = 1000
 """Results of several jobs that wait for the caller, at most."""
 T = TypeVar("T")
+Job = tuple[StokerApp, Iterable[Any]]
+"""An app, and what each of its calls is given."""
 
 
 class Stopped(BaseException):
-    """Somebody wants the run to stop: Ctrl-C, the SIGTERM that `scancel` and `timeout` send, or a closed terminal.
+    """The run is told to stop: by Ctrl-C, by SIGTERM from `scancel` or `timeout`, or by a closed terminal.
 
-    Not a KeyboardInterrupt, on which `stoker.map` says how to go on in a program; a run says how to go on with a run.
+    Not a KeyboardInterrupt: for that `stoker.map` says how to continue in a program, and a run has its own command.
     """
 
 
@@ -57,7 +61,7 @@ def stop_on_signals() -> Iterator[None]:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             before[number] = signal.signal(number, stop)
-    except ValueError:  # not the main thread: whoever called us has its own way to stop
+    except ValueError:  # not the main thread: its caller has another way to stop
         yield
         return
     try:
@@ -68,27 +72,24 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class FailedCall(msgspec.Struct, frozen=True):
-    """A call that ended with an error: the place of its job among the jobs, and of its item among the job's items (-1:
-    not known)."""
+    """A call that ended with an error: the index of its job, and of its item in the job (-1: unknown)."""
 
     job: int
     item: int
     error: Exception
 
 
-def run_calls(
-    jobs: Sequence[tuple[StokerApp, Iterable[Any]]], *, keep_errors: bool = False, window: int | None = None
-) -> Iterator[Any]:
-    """The results of every job's calls, as they come. A job is an app and what each of its calls is given.
+def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
+    """Yield the results of the calls of all jobs as they arrive.
 
-    The jobs run side by side, each through `stoker.map`, which has at most `window` calls in flight. Raises what a call
-    raised; with `keep_errors` a FailedCall stands in the place of its result.
+    The jobs run side by side, each through `stoker.map`, which has at most `window` calls in flight. Raises the error
+    of a call; with `keep_errors` yields a FailedCall in place of its result.
     """
     if len(jobs) == 1:
         yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
-    # Each job is pulled by a thread of its own, so that one whose context still loads holds no other up. The threads
-    # wait when the caller takes results more slowly than they come.
+    # A thread takes the results of each job, so that a job whose context still loads delays no other. The threads wait
+    # if the caller takes results more slowly than they arrive.
     come: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(_MOST_WAITING, len(jobs)))
     is_over = threading.Event()
 
@@ -118,7 +119,7 @@ def run_calls(
                 yield value
     finally:
         is_over.set()
-        _drain(come)  # a thread that waits for room goes on, until the session ends its calls
+        _drain(come)  # so that threads waiting for room continue until the session ends their calls
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
@@ -150,3 +151,39 @@ def session_line(session: Session) -> str:
     devices = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     here = f"{count(len(pilots), 'pilot')}, {devices}" if pilots else "no pilot yet: stoker status says why"
     return f"stoker {stoker.__version__} · site {session.executor.site.name} · {here} · session {session.id}"
+
+
+_PARTS = 100
+_LOOK_S = 0.5
+
+
+def measure(
+    app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
+) -> Any | None:
+    """Call the app with a request, on the context of a recipe, in a new session or in `session`; show its progress.
+    Return its result, or None after Ctrl-C. Raises the errors of the call."""
+    with stop_on_signals():
+        try:
+            with stoker.load(site or None, session=session or None, progress=False) as loaded:
+                screen.line(session_line(loaded))
+                ask = facts_of(loaded, {recipe.key})
+                with screen.progress(total=_PARTS, done=0, noun="profile", facts=ask) as progress:
+                    future = app.with_options(context=recipe)(request)
+                    for said in reports(future):
+                        progress.advance(int(_PARTS * said.done / said.total) - progress.done)
+                return future.result()
+        except Stopped:
+            screen.line("stopped: nothing was measured to its end, and nothing is kept")
+            return None
+
+
+def reports(future: AppCallFuture) -> Iterator[CallProgress]:
+    """Yield the progress that a call reports, until it ends."""
+    while True:
+        try:
+            future.exception(timeout=_LOOK_S)
+            return
+        except concurrent.futures.TimeoutError:
+            call = sent_call(future)
+            if call is not None and call.progress is not None and call.progress.total:
+                yield call.progress

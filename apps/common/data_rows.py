@@ -1,4 +1,6 @@
-"""The rows of a run's data file. They are read from the file in every pass, so the file may be larger than memory.
+"""The files that a run names: a TOML file, and the rows of its data file.
+
+Rows are read from the file in every pass, so the file may be larger than memory.
 
 The first pass, `check_rows`, checks every row and keeps a checksum of each (4 bytes). Every later pass compares each
 row with its checksum, so a row that has changed meanwhile reaches no model.
@@ -18,7 +20,9 @@ from typing import Any
 import msgspec
 
 from stoker.datafile import Row, read_rows
+from stoker.decoding import read_text
 from stoker.errors import ConfigError
+from stoker.toml_files import parse_toml, refuse_unknown
 
 _SHOWN_PLACES = 5
 
@@ -169,6 +173,19 @@ def _check_columns(
                 f" {' and '.join(who for who, columns in wanted.items() if name in columns)}",
                 file=str(path), line=row.number, key=name,
             )  # fmt: skip
+
+
+def read_toml(path: Path, *, keys: Sequence[str]) -> dict[str, Any]:
+    """The tables of a TOML file, which has only these keys at its top. Raises ConfigError naming file and line."""
+    try:
+        text = read_text(path)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file", file=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
+    whole = parse_toml(text, file=str(path))
+    refuse_unknown(whole, keys, file=path, where="top")
+    return whole
 
 
 def is_empty(value: Any) -> bool:

@@ -39,7 +39,7 @@ _ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
 
 
 class ModelKind(enum.Enum):
-    """What a model is asked for."""
+    """The task of a model."""
 
     CHAT = "chat"
     """Texts: `/v1/chat/completions` and `/v1/completions`."""
@@ -48,7 +48,7 @@ class ModelKind(enum.Enum):
 
 
 class Cold(enum.Enum):
-    """What becomes of a request for a model that is not loaded."""
+    """The handling of a request for a model that is not loaded."""
 
     WAIT = "wait"
     """It waits until the model is loaded."""
@@ -72,7 +72,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
     keep_alive: Duration | None = None
     cold: Cold | None = None
-    """None: it waits where there is no `ttft`, and as long as `ttft` allows where there is one."""
+    """None: the request waits if there is no `ttft`; with one, as long as `ttft` allows."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -122,6 +122,11 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
                 file=file, key="kind",
             )  # fmt: skip
     return models
+
+
+def identity_of(recipe: Recipe, path: str = "") -> str:
+    """What identifies a model: the content of its files; without any its path, which is a name on the model hub."""
+    return ", ".join(part.name for part in recipe.objects) or path
 
 
 def recipe_of(settings: ModelSettings) -> Recipe:

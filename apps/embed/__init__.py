@@ -1,8 +1,7 @@
 """Embeddings of the texts of a data file: one vector a row, once, whatever is killed meanwhile.
 
 functions.py the decorated function: what is called on a pilot. Begin here
-options.py   what a run can be told
-results.py   vectors as records, as a Parquet file, and as a NumPy array
+options.py   the options of a run
 run.py       one run from its file to its results
 cli.py       `stoker run embed`
 """

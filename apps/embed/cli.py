@@ -1,4 +1,4 @@
-"""`stoker run embed`: the options, checked, and nothing else."""
+"""`stoker run embed`: its options, checked."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
+from stoker.apps.common.command_line import WIDE, check_resume, given_options, run_options
 from stoker.apps.embed import APP
 from stoker.apps.embed.options import EmbedOptions
 from stoker.console import Screen, WholeNumber
 
 _DEFAULT = EmbedOptions()
-_FOLDER = click.Path(path_type=Path)
 
 
-@click.command(APP, short_help="A vector for each text of a data file.", context_settings={"max_content_width": 120})
+@click.command(APP, short_help="A vector for each text of a data file.", context_settings=WIDE)
 @click.argument("data", metavar="[FILE]", required=False)
 @click.option("--model", metavar="PATH", help="The encoder: a folder, or a name on the model hub.")
 @click.option("--text", metavar="COLUMN", help=f"The column of the texts. [{_DEFAULT.text}]")
@@ -27,12 +27,7 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
 @click.option("--batch-size", type=WholeNumber(), help=f"Texts a call. [{_DEFAULT.batch_size}]")
 @click.option("--tensor-batch", type=WholeNumber(), help=f"Texts computed at a time. [{_DEFAULT.tensor_batch}]")
-@click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]")
-@click.option("--out", metavar="DIR", type=_FOLDER, help="The run folder. [runs/embed-DATE-TIME]")
-@click.option("--resume", metavar="DIR", type=_FOLDER, help="Go on with this run, with its options.")
-@click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same is there.")
-@click.option("--format", type=click.Choice(["parquet", "npy"]), help="Of the results file. [parquet]")
-@click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
+@run_options(prefix="embed", formats=["parquet", "npy"])
 @click.pass_context
 def command(
     context: click.Context,
@@ -57,10 +52,8 @@ def command(
     """
     from stoker.apps.embed.run import run  # it imports Parsl, for which --help does not wait
 
-    if resume and (out or fresh or others["data"]):
-        raise click.UsageError("--resume names the run to go on with; leave FILE, --out and --fresh away")
-    given = {name: value for name, value in others.items() if value is not None}
+    check_resume(resume, FILE=others["data"], out=out, fresh=fresh)
+    given = given_options(others)
     given |= {"normalize": False} if no_normalize else {}
     given |= {"truncate": True} if truncate else {}
-    code = run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_)
-    context.exit(code)
+    context.exit(run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_))

@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stoker import app
 
-
-class TextEmbedder(Protocol):
-    """What an encoder context offers to this application."""
-
-    def embed_array(
-        self, texts: Sequence[str], *, pooling: str, normalize: bool, batch_size: int, truncate: bool
-    ) -> tuple[Any, int]:
-        """An array of float32, `[texts, width]`, and the tokens of all texts. Raises ValueError for a text that the
-        model cannot take."""
+if TYPE_CHECKING:
+    from stoker.contexts import EncoderModel
 
 
 class EmbedRequest(msgspec.Struct, frozen=True):
@@ -47,7 +40,7 @@ class EmbeddedTexts(msgspec.Struct, frozen=True):
 
 
 @app
-def embed_texts(model: TextEmbedder, request: EmbedRequest) -> EmbeddedTexts:
+def embed_texts(model: EncoderModel, request: EmbedRequest) -> EmbeddedTexts:
     """The vectors of some texts. A text that the model cannot take costs no other its vector."""
     begun = time.perf_counter()
     # Some tokenizers put tokens around nothing, and their models would make a vector of them.
@@ -65,7 +58,7 @@ def embed_texts(model: TextEmbedder, request: EmbedRequest) -> EmbeddedTexts:
     )  # fmt: skip
 
 
-def _one_by_one(model: TextEmbedder, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], list[str], int]:
+def _one_by_one(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], list[str], int]:
     """The vectors, the errors and the tokens of texts, one of which the model has refused: each alone tells which."""
     vectors, errors, tokens = [], [], 0
     for text in texts:
@@ -86,7 +79,7 @@ def _for_the_command(error: str) -> str:
     return error.replace("text 0 ", "the text ", 1).replace("truncate=True", "--truncate")
 
 
-def _vectors(model: TextEmbedder, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], int]:
+def _vectors(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], int]:
     found, tokens = model.embed_array(
         list(texts), pooling=request.pooling, normalize=request.normalize, batch_size=request.tensor_batch,
         truncate=request.truncate,

@@ -1,159 +1,214 @@
-"""One run from its file to its results.
+"""One run from its file to its results: Parquet with a row for each text, or a NumPy array in their order.
 
-The data file is read as the calls are sent, so it may be larger than memory. What grows with the run is what the log
-keeps of each result: its key, and its place on the disk.
+The data file is read as the calls are sent, and once more when the results are written, so it may be larger than
+memory. The log keeps each vector as base64 of its float32 numbers, and in memory the key and the place of each record.
+A text without a vector has an `error`, and in a NumPy array NaN.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shlex
-import time
-from collections.abc import Iterator
+import base64
+import functools
+import itertools
+import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import msgspec
-
-import stoker
 from stoker import encoder
-from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
+from stoker.apps.common.calls import in_batches, run_calls
+from stoker.apps.common.command_line import count, resolve
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empty
-from stoker.apps.common.hints import command, count, say_kept
+from stoker.apps.common.models_file import identity_of
+from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute, resume_command
 from stoker.apps.embed import APP
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
-from stoker.apps.embed.options import EmbedOptions, resolve
-from stoker.apps.embed.results import KEY, first_error, make_records, write_npy, write_parquet
-from stoker.config import load_site
+from stoker.apps.embed.options import EmbedOptions
 from stoker.console import Screen
 from stoker.contexts import Recipe
-from stoker.run_folder import RecordLog, open_run, read_options
-from stoker.sessions import ContextFacts, facts_of
-from stoker.units import show_seconds
+from stoker.errors import ConfigError, StokerError
+from stoker.run_folder import Record, RecordLog
 
-INTERRUPTED = 130
+KEY = ("id",)
+"""What identifies a result: the row's id."""
+_CHUNK_ROWS = 4096
+_FLOAT_BYTES = 4
+_NPY_ALIGNED = 64
+
+
+class EmbeddingRecords(Protocol):
+    """Records by their keys: a log of them, or a dict."""
+
+    def get(self, key: tuple[Any, ...], /) -> Record | None:
+        """The record of this key, if it is there."""
+
+
+def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Record], list[Record]]:
+    """The records of one call for the log, and those of the texts that the model could not take.
+
+    Raises StokerError when the call brought back another number of vectors.
+    """
+    if not len(found.vectors) == len(found.errors) == len(ids):
+        raise StokerError(f"{len(ids)} texts went out and {len(found.vectors)} vectors came back")
+    made, failed = [], []
+    for id, vector, error in zip(ids, found.vectors, found.errors, strict=True):
+        if error:
+            failed.append({"id": id, "error": error})
+        else:
+            made.append({"id": id, "vector": base64.b64encode(vector).decode()})
+    return made, failed
+
+
+def write_parquet(path: Path, items: Iterable[DataItem], log: EmbeddingRecords, failed: EmbeddingRecords) -> None:
+    """Columns `id`, `embedding` (a list of float32; null without one) and `error` (empty with one)."""
+    import pyarrow  # it takes a quarter of a second to import
+    import pyarrow.parquet
+
+    schema = pyarrow.schema(
+        [("id", pyarrow.string()), ("embedding", pyarrow.list_(pyarrow.float32())), ("error", pyarrow.string())]
+    )
+    left = _pairs(items, log, failed)
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as file:
+        while chunk := list(itertools.islice(left, _CHUNK_ROWS)):
+            ids, vectors, errors = zip(*chunk, strict=True)
+            offsets = [0, *itertools.accumulate(len(vector) // _FLOAT_BYTES for vector in vectors)]
+            numbers = pyarrow.Array.from_buffers(
+                pyarrow.float32(), offsets[-1], [None, pyarrow.py_buffer(b"".join(vectors))]
+            )
+            starts = [at if vector else None for at, vector in zip(offsets, vectors, strict=False)]
+            lists = pyarrow.ListArray.from_arrays(pyarrow.array([*starts, offsets[-1]], pyarrow.int32()), numbers)
+            columns = [pyarrow.array(ids, pyarrow.string()), lists, pyarrow.array(errors, pyarrow.string())]
+            file.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
+
+
+def write_npy(
+    path: Path, items: Iterable[DataItem], log: EmbeddingRecords, failed: EmbeddingRecords, *, rows: int
+) -> None:
+    """An array `[rows, width]` of float32 in NumPy's format (version 1.0), in the order of the data."""
+    pairs = _pairs(items, log, failed)
+    before: list[tuple[str, bytes, str]] = []
+    for pair in pairs:  # the width is that of the first vector
+        before.append(pair)
+        if pair[1]:
+            break
+    width = len(before[-1][1]) // _FLOAT_BYTES if before else 0
+    missing = struct.pack("<f", float("nan")) * width
+    with path.open("wb") as file:
+        file.write(_npy_header(rows, width))
+        for _, vector, _ in itertools.chain(before, pairs):
+            file.write(vector or missing)
+
+
+def first_error(items: Iterable[DataItem], failed: EmbeddingRecords, *, file: Path) -> str:
+    """The first row that failed, with its place and reason; empty if none did."""
+    for item in items:
+        if (record := failed.get((item.id,))) is not None:
+            return f"{file}: {item.place}: row {item.id}: {record['error']}"
+    return ""
+
+
+def _pairs(
+    items: Iterable[DataItem], log: EmbeddingRecords, failed: EmbeddingRecords
+) -> Iterator[tuple[str, bytes, str]]:
+    """The id, the vector's bytes and the error of each row. Raises StokerError for one without a result."""
+    for item in items:
+        if (record := log.get((item.id,))) is not None:
+            yield item.id, base64.b64decode(record["vector"]), ""
+        elif (record := failed.get((item.id,))) is not None:
+            yield item.id, b"", record["error"]
+        else:
+            raise StokerError(f"there is no result for row {item.id}; run again")
+
+
+def _npy_header(rows: int, width: int) -> bytes:
+    """As https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html says."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
+    fixed = len(b"\x93NUMPY\x01\x00") + 2
+    padded = text + " " * (-(fixed + len(text) + 1) % _NPY_ALIGNED) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin1")
+
+
 _ROWS_AHEAD = 32_000
 """The rows that are in flight at the most, unless that would be fewer calls than `_LEAST_CALLS_AHEAD`."""
 _LEAST_CALLS_AHEAD = 32
 """Calls in flight at the most, where calls are large: with fewer of them devices would be idle."""
 
 
-class EmbedAttempt(msgspec.Struct):
-    """What this run has done itself; times are seconds."""
-
-    kept: int = 0
-    made: int = 0
-    tokens: int = 0
-    calls: int = 0
-    infer_s: float = 0.0
-    wall_s: float = 0.0
-    facts: ContextFacts = ContextFacts()
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "texts": self.made, "kept": self.kept, "tokens": self.tokens, "calls": self.calls, "wall_s": self.wall_s,
-            "infer_s": self.infer_s, "load_s": self.facts.load_total_s, "loads": self.facts.loads,
-            "devices": self.facts.devices,
-        }  # fmt: skip
-
-
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Embeds the file. 0; 1 if some texts have an error; 130 after Ctrl-C (the vectors so far are kept).
+    """Embed the file. 0; 1 if some texts have an error; 130 after Ctrl-C (the vectors so far are kept).
 
     Raises StokerError for input that cannot be used, and for a call that failed (the vectors so far are kept then too).
     """
-    options = resolve(read_options(resume, app=APP) if resume else {}, given)
+    options = resolve(EmbedOptions, given, app=APP, resume=resume, files=("data",))
+    for name, what in (("data", "a file of texts: stoker run embed FILE"), ("model", "an encoder: --model PATH")):
+        if not getattr(options, name):
+            raise ConfigError(f"embed wants {what}", key=name)
     recipe = encoder(options.model, dtype=options.dtype)
     rows = check_rows(
         Path(options.data), column=options.id, wanted={"--text": (options.text,)}, limit=options.limit,
         empty_means="these rows get an error, and no vector", texts=True,
     )  # fmt: skip
-    load_site(options.site or None)  # a wrong site file is said before there is a run folder
-    folder = open_run(
-        Path("runs"),
-        app=APP,
-        prefix="embed",
-        parameters={
-            "model": ", ".join(part.name for part in recipe.objects) or options.model,
-            "rows": rows.digest,
-            **options.kinds,
-        },
-        options=msgspec.to_builtins(options),
-        folder=resume or out,
-        fresh=fresh,
-    )
-    with (
-        contextlib.closing(folder),
-        folder.log(key=KEY) as log,
-        folder.attempt_log(key=KEY) as failed,
-        stop_on_signals(),
-    ):
-        try:
-            screen.line(f"embeddings · {rows.path.name} · {count(len(rows), 'text')} · {Path(options.model).name}")
-            for note in rows.notes:
-                screen.line(f"  note  {note}")
-            if len(log):
-                screen.line(f"  going on with {folder.path}: {len(log):,} of {len(rows):,} are there")
-            attempt = _infer(options, recipe, rows, log=log, failed=failed, screen=screen)
-            first = first_error(rows, failed, file=rows.path) if len(failed) else ""
-            summary = {"texts": len(rows), "errors": len(failed), "attempt": attempt.figures}
-            folder.write_json("summary.json", summary)
-            results = folder.finish(
-                name=f"results.{options.format}",
-                write=lambda path: _write(path, options.format, rows, log=log, failed=failed),
-                complete=not len(failed),
-            )
-        except Stopped:
-            say_kept(screen, folder=folder.path, kept=len(log), total=len(rows), app=APP)
-            return INTERRUPTED
-        except BaseException:
-            if len(log):
-                say_kept(screen, folder=folder.path, kept=len(log), total=len(rows), app=APP, failed=True)
-            raise
-    if json:
-        screen.json({**summary, "run": str(folder.path), "results": str(results)})
-    else:
-        for line in _report(attempt, results=results):
-            screen.line(line)
-    if summary["errors"]:
-        screen.line()
-        errors = f"{summary['errors']:,} of {len(rows):,} texts"
-        screen.line(f"failed: {errors} have no vector; `error` says why. The first:")
-        screen.line(f"  {first}")
-        screen.line(f"  try them again:  {command(APP, f'--resume {shlex.quote(str(folder.path))}')}")
-        return 1
-    return 0
+    spec = RunSpec(
+        app=APP, prefix="embed", parameters=_parameters(options, recipe, rows), options=options, key=KEY,
+        total=len(rows), folder=resume or out, fresh=fresh, site=options.site,
+        headline=[
+            f"embeddings · {rows.path.name} · {count(len(rows), 'text')} · {Path(options.model).name}",
+            *(f"  note  {note}" for note in rows.notes),
+        ],
+    )  # fmt: skip
+    return execute(spec, lambda work: _results(work, options, recipe, rows), screen=screen, json=json)
 
 
-def _infer(
-    options: EmbedOptions, recipe: Recipe, rows: DataRows, *, log: RecordLog, failed: RecordLog, screen: Screen
-) -> EmbedAttempt:
-    """Make the missing vectors."""
-    attempt = EmbedAttempt(kept=len(log))
-    if len(log) == len(rows):
-        return attempt
-    begun, sent = time.perf_counter(), dict[int, tuple[str, ...]]()
-    requests = _requests(options, rows, log, sent=sent)
-    app = embed_texts.with_options(context=recipe)
-    with stoker.load(options.site or None, progress=False) as session:
-        screen.line(session_line(session))
-        ask = facts_of(session, {recipe.key})
-        window = max(_LEAST_CALLS_AHEAD, _ROWS_AHEAD // options.batch_size)
-        with screen.progress(total=len(rows), done=len(log), noun="texts", facts=ask, also="tokens") as progress:
-            found: EmbeddedTexts
-            for found in run_calls([(app, requests)], window=window):
-                made, unmade = make_records(sent.pop(found.number), found)
-                progress.advance(log.append(made) + failed.append(unmade), also=found.tokens)
-                attempt.tokens += found.tokens
-                attempt.infer_s += found.infer_s
-                attempt.calls += 1
-        attempt.facts = ask()
-    attempt.wall_s, attempt.made = time.perf_counter() - begun, len(log) - attempt.kept
-    return attempt
+def _parameters(options: EmbedOptions, recipe: Recipe, rows: DataRows) -> dict[str, Any]:
+    names = ("text", "id", "pooling", "normalize", "truncate", "dtype")
+    model = identity_of(recipe, options.model)
+    return {"model": model, "rows": rows.digest, **{name: getattr(options, name) for name in names}}
+
+
+def _results(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows) -> Outcome:
+    _infer(work, options, recipe, rows)
+    attempt, log, failed = work.attempt, work.log, work.failed
+    errors, first = len(failed), first_error(rows, failed, file=rows.path) if len(failed) else ""
+    figures = {"texts": attempt.made, "tokens": attempt.tokens, "calls": attempt.calls, **attempt.figures}
+    summary = {"texts": len(rows), "errors": errors, "attempt": figures}
+    work.folder.write_json("summary.json", summary)
+
+    def write(path: Path) -> None:
+        if options.format == "npy":
+            write_npy(path, rows, log, failed, rows=len(rows))
+        else:
+            write_parquet(path, rows, log, failed)
+
+    results = work.folder.finish(name=f"results.{options.format}", write=write, complete=not errors)
+    failure = [
+        "",
+        f"failed: {errors:,} of {len(rows):,} texts have no vector; `error` says why. The first:",
+        f"  {first}",
+        f"  try them again:  {resume_command(work.spec, work.folder.path)}",
+    ]
+    return Outcome(
+        summary=summary, files={"results": results}, report=_report(attempt, results=results), errors=errors,
+        failure=failure if errors else (),
+    )  # fmt: skip
+
+
+def _infer(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows) -> None:
+    sent = dict[int, tuple[str, ...]]()
+
+    def take(found: EmbeddedTexts) -> int:
+        made, unmade = make_records(sent.pop(found.number), found)
+        work.attempt.tokens += found.tokens
+        work.attempt.infer_s += found.infer_s
+        return work.log.append(made) + work.failed.append(unmade)
+
+    window = max(_LEAST_CALLS_AHEAD, _ROWS_AHEAD // options.batch_size)
+    job = (embed_texts.with_options(context=recipe), _requests(options, rows, work.log, sent=sent))
+    work.infer(
+        [job] if len(work.log) < len(rows) else [], contexts={"": recipe}, take=take, noun="texts", also="tokens",
+        results=functools.partial(run_calls, window=window),
+    )  # fmt: skip
 
 
 def _requests(
@@ -176,22 +231,10 @@ def _text(item: DataItem, column: str) -> str:
     return "" if is_empty(value) else str(value)
 
 
-def _write(path: Path, kind: str, rows: DataRows, *, log: RecordLog, failed: RecordLog) -> None:
-    if kind == "npy":
-        write_npy(path, rows, log, failed, rows=len(rows))
-    else:
-        write_parquet(path, rows, log, failed)
-
-
-def _report(attempt: EmbedAttempt, *, results: Path) -> Iterator[str]:
+def _report(attempt: Attempt, *, results: Path) -> Iterator[str]:
     yield ""
     if attempt.calls:
-        facts, wall_s = attempt.facts, attempt.wall_s
-        yield (
-            f"  {count(attempt.made, 'text')} in {show_seconds(wall_s)}, {attempt.made / wall_s:,.1f} texts/s and"
-            f" {attempt.tokens / wall_s:,.0f} tokens/s on {count(facts.devices, 'device')};"
-            f" {count(facts.loads, 'load')} of {show_seconds(facts.load_s)}"
-        )
+        yield attempt.throughput("text")
     else:
         yield f"  nothing was left to embed: {attempt.kept:,} were there"
     yield f"  results  {results}"

@@ -1,9 +1,7 @@
 """What texts of each length take on an encoder, and the lengths that are worth a runtime of their own.
 
 functions.py the decorated function: what is called on a pilot. Begin here
-options.py   what a profile can be told
-texts.py     the lengths of a user's own texts
-report.py    what was measured, as people read it
+options.py   the options of a profile
 run.py       one profile, from its options to its report
 cli.py       `stoker run encoder_lengths`
 """

@@ -1,4 +1,4 @@
-"""`stoker run encoder_lengths`: the options, checked, and nothing else."""
+"""`stoker run encoder_lengths`: its options, checked."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ from stoker.console import Screen, WholeNumber
 @click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]")
 @click.option("--json", "json_", is_flag=True, help="The profile as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
-def command(
-    context: click.Context,
-    /,
-    *,
-    json_: bool,
-    **others: Any,
-) -> None:
+def command(context: click.Context, /, *, json_: bool, **others: Any) -> None:
     """Measure what texts of each length take on an encoder, each padded to its length, on a device of a session.
 
     Where latency rises in steps, a runtime for each step serves short texts faster. The profile is kept on this

@@ -5,22 +5,15 @@ profile = measure_lengths.with_options(context=encoder("models/small"))
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stoker import app
 from stoker.contexts import EncoderProfile, progress
 
-
-class ProfiledEncoder(Protocol):
-    """What an encoder context offers to this application."""
-
-    def profile_lengths(
-        self, *, step: int, dtype: str, compiled: bool | str, told: Callable[[float, float], None]
-    ) -> EncoderProfile:
-        """Measure what texts take whose lengths are multiples of the step."""
+if TYPE_CHECKING:
+    from stoker.contexts import EncoderModel
 
 
 class LengthsRequest(msgspec.Struct, frozen=True):
@@ -32,7 +25,7 @@ class LengthsRequest(msgspec.Struct, frozen=True):
 
 
 @app
-def measure_lengths(model: ProfiledEncoder, request: LengthsRequest) -> EncoderProfile:
+def measure_lengths(model: EncoderModel, request: LengthsRequest) -> EncoderProfile:
     """Profile the model; it says how far it is."""
     return model.profile_lengths(
         step=request.step, dtype=request.dtype, compiled=request.compiled,

@@ -1,4 +1,4 @@
-"""What a profile can be told."""
+"""The options of a profile."""
 
 from __future__ import annotations
 

@@ -1,43 +1,150 @@
-"""One profile, from its options to its report."""
+"""One profile, from its options to its report: the staircase, the lengths that pay, and the line for a program.
+
+With `--texts`, lengths are chosen for a sample of the user's texts, counted in tokens.
+"""
 
 from __future__ import annotations
 
+import itertools
+import random
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 
-import stoker
 from stoker import encoder
-from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
-from stoker.apps.common.measuring import measure
+from stoker.apps.common.calls import INTERRUPTED, measure
+from stoker.apps.common.data_rows import is_empty
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
 from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
-from stoker.apps.encoder_lengths.report import advice, staircase, too_long, unsteady
-from stoker.apps.encoder_lengths.texts import count_texts, sample_texts
 from stoker.config import load_site
 from stoker.console import Screen
-from stoker.contexts import EncoderProfile, Recipe, RuntimeLengths, keep_encoder_profile, lengths_that_pay
+from stoker.contexts import EncoderProfile, RuntimeLengths, keep_encoder_profile, lengths_that_pay, token_counter
+from stoker.datafile import Row, read_rows
 from stoker.errors import ConfigError
 
-INTERRUPTED = 130
+_WIDTH = 10
+_STEADY = 0.05
+"""Less than a step of the staircase is: a change of 5 % counts as tiny (`stoker.contexts.RuntimeLengths`)."""
+
+
+def staircase(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
+    """A row for each length: milliseconds, their spread, milliseconds more than the length before, and the share of the
+    texts that are this long and longer than the length before."""
+    heads = ["tokens", "ms", "spread", "more", *(["texts"] if counts else [])]
+    lines = ["  " + "".join(f"{head:>{_WIDTH}}" for head in heads)]
+    shares, before = _shares(profile, counts), None
+    for each, share in zip(profile.lengths, shares, strict=True):
+        more = "" if before is None else f"{1000 * (each.seconds - before):+.2f}"
+        cells = [f"{each.tokens:,}", f"{1000 * each.seconds:.2f}", f"{1000 * each.spread_s:.2f}", more]
+        cells += [f"{share:.1%}"] if counts else []
+        lines.append("  " + "".join(f"{cell:>{_WIDTH}}" for cell in cells))
+        before = each.seconds
+    return lines
+
+
+def advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str]:
+    """Which lengths pay, why, and what to write in a program."""
+    told = {"dtype": profile.dtype, "compiled": profile.compiled}
+    options = "".join(f", {name}={value!r}" for name, value in told.items() if value != "auto")
+    if len(pay.tokens) == 1:
+        why = pay.why.partition(": ")[2]
+        lines = [f"one runtime is right, of {pay.tokens[0]:,} tokens: {why}"]
+        lines += ["", f"  encoder({model!r}, length={pay.tokens[0]}{options})"]
+    else:
+        lines = [pay.why, "", f"  encoder_family({model!r}, lengths={list(pay.tokens)}{options})"]
+    if not profile.is_compiled:
+        lines += [
+            "",
+            "  note  nothing was compiled on this device: encoder(...) without a length pads no text that is computed"
+            " alone, so it is at least as fast",
+        ]
+    return lines
+
+
+def too_long(profile: EncoderProfile, counts: Sequence[int]) -> str:
+    """Says how many texts no runtime takes; empty if there are none."""
+    longest = profile.lengths[-1].tokens
+    many = sum(count > longest for count in counts)
+    if not many:
+        return ""
+    return f"{many:,} of {len(counts):,} texts have more than {longest:,} tokens: no runtime takes them whole"
+
+
+def unsteady(profile: EncoderProfile) -> str:
+    """Says that the device did something else meanwhile; empty if times were steady."""
+    spread = median(each.spread_s / each.seconds for each in profile.lengths)
+    if spread <= _STEADY:
+        return ""
+    return f"times of one length differ by {spread:.0%} from their median: others use the device; measure again, alone"
+
+
+def _shares(profile: EncoderProfile, counts: Sequence[int]) -> list[float]:
+    tokens = [each.tokens for each in profile.lengths]
+    found = [0] * (len(tokens) + 1)
+    for count in counts:
+        found[bisect_left(tokens, count)] += 1
+    return [each / max(1, len(counts)) for each in found[:-1]]
+
+
+SAMPLE = 4000
+"""Texts whose tokens are counted."""
+_READ_ROWS = 200_000
+"""Rows that are read at the most: the sample is drawn from these."""
+
+
+def sample_texts(path: Path, column: str, *, seed: int = 1) -> list[str]:
+    """Some thousands of texts of a file, each row of its beginning as likely as any other; rows without a text are left
+    out. Raises ConfigError for a file without texts, and a row without the column."""
+    chance, found, count = random.Random(seed), list[str](), 0
+    for row in itertools.islice(read_rows(path), _READ_ROWS):
+        text = _text(row, column, path=path)
+        if not text:
+            continue
+        count += 1
+        if len(found) < SAMPLE:
+            found.append(text)
+        elif (place := chance.randrange(count)) < SAMPLE:
+            found[place] = text
+    if not found:
+        raise ConfigError(f"{path}: no row has a text in {column}", file=str(path), key=column)
+    return found
+
+
+def _text(row: Row, column: str, *, path: Path) -> str:
+    value = row.fields.get(column)
+    if column in row.fields and is_empty(value):
+        return ""
+    if not isinstance(value, str):
+        what = f"is {value!r:.40}" if column in row.fields else f"is missing (the row has {', '.join(row.fields)})"
+        raise ConfigError(
+            f"{path}: {row.place}: {column} must be text, and {what}; name another column with --text",
+            file=str(path), line=row.number, key=column,
+        )  # fmt: skip
+    return value
+
+
+def count_texts(model: str, texts: list[str]) -> list[int]:
+    """The tokens of each text. Raises RecipeError for a model whose tokenizer cannot be read."""
+    count = token_counter(model)
+    return [count(text) for text in texts]
 
 
 def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
-    """Measures the model. 0; 130 after Ctrl-C. Raises StokerError for a model or texts that cannot be used."""
+    """Measure the model. 0; 130 after Ctrl-C. Raises StokerError for a model or texts that cannot be used."""
     if not options.model:
         raise ConfigError("encoder_lengths wants an encoder: --model PATH", key="model")
     recipe = encoder(options.model, dtype=options.dtype)
     texts = sample_texts(Path(options.texts), options.text) if options.texts else []
     load_site(options.site or None)  # a wrong site file is said before texts are counted
     counts = count_texts(options.model, texts) if texts else []
-    with stop_on_signals():
-        try:
-            profile = _measured(recipe, options, screen=screen)
-        except Stopped:
-            screen.line("stopped: nothing was measured to its end, and nothing is kept")
-            return INTERRUPTED
+    request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
+    profile: EncoderProfile | None = measure(measure_lengths, recipe, request, site=options.site, screen=screen)
+    if profile is None:
+        return INTERRUPTED
     kept = keep_encoder_profile(options.model, profile)
     pay = lengths_that_pay(profile, counts)
     if json:
@@ -48,18 +155,9 @@ def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
     return 0
 
 
-def _measured(recipe: Recipe, options: LengthsOptions, *, screen: Screen) -> EncoderProfile:
-    request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
-    with stoker.load(options.site or None, progress=False) as session:
-        screen.line(session_line(session))
-        found: EncoderProfile = measure(session, measure_lengths, recipe, request, screen=screen)
-        return found
-
-
 def _summary(
     options: LengthsOptions, profile: EncoderProfile, pay: RuntimeLengths, *, texts: int, kept: Path
 ) -> dict[str, Any]:
-    """For programs."""
     return {
         "model": options.model, "lengths": list(pay.tokens), "why": pay.why, "mean_s": pay.mean_s,
         "alone_s": pay.alone_s, "texts": texts, "profile": msgspec.to_builtins(profile), "kept": str(kept),

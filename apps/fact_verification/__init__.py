@@ -1,12 +1,9 @@
 """Prompt for Fact (Pervasive Context Management §4.1): which prompt makes a model the best checker of claims?
 
-claims.py      labelled claims from a file
-prompts.py     prompt templates and the words that answer them
-functions.py   the decorated functions: what stays hot, and what is called. Begin here
-statistics.py  answers, intervals, confusion matrices, paired comparison
-results.py     the rows of the final file, and the figures of the report made from them
-report.py      the report as text
+functions.py   the decorated function: what is called on a pilot. Begin here
+options.py     the options of a run; claims from a file; prompt templates and the words that answer them
 run.py         one run from options to report
+results.py     answers, rows and figures with their statistics; the report as text
 cli.py         `stoker run fact_verification`
 """
 

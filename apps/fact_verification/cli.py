@@ -1,4 +1,4 @@
-"""`stoker run fact_verification`: the options, checked, and nothing else."""
+"""`stoker run fact_verification`: its options, checked."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
+from stoker.apps.common.command_line import WIDE, check_resume, given_options, run_options
 from stoker.apps.fact_verification import APP
 from stoker.apps.fact_verification.options import VerificationOptions
 from stoker.console import Screen, WholeNumber
 
 _DEFAULT = VerificationOptions()
-_FOLDER = click.Path(path_type=Path)
 
 
-@click.command(APP, context_settings={"max_content_width": 120})
+@click.command(APP, context_settings=WIDE)
 @click.option("--model", metavar="PATH", help="A model folder, a GGUF file or a hub name. [SmolLM2-135M-Instruct]")
 @click.option("--claims", metavar="FILE", help="Claims with labels: .jsonl, .csv or .parquet. [999 of FEVER, shipped]")
 @click.option("--prompts", metavar="FILE", help="Templates with {claim}: .toml or .jsonl. [three, shipped]")
@@ -36,12 +36,7 @@ _FOLDER = click.Path(path_type=Path)
 @click.option(
     "--calibrate/--no-calibrate", default=None, help="Take a prompt's favourite answer out of the count. [on]"
 )
-@click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]")
-@click.option("--out", metavar="DIR", type=_FOLDER, help="The run folder. [runs/fact-DATE-TIME]")
-@click.option("--resume", metavar="DIR", type=_FOLDER, help="Go on with this run, with its options.")
-@click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same is there.")
-@click.option("--format", type=click.Choice(["parquet", "jsonl"]), help="Of the results file. [parquet]")
-@click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
+@run_options(prefix="fact", formats=["parquet", "jsonl"])
 @click.pass_context
 def command(
     context: click.Context,
@@ -67,10 +62,8 @@ def command(
 
     if everything and limit is not None:
         raise click.UsageError("--all and --limit say different things; give one")
-    if resume and (out or fresh):
-        raise click.UsageError("--resume names the run to go on with; leave --out and --fresh away")
-    given = {name: value for name, value in others.items() if value is not None}
+    check_resume(resume, out=out, fresh=fresh)
+    given = given_options(others)
     if everything or limit is not None:
         given["limit"] = 0 if everything else limit
-    code = run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_)
-    context.exit(code)
+    context.exit(run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_))

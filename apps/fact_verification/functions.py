@@ -1,18 +1,18 @@
-"""The two functions of this application that run on a pilot: what stays hot there, and what is called.
+"""The function of this application that runs on a pilot. Its context is a ready-made one: `causal_lm(path)`.
 
-    recipe = model_recipe(language_model, "models/small")     a value: nothing is loaded yet
+    recipe = causal_lm("models/small", slots=1)               a value: nothing is loaded yet
     scored = verify.with_options(context=recipe)              the same function, on that model
     with stoker.load("site.toml"):                            pilots start, here or on a cluster
         for scores in stoker.map(scored, questions):          each pilot loads the model once
             ...
 
-`@context` is above a loader. It runs once in a process on a pilot, and what it returns stays in that process. `@app` is
-above a function whose first argument is what the loader returned; callers leave that argument out. `run.py` does what
-stands above, with a log of results and a progress line. Loaders that are written alike make one context, so this
-model is hot for other applications of a session too.
+`@app` is above a function whose first argument is the loaded model; callers leave that argument out. `run.py` does what
+stands above, with a log of results and a progress line. A context of your own is a loader under `@context`: it runs
+once in a process on a pilot, and what it returns stays in that process (`prompt_tuning/functions.py` has one). Loaders
+that are written alike make one context, so this model is hot for other applications of a session too.
 
 A question is some filled templates and the three words that may answer them; its scores are the log-likelihood of each
-word. `--awareness` changes the recipe, and neither function.
+word. `--awareness` changes the recipe, and not the function.
 """
 
 from __future__ import annotations
@@ -20,29 +20,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker import app, context
-from stoker.contexts import load_causal_lm
+from stoker import app
 from stoker.errors import StokerError
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM
-
-
-class Scorer(Protocol):
-    """What a causal LM context offers to this application."""
-
-    @property
-    def origin(self) -> str:
-        """How it was loaded, for people."""
-
-    def label_scores(
-        self, prompts: list[str], labels: list[str], *, batch_size: int = 1, prefix: str = ""
-    ) -> list[list[float]]:
-        """The log-likelihood of each label after `prefix` and each prompt."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -66,16 +52,8 @@ class Scores(msgspec.Struct, frozen=True):
     origin: str = ""
 
 
-@context
-def language_model(
-    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
-) -> CausalLM:
-    """Load the model once, into a process that then serves call after call."""
-    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
-
-
 @app
-def verify(model: Scorer, question: Question) -> Scores:
+def verify(model: CausalLM, question: Question) -> Scores:
     """Scores every word after every text. Only the inference is timed: a load is over before this is called."""
     started_at, begun = time.time(), time.perf_counter()
     try:
@@ -88,10 +66,5 @@ def verify(model: Scorer, question: Question) -> Scores:
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"
     return Scores(
-        number=question.number,
-        rows=rows,
-        started_at=started_at,
-        infer_s=infer_s,
-        worker=worker,
-        origin=model.origin,
+        number=question.number, rows=rows, started_at=started_at, infer_s=infer_s, worker=worker, origin=model.origin
     )

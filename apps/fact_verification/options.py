@@ -1,17 +1,246 @@
-"""What a run can be told, and what makes two runs the same."""
+"""The options of a run, the labelled claims and the prompt templates that they name, and what makes two runs the same.
+
+Claims are FEVER's jsonl format, or CSV, JSONL or Parquet with columns claim, label, optional evidence. A row's `id`
+identifies it in results; without ids, the line's number does. Evidence is text, or a list of texts that are joined.
+(FEVER's own `evidence` lists page names and sentence numbers, not text: it is ignored.)
+
+A template is a text with `{claim}` (and `{evidence}`), and the word that answers it for each label. It ends where the
+model's answer begins; the model is asked which of three words continues it best. Words of one token are cheapest: the
+scores of all three come from one pass. What stands before `{claim}` is the same for every claim, and a context computes
+it once: put the instructions first.
+
+    [[prompts]]                                 a TOML file, or a JSONL file with one template a line
+    name = "plain"
+    text = '''Is the claim true, false or unknown?
+    Claim: {claim}
+    Answer:'''
+    answers = { SUPPORTS = " True", REFUTES = " False", "NOT ENOUGH INFO" = " Unknown" }
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+import hashlib
+import random
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.apps.fact_verification.claims import SAMPLE, Claim, digest_claims
-from stoker.apps.fact_verification.prompts import SHIPPED, SHIPPED_EVIDENCE, PromptTemplate, read_prompts
+from stoker.apps.common.data_rows import is_empty, read_toml
 from stoker.contexts import Awareness
+from stoker.datafile import Row, read_rows, text_field
 from stoker.errors import ConfigError
+from stoker.toml_files import refuse_unknown
+
+SAMPLE = Path(__file__).parent / "data" / "fever_sample.jsonl"
+
+
+class Label(enum.Enum):
+    """What a claim is, in FEVER's words."""
+
+    SUPPORTS = "SUPPORTS"
+    """The evidence (or what is known) supports the claim."""
+    REFUTES = "REFUTES"
+    """It contradicts the claim."""
+    NOT_ENOUGH_INFO = "NOT ENOUGH INFO"
+    """It does not tell."""
+
+
+LABELS = tuple(Label)
+_SPELLINGS = {
+    "supports": Label.SUPPORTS, "supported": Label.SUPPORTS, "true": Label.SUPPORTS,
+    "refutes": Label.REFUTES, "refuted": Label.REFUTES, "false": Label.REFUTES,
+    "not enough info": Label.NOT_ENOUGH_INFO, "nei": Label.NOT_ENOUGH_INFO, "unknown": Label.NOT_ENOUGH_INFO,
+}  # fmt: skip
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """One claim. `place` is where in the file it stands; `evidence` is empty when there is none."""
+
+    id: str
+    claim: str
+    label: Label
+    evidence: str
+    place: str
+
+
+def read_claims(path: Path) -> list[Claim]:
+    """Every claim of the file. Raises ConfigError naming file, line and field for the first row that is not one."""
+    claims: list[Claim] = []
+    seen: dict[str, str] = {}
+    for row in read_rows(path):
+        claim = _claim(row, file=path)
+        if claim.id in seen:
+            raise ConfigError(
+                f"{path}: {row.place}: id {claim.id} was already used in {seen[claim.id]}",
+                file=str(path), line=row.number, key="id",
+            )  # fmt: skip
+        seen[claim.id] = row.place
+        claims.append(claim)
+    if not claims:
+        raise ConfigError(f"{path}: holds no claims", file=str(path))
+    return claims
+
+
+def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> list[Claim]:
+    """`limit` claims (None: all) in the file's order, drawn by chance with each label's share kept.
+
+    Shares are rounded by largest remainder, so the same file, limit and seed give the same claims everywhere.
+    """
+    if limit is None or limit >= len(claims):
+        return list(claims)
+    places = {label: [n for n, claim in enumerate(claims) if claim.label is label] for label in LABELS}
+    exact = {label: limit * len(places[label]) / len(claims) for label in LABELS}
+    take = {label: int(exact[label]) for label in LABELS}
+    for label in sorted(LABELS, key=lambda one: take[one] - exact[one])[: limit - sum(take.values())]:
+        take[label] += 1
+    chance = random.Random(seed)
+    chosen = sorted(place for label in LABELS for place in chance.sample(places[label], take[label]))
+    return [claims[place] for place in chosen]
+
+
+def digest_claims(claims: Sequence[Claim]) -> str:
+    """16 hex digits that stand for these claims with their labels and evidence, wherever they were read from."""
+    digest = hashlib.sha256()
+    for claim in claims:
+        digest.update(msgspec.json.encode((claim.id, claim.claim, claim.label, claim.evidence)))
+    return digest.hexdigest()[:16]
+
+
+def _claim(row: Row, *, file: Path) -> Claim:
+    text = text_field(row, "claim", file=file).strip()
+    spelled = text_field(row, "label", file=file)
+    label = _SPELLINGS.get(" ".join(spelled.lower().replace("_", " ").split()))
+    if label is None:
+        raise ConfigError(
+            f"{file}: {row.place}: label is {spelled!r:.40}; it must be SUPPORTS, REFUTES or NOT ENOUGH INFO",
+            file=str(file), line=row.number, key="label",
+        )  # fmt: skip
+    name = row.fields.get("id")
+    if is_empty(name):
+        name = row.number
+    if not isinstance(name, str | int):
+        raise ConfigError(
+            f"{file}: {row.place}: id must be a number or text, and is {name!r:.40}",
+            file=str(file), line=row.number, key="id",
+        )  # fmt: skip
+    return Claim(id=str(name), claim=text, label=label, evidence=_evidence(row, file=file), place=row.place)
+
+
+def _evidence(row: Row, *, file: Path) -> str:
+    """The evidence of a row; empty without one. Raises ConfigError for what is neither text nor a list."""
+    value = row.fields.get("evidence")
+    if is_empty(value):
+        return ""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, list):
+        return " ".join(value).strip() if all(isinstance(part, str) for part in value) else ""
+    raise ConfigError(
+        f"{file}: {row.place}: evidence must be text or a list of texts, and is {value!r:.40}",
+        file=str(file), line=row.number, key="evidence",
+    )  # fmt: skip
+
+
+SHIPPED = Path(__file__).parent / "data" / "prompts.toml"
+SHIPPED_EVIDENCE = Path(__file__).parent / "data" / "prompts_evidence.toml"
+DEFAULT_ANSWERS = {Label.SUPPORTS: " True", Label.REFUTES: " False", Label.NOT_ENOUGH_INFO: " Unknown"}
+_FIELDS = ("name", "text", "answers")
+_PLACES = re.compile(r"\{([^{}\s]*)\}")
+
+
+class PromptTemplate(msgspec.Struct, frozen=True):
+    """One template. `answers` are in the order of LABELS."""
+
+    name: str
+    text: str
+    answers: tuple[str, ...] = tuple(DEFAULT_ANSWERS[label] for label in LABELS)
+
+    @property
+    def digest(self) -> str:
+        """12 hex digits of what is asked: text and answers, not the name."""
+        return hashlib.sha256(msgspec.json.encode((self.text, self.answers))).hexdigest()[:12]
+
+    @property
+    def wants_evidence(self) -> bool:
+        """Whether the text has a place for evidence."""
+        return "{evidence}" in self.text
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the first place: the same for every claim."""
+        found = _PLACES.search(self.text)
+        return self.text[: found.start()] if found else self.text
+
+    def fill(self, claim: Claim) -> str:
+        """What follows the prefix, for one claim. Braces in claims are left alone."""
+        values = {"claim": claim.claim, "evidence": claim.evidence}
+        return _PLACES.sub(lambda place: values.get(place[1], place[0]), self.text[len(self.prefix) :])
+
+
+def read_prompts(path: Path) -> list[PromptTemplate]:
+    """The templates of a TOML or JSONL file.
+
+    Raises ConfigError naming file, template and field for the first one that cannot be used.
+    """
+    prompts: list[PromptTemplate] = []
+    for place, table in _tables(path):
+        prompt = _prompt(table, file=path, place=place)
+        for other in prompts:
+            if other.name == prompt.name:
+                raise ConfigError(f"{path}: {place}: a template named {prompt.name} stands before it", file=str(path))
+            if other.digest == prompt.digest:
+                raise ConfigError(f"{path}: {place}: {prompt.name} asks just what {other.name} asks", file=str(path))
+        prompts.append(prompt)
+    if not prompts:
+        raise ConfigError(f"{path}: holds no templates; write them as [[prompts]] with name and text", file=str(path))
+    return prompts
+
+
+def _tables(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        return [(row.place, row.fields) for row in read_rows(path)]
+    whole = read_toml(path, keys=["prompts"])
+    tables = whole.get("prompts", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{path}: prompts must be tables, each under [[prompts]]", file=str(path), key="prompts")
+    return [(f"template {number}", table) for number, table in enumerate(tables, start=1)]
+
+
+def _prompt(table: Mapping[str, Any], *, file: Path, place: str) -> PromptTemplate:
+    refuse_unknown(table, _FIELDS, file=file, where=place)
+    for field in ("name", "text"):
+        if not isinstance(table.get(field), str) or not table[field].strip():
+            raise ConfigError(f"{file}: {place}: {field} must be text that is not empty", file=str(file), key=field)
+    name, text = table["name"], table["text"]
+    found = _PLACES.findall(text)
+    if "claim" not in found:
+        raise ConfigError(f"{file}: {place} ({name}): text has no {{claim}}", file=str(file), key="text")
+    for unknown in found:
+        if unknown not in ("claim", "evidence"):
+            raise ConfigError(
+                f"{file}: {place} ({name}): {{{unknown}}} is not a place; there are {{claim}} and {{evidence}}",
+                file=str(file), key="text",
+            )  # fmt: skip
+    return PromptTemplate(
+        name=name, text=text, answers=_answers(table.get("answers", {}), file=file, where=f"{place} ({name})")
+    )
+
+
+def _answers(table: Any, *, file: Path, where: str) -> tuple[str, ...]:
+    if not isinstance(table, dict) or not all(isinstance(word, str) and word.strip() for word in table.values()):
+        raise ConfigError(f"{file}: {where}: answers must give each label a word", file=str(file), key="answers")
+    refuse_unknown(table, [label.value for label in LABELS], file=file, where=f"{where}: answers")
+    if table and len(table) < len(LABELS):
+        missing = ", ".join(label.value for label in LABELS if label.value not in table)
+        raise ConfigError(f"{file}: {where}: answers has no word for {missing}", file=str(file), key="answers")
+    words = tuple(table.get(label.value, DEFAULT_ANSWERS[label]) for label in LABELS)
+    if len(set(words)) < len(words):
+        raise ConfigError(f"{file}: {where}: two labels have the same answer", file=str(file), key="answers")
+    return words
 
 
 class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,22 +266,6 @@ class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
     def claims_path(self) -> Path:
         """The claim file: the shipped sample when none was given."""
         return Path(self.claims) if self.claims else SAMPLE
-
-
-def resolve(stored: dict[str, Any] | None, given: dict[str, Any]) -> VerificationOptions:
-    """Defaults, over them what the run to be resumed was started with, over that what was given now.
-
-    Paths become absolute, so that a run can be resumed from another folder. Raises ConfigError for stored options that
-    this version cannot read.
-    """
-    here = dict(given)
-    for name in ("model", "claims", "prompts", "site"):
-        if here.get(name) and (name != "model" or Path(here[name]).exists()):
-            here[name] = str(Path(here[name]).absolute())
-    try:
-        return msgspec.convert({**(stored or {}), **here}, VerificationOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"the run's options cannot be read: {error}") from None
 
 
 def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> list[PromptTemplate]:

@@ -1,25 +1,107 @@
-"""From scores to rows, and from rows to figures.
+"""From scores to answers, rows and figures.
 
-The log keeps what was measured (scores and times); answers are made from it at the end, when all of a prompt's claims
-are there to calibrate with. So a run that was stopped and resumed ends with the same rows as one that was not.
+The log keeps what was measured (scores and times). Answers are made from it at the end, when all claims of a prompt are
+there to calibrate with, so a resumed run ends with the same rows as an uninterrupted one.
+
+**Answers.** A small model has a favourite word: uncalibrated, SmolLM2-135M gives the same answer to nine claims of ten.
+*Batch calibration* (Zhou et al., "Batch Calibration: Rethinking Calibration for In-Context Learning", 2024) subtracts
+the mean score of each label over all claims of a prompt before the best label is taken. It needs no labels and no
+further inference. The uncalibrated answers are kept too, and both accuracies are shown.
+
+**Interval.** Wilson's score interval: right near 0 and 1 and for few claims, where the normal one is not.
+
+**Comparison.** Prompts answer the same claims, so two of them are compared pair by pair (McNemar's exact test): only
+claims that one gets right and the other wrong count.
+
+The report at the end of a run, as lines of text: only numbers that were measured in it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.apps.fact_verification.claims import LABELS, Claim
+from stoker.apps.common.command_line import count
+from stoker.apps.common.runner import Attempt
 from stoker.apps.fact_verification.functions import Scores
-from stoker.apps.fact_verification.prompts import PromptTemplate
-from stoker.apps.fact_verification.statistics import calibrated_answers, confusion, mcnemar, raw_answers, wilson
+from stoker.apps.fact_verification.options import LABELS, Claim, PromptTemplate
 from stoker.datafile import write_rows
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
+from stoker.units import show_seconds
+
+Z_95 = 1.959963984540054
+"""The 97.5 % point of the normal distribution."""
+
+
+def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
+    """The interval of a share of `right` in `total`; of nothing it is all of 0 to 1."""
+    if total == 0:
+        return 0.0, 1.0
+    share, square = right / total, z * z
+    middle = (share + square / (2 * total)) / (1 + square / total)
+    half = z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
+    # At the ends the exact bound is the end itself; rounding must not go past it.
+    low = 0.0 if right == 0 else max(0.0, middle - half)
+    high = 1.0 if right == total else min(1.0, middle + half)
+    return low, high
+
+
+def raw_answers(scores: Sequence[Sequence[float]]) -> list[int]:
+    """The index of the best label of each row; the first of equals."""
+    return [_best(row) for row in scores]
+
+
+def calibrated_answers(scores: Sequence[Sequence[float]]) -> list[int]:
+    """The same after each label's mean over all rows is taken away (batch calibration).
+
+    Scores are compared as shares of the labels' joint probability, so that a claim whose words are all unlikely weighs
+    no more than another.
+    """
+    if not scores:
+        return []
+    shares = [_log_shares(row) for row in scores]
+    means = [math.fsum(column) / len(shares) for column in zip(*shares, strict=True)]
+    return [_best([score - mean for score, mean in zip(row, means, strict=True)]) for row in shares]
+
+
+def confusion(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> list[list[int]]:
+    """`labels` x `labels` counts: the row is what the claim is, the column what was answered."""
+    counts = [[0] * labels for _ in range(labels)]
+    for true, answer in zip(truth, answers, strict=True):
+        counts[true][answer] += 1
+    return counts
+
+
+def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
+    """The probability of a difference at least as large if both were equally good (two-sided, exact)."""
+    only_first = sum(a and not b for a, b in zip(first, second, strict=True))
+    only_second = sum(b and not a for a, b in zip(first, second, strict=True))
+    total, fewer = only_first + only_second, min(only_first, only_second)
+    if total == 0:
+        return 1.0
+    # In logarithms: 2 ** total overflows a float beyond a thousand discordant pairs, and whole numbers are slow there.
+    whole = math.lgamma(total + 1) - total * math.log(2)
+    tail = math.fsum(
+        math.exp(whole - math.lgamma(count + 1) - math.lgamma(total - count + 1)) for count in range(fewer + 1)
+    )
+    return min(1.0, 2 * tail)
+
+
+def _best(row: Sequence[float]) -> int:
+    return max(range(len(row)), key=lambda index: row[index])
+
+
+def _log_shares(row: Sequence[float]) -> list[float]:
+    top = max(row)
+    whole = top + math.log(math.fsum(math.exp(score - top) for score in row))
+    return [score - whole for score in row]
+
 
 KEY = ("prompt", "id")
 """What identifies a result: the template's digest and the claim's id."""
@@ -188,3 +270,135 @@ def write_timeline(rows: Iterable[ResultRow], path: Path) -> None:
     for (worker, _), call in sorted(calls.items(), key=lambda item: item[0][1]):
         events.append({**call, "tid": workers.index(worker), "dur": round(call["dur"])})
     path.write_text(json.dumps({"traceEvents": events}, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+SHORT = ("supports", "refutes", "not enough")
+
+
+def results_table(made: Sequence[PromptFigures]) -> list[str]:
+    """Accuracy with its interval, the share right of the claims with each label (recall), speed; one line a prompt."""
+    wide = max(len("prompt"), *(len(one.name) for one in made))
+    best = best_of(made)
+    heads = "".join(f"{name:>12}" for name in SHORT)
+    lines = [
+        f"  {'':{wide}}   {'':22}{'right, in % of the claims that are':>{12 * len(SHORT)}}",
+        f"  {'prompt':{wide}}   {'accuracy (95 %)':22}{heads}   claims/s a device",
+    ]
+    for one in made:
+        shares = "".join(f"{'–':>12}" if share is None else f"{share * 100:12.1f}" for share in one.recalls)
+        accuracy = f"{one.accuracy * 100:5.1f} %  ({one.low * 100:.1f}-{one.high * 100:.1f})"
+        mark = "   best" if one is best and len(made) > 1 else ""
+        lines.append(f"  {one.name:{wide}}   {accuracy:22}{shares}   {one.rate:17.1f}{mark}")
+    return lines
+
+
+def confusion_tables(made: Sequence[PromptFigures]) -> list[str]:
+    """The matrix of each prompt: a line a true label, a column an answer, in claims."""
+    lines: list[str] = []
+    for one in made:
+        lines.append(f"  {'answers of ' + one.name:28}" + "  ".join(f"{'said ' + name:>15}" for name in SHORT))
+        for label, row in zip(LABELS, one.matrix, strict=True):
+            lines.append(f"    {'is ' + label.value.lower():26}" + "  ".join(f"{count:15d}" for count in row))
+    return lines
+
+
+def verdict(
+    rows: Sequence[ResultRow], made: Sequence[PromptFigures], *, calibrated: bool, demo: bool = False
+) -> list[str]:
+    """What the table does and does not show, in sentences. `demo`: the shipped model on the shipped claims."""
+    best, total = best_of(made), made[0].claims
+    lines = []
+    others = [one for one in made if one is not best]
+    if others:
+        second = best_of(others)
+        chance = compare(rows, best.name, second.name)
+        if best.right == second.right:
+            lines.append(f"best: {best.name}, but {second.name} got as many right")
+        elif chance < 0.05:
+            lines.append(f"best: {best.name}; ahead of {second.name} by more than chance (McNemar p = {_p(chance)})")
+        else:
+            lines.append(
+                f"best: {best.name}, but its lead over {second.name} may be chance (McNemar p = {_p(chance)});"
+                " more claims tell more"
+            )
+    common = max(sum(row) for row in best.matrix)
+    constant = LABELS[[sum(row) for row in best.matrix].index(common)].value
+    if best.low <= common / total:
+        lines.append(f"not shown to be better than always saying {constant} ({common / total * 100:.1f} %)")
+        if demo:
+            lines.append("claims without evidence are beyond so small a model: its accuracy is a check of the plumbing")
+    if calibrated:
+        raw = ", ".join(f"{one.raw_right / total * 100:.1f}" for one in made)
+        lines.append(f"answers are calibrated per prompt (batch calibration); uncalibrated {raw} %")
+    return lines
+
+
+def cost_lines(attempt: Attempt) -> list[str]:
+    """Clock time, inferring against loading, what reuse saved."""
+    facts = attempt.facts
+    kept = f" ({attempt.kept} more were there from before)" if attempt.kept else ""
+    if not attempt.made:
+        return [f"nothing was left to infer{kept}"]
+    hot = f", {count(facts.found_hot, 'call')} found it hot" if facts.found_hot else ""
+    lines = [
+        f"{attempt.made} inferences{kept} in {show_seconds(attempt.wall_s)}, {attempt.rate:.1f}/s on"
+        f" {count(facts.devices, 'device')}: device time {show_seconds(attempt.infer_s)} inferring,"
+        f" {show_seconds(facts.load_total_s)} loading ({count(facts.loads, 'load')}{hot})"
+    ]
+    if attempt.origin:
+        lines.append(f"the model was loaded from: {attempt.origin}")
+    if facts.loads and facts.found_hot:
+        alone = facts.load_s * attempt.calls
+        lines.append(
+            f"had each of the {attempt.calls} calls loaded its context, the loads would have been"
+            f" {show_seconds(alone)} of device time"
+        )
+    return lines
+
+
+def summarize(
+    rows: Sequence[ResultRow], attempt: Attempt, *, prompts: Sequence[PromptTemplate], calibrated: bool
+) -> dict[str, object]:
+    """The same facts for programs (`--json`, summary.json). Seconds, shares of 1."""
+    made = figures(rows)
+    texts = {prompt.name: prompt for prompt in prompts}
+    return {
+        "inferences": len(rows),
+        "calibrated": calibrated,
+        "best": best_of(made).name,
+        "prompts": [
+            {
+                "name": one.name,
+                "digest": texts[one.name].digest,
+                "claims": one.claims,
+                "right": one.right,
+                "accuracy": one.accuracy,
+                "accuracy_low": one.low,
+                "accuracy_high": one.high,
+                "accuracy_uncalibrated": one.raw_right / one.claims,
+                "labels": [label.value for label in LABELS],
+                "confusion": one.matrix,
+                "infer_s": one.infer_s,
+                "claims_per_device_s": one.rate,
+            }
+            for one in made
+        ],
+        "attempt": {
+            "wall_s": attempt.wall_s,
+            "inferences": attempt.made,
+            "kept": attempt.kept,
+            "calls": attempt.calls,
+            "inferences_per_s": attempt.rate,
+            "infer_device_s": attempt.infer_s,
+            "load_device_s": attempt.facts.load_total_s,
+            "loads": attempt.facts.loads,
+            "origin": attempt.origin,
+            "calls_found_hot": attempt.facts.found_hot,
+            "devices": attempt.facts.devices,
+            "pilots": attempt.facts.pilots,
+        },
+    }
+
+
+def _p(chance: float) -> str:
+    return f"{chance:.2g}" if chance >= 0.001 else "less than 0.001"

@@ -1,33 +1,47 @@
-"""One run, from options to report: read, open the folder, infer what is missing, write the final file, report."""
+"""One run, from options to report: read, infer what is missing, write the final file, report."""
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import stoker
-from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
-from stoker.apps.common.hints import columns, command, count, say_kept, show_minutes
-from stoker.apps.fact_verification import APP, report
-from stoker.apps.fact_verification.claims import Claim, read_claims, sample_claims
-from stoker.apps.fact_verification.functions import Question, Scores, language_model, verify
-from stoker.apps.fact_verification.options import VerificationOptions, choose_prompts, parameters, resolve
-from stoker.apps.fact_verification.prompts import PromptTemplate
-from stoker.apps.fact_verification.results import KEY, figures, make_records, make_rows, write_results, write_timeline
-from stoker.config import load_site
+from stoker import causal_lm
+from stoker.apps.common.calls import Job, in_batches, run_calls
+from stoker.apps.common.command_line import columns, command, count, resolve, show_minutes
+from stoker.apps.common.models_file import identity_of
+from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
+from stoker.apps.fact_verification import APP
+from stoker.apps.fact_verification.functions import Question, Scores, verify
+from stoker.apps.fact_verification.options import (
+    Claim,
+    PromptTemplate,
+    VerificationOptions,
+    choose_prompts,
+    parameters,
+    read_claims,
+    sample_claims,
+)
+from stoker.apps.fact_verification.results import (
+    KEY,
+    confusion_tables,
+    cost_lines,
+    figures,
+    make_records,
+    make_rows,
+    results_table,
+    summarize,
+    verdict,
+    write_results,
+    write_timeline,
+)
 from stoker.console import Screen
-from stoker.contexts import Awareness, Recipe, default_model, model_recipe
+from stoker.contexts import Awareness, Recipe, default_model
 from stoker.errors import StokerError
-from stoker.run_folder import RecordLog, open_run, read_options
-from stoker.sessions import ContextFacts, facts_of
-
-INTERRUPTED = 130
+from stoker.run_folder import RecordLog
 
 
 class VerificationCall(msgspec.Struct, frozen=True):
@@ -40,63 +54,55 @@ class VerificationCall(msgspec.Struct, frozen=True):
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Does the run and reports it. 0, or 130 after Ctrl-C (the results so far are kept).
+    """Do the run and report it. 0, or 130 after Ctrl-C (the results so far are kept).
 
     Raises StokerError for input that cannot be used, and for a call that failed (the results so far are kept then too).
     """
-    options = resolve(read_options(resume, app=APP) if resume else None, given)
+    options = resolve(VerificationOptions, given, app=APP, resume=resume, files=("claims", "prompts"))
     everything = read_claims(options.claims_path)
     claims = sample_claims(everything, limit=options.limit or None, seed=options.seed)
     prompts = choose_prompts(options, claims)
     recipe, model = make_recipe(options)
-    load_site(options.site or None)  # a wrong site file is said before there is a run folder
-    folder = open_run(
-        Path("runs"),
-        app=APP,
-        prefix="fact",
-        parameters=parameters(options, model=model, prompts=prompts, claims=claims),
-        options=msgspec.to_builtins(options),
-        folder=resume or out,
-        fresh=fresh,
-    )
-    total = len(prompts) * len(claims)
-    with contextlib.closing(folder), folder.log(key=KEY) as log, stop_on_signals():
-        try:
-            for line in _headline(options, prompts=len(prompts), claims=len(claims)):
-                screen.line(line)
-            if len(log):
-                screen.line(f"  going on with {folder.path}: {len(log)} of {total} are there")
-            attempt = _infer(options, recipe, prompts, claims, log=log, screen=screen)
-            rows = make_rows(prompts, claims, log, calibrate=options.calibrate)
-            summary = report.summary(rows, attempt, prompts=prompts, calibrated=options.calibrate)
-            timeline = folder.write("timeline.json", lambda path: write_timeline(rows, path))
-            folder.write_json("summary.json", summary)
-            name = f"results.{options.format}"
-            results = folder.finish(name=name, write=lambda path: write_results(rows, path, kind=options.format))
-        except Stopped:
-            say_kept(screen, folder=folder.path, kept=len(log), total=total, app=APP, through_make=True)
-            return INTERRUPTED
-        except BaseException:
-            if len(log):
-                say_kept(
-                    screen, folder=folder.path, kept=len(log), total=total, app=APP, failed=True, through_make=True
-                )
-            raise
-    if json:
-        screen.json({**summary, "run": str(folder.path), "results": str(results), "timeline": str(timeline)})
-        return 0
+    spec = RunSpec(
+        app=APP, prefix="fact", parameters=parameters(options, model=model, prompts=prompts, claims=claims),
+        options=options, key=KEY, total=len(prompts) * len(claims), folder=resume or out, fresh=fresh,
+        site=options.site, headline=_headline(options, prompts=len(prompts), claims=len(claims)), through_make=True,
+    )  # fmt: skip
+
+    def make(work: OpenRun) -> Outcome:
+        _infer(work, options, recipe, prompts, claims)
+        return _results(work, options, prompts, claims, everything=len(everything))
+
+    return execute(spec, make, screen=screen, json=json)
+
+
+def _results(
+    work: OpenRun,
+    options: VerificationOptions,
+    prompts: Sequence[PromptTemplate],
+    claims: Sequence[Claim],
+    *,
+    everything: int,
+) -> Outcome:
+    attempt, folder = work.attempt, work.folder
+    rows = make_rows(prompts, claims, work.log, calibrate=options.calibrate)
+    summary = summarize(rows, attempt, prompts=prompts, calibrated=options.calibrate)
+    timeline = folder.write("timeline.json", lambda path: write_timeline(rows, path))
+    folder.write_json("summary.json", summary)
+    name = f"results.{options.format}"
+    results = folder.finish(name=name, write=lambda path: write_results(rows, path, kind=options.format))
     made, demo = figures(rows), not options.model and not options.claims
-    for block in (
-        report.results_table(made),
-        report.confusion_tables(made),
-        [f"  {line}" for line in report.verdict(rows, made, calibrated=options.calibrate, demo=demo)],
-        [*(f"  {line}" for line in report.cost_lines(attempt)), f"  results  {results}    timeline  {timeline}"],
-        _next_steps(options, attempt, everything=len(everything), prompts=len(prompts)),
-    ):
-        screen.line()
-        for line in block:
-            screen.line(line, style="bold" if line.endswith("   best") else "")
-    return 0
+    blocks = (
+        results_table(made),
+        confusion_tables(made),
+        [f"  {line}" for line in verdict(rows, made, calibrated=options.calibrate, demo=demo)],
+        [*(f"  {line}" for line in cost_lines(attempt)), f"  results  {results}    timeline  {timeline}"],
+        _next_steps(options, attempt, everything=everything, prompts=len(prompts)),
+    )
+    return Outcome(
+        summary=summary, files={"results": results, "timeline": timeline}, bold="   best",
+        report=[line for block in blocks for line in ("", *block)],
+    )  # fmt: skip
 
 
 def _command(arguments: str) -> str:
@@ -115,14 +121,11 @@ def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
     path = options.model or default_model()
     # Below full, each call has a process of its own that loads for itself: the paper's context-agnostic and
     # partial-context versions.
-    recipe = model_recipe(
-        language_model,
-        path,
-        snapshot=options.snapshot,
-        awareness=options.awareness,
+    recipe = causal_lm(
+        path, snapshot=options.snapshot, awareness=options.awareness, slots=1,
         calls_per_library=0 if options.awareness is Awareness.FULL else 1,
-    )
-    return recipe, ", ".join(part.name for part in recipe.objects) or path
+    )  # fmt: skip
+    return recipe, identity_of(recipe, path)
 
 
 def plan(
@@ -137,54 +140,35 @@ def plan(
 
 
 def _infer(
+    work: OpenRun,
     options: VerificationOptions,
     recipe: Recipe,
     prompts: Sequence[PromptTemplate],
     claims: Sequence[Claim],
-    *,
-    log: RecordLog,
-    screen: Screen,
-) -> report.Attempt:
-    """Makes the missing results. What it brings back says what that took."""
-    calls = plan(prompts, claims, log, batch_size=options.batch_size)
-    kept, infer_s, origin, begun = len(log), 0.0, "", time.perf_counter()
-    facts = ContextFacts()
-    if calls:
-        with stoker.load(options.site or None, progress=False) as session:
-            screen.line(session_line(session))
-            ask = facts_of(session, {recipe.key})
-            questions = (
-                Question(
-                    number=number,
-                    prefix=call.prompt.prefix,
-                    texts=tuple(call.prompt.fill(claim) for claim in call.claims),
-                    words=call.prompt.answers,
-                    tensor_batch=options.tensor_batch,
-                )
-                for number, call in enumerate(calls)
-            )
-            scored = verify.with_options(context=recipe)
-            total = len(prompts) * len(claims)
-            with screen.progress(total=total, done=kept, noun="claims", facts=ask) as progress:
-                scores: Scores
-                try:
-                    for scores in run_calls([(scored, questions)]):
-                        call = calls[scores.number]
-                        progress.advance(log.append(make_records(call.prompt, call.claims, scores)))
-                        infer_s += scores.infer_s
-                        origin = scores.origin
-                except StokerError as error:
-                    raise explain(error, calls, file=options.claims_path) from error
-            facts = ask()
-    return report.Attempt(
-        wall_s=time.perf_counter() - begun,
-        made=len(log) - kept,
-        kept=kept,
-        calls=len(calls),
-        infer_s=infer_s,
-        facts=facts,
-        origin=origin,
-    )
+) -> None:
+    calls = plan(prompts, claims, work.log, batch_size=options.batch_size)
+    questions = (
+        Question(
+            number=number, prefix=call.prompt.prefix, texts=tuple(call.prompt.fill(claim) for claim in call.claims),
+            words=call.prompt.answers, tensor_batch=options.tensor_batch,
+        )
+        for number, call in enumerate(calls)
+    )  # fmt: skip
+
+    def take(scores: Scores) -> int:
+        call = calls[scores.number]
+        work.attempt.infer_s += scores.infer_s
+        work.attempt.origin = scores.origin
+        return work.log.append(make_records(call.prompt, call.claims, scores))
+
+    def explained(jobs: Sequence[Job]) -> Iterator[Scores]:
+        try:
+            yield from run_calls(jobs)
+        except StokerError as error:
+            raise explain(error, calls, file=options.claims_path) from error
+
+    jobs = [(verify.with_options(context=recipe), questions)] if calls else []
+    work.infer(jobs, contexts={"": recipe}, take=take, noun="claims", results=explained)
 
 
 def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path) -> StokerError:
@@ -201,13 +185,12 @@ def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path
 
 
 def _given(options: VerificationOptions) -> str:
-    """The files that this run was about, for a command that is to be about them too."""
     files = {"model": options.model, "claims": options.claims, "prompts": options.prompts, "site": options.site}
     here = f"{Path.cwd()}/"
     return "".join(f"--{name} {shlex.quote(file.removeprefix(here))} " for name, file in files.items() if file)
 
 
-def _next_steps(options: VerificationOptions, attempt: report.Attempt, *, everything: int, prompts: int) -> list[str]:
+def _next_steps(options: VerificationOptions, attempt: Attempt, *, everything: int, prompts: int) -> list[str]:
     same = _given(options)
     steps = []
     if options.limit and options.limit < everything:

@@ -1,31 +1,193 @@
-"""The endpoints that models answer: a request is read, its calls run, and what they give is put in OpenAI's form."""
+"""The endpoints that models answer: read a request, admit it, run its calls, and answer in OpenAI's form.
+
+A request of `n` choices, or of several prompts, is as many calls. Each begins and ends alone, and a call that runs
+again writes the same text again, whatever the others do.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.apps.common.openai.answers import Vectors, chat_body, completion_body, embedding_parts, token_usage
-from stoker.apps.common.openai.bodies import refuse_engine_fields
-from stoker.apps.common.openai.request import Endpoint
-from stoker.apps.common.openai.writing import Choice
-from stoker.apps.gateway.admission import Admission
-from stoker.apps.gateway.calls import all_pieces, joined_pieces
-from stoker.apps.gateway.chunks import Chunks
-from stoker.apps.gateway.failure_log import log, log_failure
-from stoker.apps.gateway.failures import TryLater
-from stoker.apps.gateway.guard import Caller, Guard
-from stoker.apps.gateway.metrics import GatewayMetrics
-from stoker.apps.gateway.served import ServedModel, ServedModels
-from stoker.apps.gateway.streaming import RunningRequest, StreamedAnswer
-from stoker.apps.gateway.watch import SessionWatch
-from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, JSONParts, read_body, unless_gone
-from stoker.apps.gateway.wishes import Asked, read_asked, tokens_asked
+from stoker.apps.common.models_file import Cold
+from stoker.apps.common.openai_answers import Choice, Vectors, chat_body, completion_body, embedding_parts, token_usage
+from stoker.apps.common.openai_requests import (
+    ApiRequest,
+    Endpoint,
+    Note,
+    read_body,
+    read_object,
+    refuse_engine_fields,
+    refused,
+)
+from stoker.apps.gateway.failures import TryLater, log, log_failure
+from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.gateway.keys import Caller, Guard
+from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, forecast
+from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer, all_pieces, joined_pieces
+from stoker.apps.gateway.wire import ClientLeft, EventStream, JSONAnswer, JSONParts, receive_body, unless_gone
 from stoker.units import show_seconds
+
+_OWN = ("n", "stream", "stream_options")
+_MOST_CHOICES = 128
+_TOKEN_CHARACTERS = 4
+_UNSAID_TOKENS = 1000
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request, checked. `choices`: what is asked of the model for each choice of the answer. `prompts`: how many of
+    them read a prompt of their own. `include_usage`: a stream's last chunk says how many tokens there were;
+    `continuous_usage`: each chunk does."""
+
+    request: ApiRequest
+    choices: tuple[ApiRequest, ...]
+    prompts: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+def read_asked(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
+    """What the body of a request asks. Raises RequestRefused. `name` tells it from all others: its random draws are
+    made of it where it names no seed. `ignored` as in `read_body`."""
+    body = read_object(data)
+    own = {key: body.pop(key) for key in _OWN if key in body}
+    request = read_body(body, endpoint=endpoint, custom_id=name, line=0, ignored=ignored)
+    if endpoint is Endpoint.EMBEDDINGS:
+        for key, value in own.items():
+            if value is not None:
+                raise refused(key, f"is no field that {endpoint.value} is known to have", "unknown_parameter")
+        return Asked(request, (request,))
+    number = _choice_number(own.get("n"))
+    stream = _truth(own.get("stream"), "stream")
+    prompts = max(1, len(request.texts))
+    if prompts * number > _MOST_CHOICES:
+        param = "prompt" if number == 1 else "n"
+        asks = f"has {prompts} prompts" if number == 1 else f"asks for {prompts * number} choices"
+        raise refused(param, f"{asks}, and {_MOST_CHOICES} may be asked for at once", "invalid_value")
+    choices = tuple(_choices(request, number))
+    usage, continuous = _usage(own.get("stream_options"), stream=stream)
+    return Asked(request, choices, prompts=prompts, stream=stream, include_usage=usage, continuous_usage=continuous)
+
+
+def tokens_asked(asked: Asked) -> int:
+    """The tokens that a request asks to be read and written, as OpenAI counts before it knows better: for one whose
+    client left before they were counted. A text has about a token for every four characters."""
+    texts = [*asked.request.texts, *(message.content for message in asked.request.messages)]
+    read = sum(max(1, len(text) // _TOKEN_CHARACTERS) for text in texts)
+    if asked.request.endpoint is Endpoint.EMBEDDINGS:
+        return read
+    return read + sum(choice.sampling.max_new_tokens or _UNSAID_TOKENS for choice in asked.choices)
+
+
+def _choices(request: ApiRequest, number: int) -> list[ApiRequest]:
+    """Choice k of a request has the k-th next seed; those of one prompt stand together."""
+    prompts = request.texts or ("",)
+    found = []
+    for place in range(len(prompts) * number):
+        sampling = msgspec.structs.replace(request.sampling, seed=request.sampling.seed + place)
+        texts = (prompts[place // number],) if request.texts else ()
+        found.append(msgspec.structs.replace(request, texts=texts, sampling=sampling))
+    return found
+
+
+def _choice_number(value: Any) -> int:
+    if value is None:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_CHOICES:
+        raise refused("n", f"must be a whole number from 1 to {_MOST_CHOICES}", "invalid_value")
+    return value
+
+
+def _truth(value: Any, name: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise refused(name, "must be true or false", "invalid_type")
+    return bool(value)
+
+
+def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
+    if options is None:
+        return False, False
+    if not stream:
+        raise refused("stream_options", "wants stream to be true", "invalid_value")
+    if not isinstance(options, dict):
+        raise refused("stream_options", "must be an object", "invalid_type")
+    for name in options:
+        if name not in _STREAM_OPTIONS:
+            raise refused(f"stream_options.{name}", "is no field that is known", "unknown_parameter")
+    usage, continuous = (
+        _truth(options.get(name), f"stream_options.{name}") for name in ("include_usage", "continuous_usage_stats")
+    )
+    return usage, usage and continuous
+
+
+_WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
+_AGAIN_S = 10.0
+"""When a client asks again while the session's journal cannot be written."""
+_ASK = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
+
+
+class Admission:
+    """Decides whether a request may begin."""
+
+    def __init__(self, watch: SessionWatch) -> None:
+        self._watch = watch
+
+    async def check(self, request: Request, model: ServedModel) -> None:
+        """Raise TryLater for a request that would wait longer than its client or the models file wants; and for all
+        requests while the session's journal cannot be written, since no call begins or ends then."""
+        await self._watch.recent(model)
+        if trouble := self._watch.journal_trouble:
+            raise TryLater(
+                "the session takes no requests just now: its journal cannot be written; the gateway's log says why",
+                type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S, why=trouble,
+            )  # fmt: skip
+        prefers = _WAITS.search(request.headers.get("prefer", ""))
+        waits_s = float(prefers[1]) if prefers else 0.0
+        if prefers or model.settings.cold is Cold.REFUSE:
+            await self._check_loaded(model, waits_s)
+        if objective_s := float(model.settings.ttft):
+            await self._check_objective(model, objective_s, waits_s)
+
+    async def _check_loaded(self, model: ServedModel, waits_s: float) -> None:
+        facts = await self._watch.recent(model)
+        if not facts.hot:  # it may be so by now
+            facts = await self._watch.facts(model, within_s=0.1)
+        if facts.hot or facts.hot_in_s <= waits_s:
+            return
+        self._watch.wake(model)
+        raise TryLater(
+            f"the model {model.name} is {facts.state}; it may answer in {show_seconds(facts.hot_in_s)}. {_ASK}",
+            type="overloaded", code="model_cold", status=503, retry_after_s=facts.hot_in_s,
+        )  # fmt: skip
+
+    async def _check_objective(self, model: ServedModel, objective_s: float, waits_s: float) -> None:
+        facts = await self._watch.recent(model)
+        if not facts.hot:
+            facts = await self._watch.facts(model, within_s=0.1)
+        if not facts.hot and model.settings.cold is Cold.WAIT:
+            return
+        expected = forecast(facts, model.meter.first)
+        later_s = expected.later_s(objective_s)
+        if not later_s or expected.first_token_s <= waits_s:
+            return
+        if not facts.hot:
+            self._watch.wake(model)
+            later_s = facts.hot_in_s
+        raise TryLater(
+            f"the model {model.name} would give its first token in {show_seconds(expected.first_token_s)}, and its"
+            f" objective is {show_seconds(objective_s)}: {expected.because}. It could be met in"
+            f" {show_seconds(later_s)}. {_ASK}",
+            type="overloaded", code="objective_unreachable", status=503, retry_after_s=later_s,
+        )  # fmt: skip
 
 
 class Answering:
@@ -46,7 +208,7 @@ class Answering:
     async def answer(self, request: Request, endpoint: Endpoint, caller: Caller) -> Response:
         """The answer to a request. Raises RequestRefused, ClientLeft, and what its calls raise."""
         begun = time.monotonic()
-        data = await read_body(request, most=self._most_bytes)
+        data = await receive_body(request, most=self._most_bytes)
         name = secrets.token_hex(12)
         asked = read_asked(data, endpoint=endpoint, name=name, ignored=self._note_ignored)
         model = self._models.asked(asked.request.model, endpoint)
@@ -75,7 +237,6 @@ class Answering:
         return response
 
     async def _whole(self, asked: Asked, model: ServedModel, *, name: str, running: RunningRequest) -> Response:
-        """The response to a request that wants its answer whole."""
         found = await all_pieces(model.app(), asked.choices)
         if asked.request.endpoint is Endpoint.EMBEDDINGS:
             [pieces] = found

@@ -21,14 +21,10 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.openai.request import RequestRefused
-from stoker.apps.gateway.batch_answers import count_answers, for_client, keep_answers
-from stoker.apps.gateway.batch_bodies import AskedBatch
-from stoker.apps.gateway.batch_following import FollowedBatch, find_process
-from stoker.apps.gateway.batch_pace import BatchPace
-from stoker.apps.gateway.guard import Guard
-from stoker.apps.gateway.limits import KeyLimits
-from stoker.apps.gateway.uploads import KEPT_S, FileStore
+from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.gateway.batch_files import KEPT_S, AskedBatch, FileStore, count_answers, for_client, keep_answers
+from stoker.apps.gateway.batch_process import BatchPace, FollowedBatch, find_process
+from stoker.apps.gateway.keys import Guard, KeyLimits
 
 log = logging.getLogger("stoker.gateway")
 
@@ -40,13 +36,14 @@ _CUT_SHORT = {
     "finalizing": ("expired", "batch_expired", "the batch's time was over before this request was answered"),
     "in_progress": ("failed", "batch_failed", "the batch failed before this request was answered"),
 }
-"""What a batch comes to that ends before all its requests have answers, and what it says of the others."""
+"""For a batch that ends before all its requests have answers, by its status then: its last status, and the code and
+message of the other requests."""
 _WINDOW_LOOK_S = 30.0
 _LOG = "results.jsonl.part"
 """In the run folder: the answers of a batch that has not ended."""
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
 _ENDED_WELL = (0, 1)
-"""What `stoker batch` returns once its files are written: 1 if some requests have no answer."""
+"""Exit codes of a `stoker batch` that wrote its files: 1 if some requests have no answer."""
 
 
 class GatewayBatch(msgspec.Struct):
@@ -107,7 +104,7 @@ class Batches:
         self._followed: dict[str, FollowedBatch] = {}
 
     def resume(self) -> None:
-        """Go on with the batches that have not ended."""
+        """Continue the batches that have not ended."""
         for id in self._ids():
             try:
                 batch = self._read(id)
@@ -118,7 +115,7 @@ class Batches:
                     self._follow(id)
 
     async def leave(self) -> None:
-        """Let go of them: what runs is stopped, keeps its answers, and goes on with the next gateway."""
+        """Stop the running batches: they keep their answers, and continue with the next gateway."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -262,7 +259,7 @@ class Batches:
         return BatchPace(self._folder / f"{batch.id}.permits", self._guard, owner=batch.owner)
 
     def _left(self, batch: GatewayBatch) -> int:
-        """How many requests of a batch have no answer yet, at most."""
+        """The most requests of a batch that have no answer yet."""
         with contextlib.suppress(OSError):
             kept = count_answers(self._run(batch) / _LOG)
             return batch.total - kept.completed - kept.failed
@@ -273,7 +270,7 @@ class Batches:
         return batch is not None and batch.status == "in_progress"
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
-        """Its `stoker batch`, which a gateway that is killed does not take along."""
+        """Start its `stoker batch`, which outlives a gateway that is killed."""
         words = [
             sys.executable,
             "-P",
@@ -355,14 +352,14 @@ class Batches:
         return [path.stem for path in self._folder.glob("batch_*.json")]
 
     def _read(self, id: str) -> GatewayBatch | None:
-        """What is kept of a batch; None if there is none, or it is damaged. Raises OSError."""
+        """Read a batch; None if there is none, or its file is damaged. Raises OSError."""
         try:
             return msgspec.json.decode((self._folder / f"{id}.json").read_bytes(), type=GatewayBatch)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
     def _keep(self, batch: GatewayBatch) -> None:
-        """Write a batch down. Raises OSError, and leaves what was written before."""
+        """Write a batch. Raises OSError, and keeps the earlier file then."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self._folder / f".{batch.id}.json"
         draft.write_bytes(msgspec.json.encode(msgspec.structs.replace(batch, waits="")))

@@ -1,4 +1,4 @@
-"""`stoker serve`: the options, checked, and nothing else; and `stoker serve keys`."""
+"""`stoker serve` and `stoker serve keys`: their options, checked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from stoker.apps.gateway.key_file import KeyFile
-from stoker.apps.gateway.limits import KeyLimits
+from stoker.apps.gateway.keys import KeyFile, KeyLimits
 from stoker.apps.gateway.options import GatewayOptions
 from stoker.console import ByteSize, Screen, WholeNumber, line, lines, note
 from stoker.console import json as print_json
@@ -20,7 +19,7 @@ _MISSING = "stoker serve needs {}, which is not installed: pip install 'stoker[s
 
 
 class ServeGroup(click.Group):
-    """`serve SITE MODELS`, and below it `serve keys`: what is no command of its own is meant for the first."""
+    """`serve SITE MODELS`, and `serve keys` below it: any other first word is an argument of the former."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the name of the command that serves in front of its arguments."""
@@ -29,13 +28,13 @@ class ServeGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command below; else the one that serves."""
+        """The named subcommand, else the command that serves."""
         return super().get_command(ctx, cmd_name) or run
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that serves has no name of its own in what people read."""
+        """Resolve the command; the one that serves has no name in usage texts."""
         name, found, rest = super().resolve_command(ctx, args)
         return "" if found is run else name, found, rest
 

@@ -1,12 +1,14 @@
-"""Errors of calls as OpenAI words them, with the status that tells clients whether to try again."""
+"""Errors of calls: OpenAI's words and a status for clients, the cause for the log."""
 
 from __future__ import annotations
 
 import errno
+import logging
 
 import msgspec
+from starlette.requests import Request
 
-from stoker.apps.common.openai.request import ApiError, RequestRefused
+from stoker.apps.common.openai_requests import ApiError, RequestRefused
 from stoker.errors import (
     CallCancelledError,
     CallDroppedError,
@@ -15,6 +17,7 @@ from stoker.errors import (
     NoDeviceError,
     SerializationError,
     SessionError,
+    StokerError,
     StreamDiffersError,
 )
 
@@ -22,15 +25,15 @@ _BUSY_S = 5.0
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """An error, and when to try again (0: nothing is said of that)."""
+    """An error, and when to retry (0: not said)."""
 
     error: ApiError
     retry_after_s: float = 0.0
 
 
 class TryLater(RequestRefused):
-    """A request is refused for now. `retry_after_s`: when it may come again; 0: nobody knows. `why`: what the client
-    does not hear."""
+    """A request is refused for now. `retry_after_s`: when it may come again; 0: unknown. `why`: the cause, for the log
+    alone."""
 
     def __init__(
         self, message: str, *, type: str, code: str, status: int, retry_after_s: float = 0.0, why: str = ""
@@ -41,8 +44,8 @@ class TryLater(RequestRefused):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """What a client hears of an error: what failed and whether to try again. Calls, hosts and folders that an error
-    names are for the gateway's log."""
+    """The error that a client gets: what failed, and whether to retry. Calls, hosts and folders that an error names are
+    for the log."""
     match error:
         case TryLater():
             return Refusal(error.error, error.retry_after_s)
@@ -74,3 +77,19 @@ def refusal_of(error: BaseException) -> Refusal:
 def _said(message: str, code: str, status: int, retry_after_s: float = 0.0) -> Refusal:
     text = f"{message}; the gateway's log says why, by the request id of this answer"
     return Refusal(ApiError(text, type="server_error", code=code, status=status), retry_after_s)
+
+
+log = logging.getLogger("stoker.gateway")
+_OWN_FAULT = 500
+
+
+def log_failure(error: BaseException, request: Request) -> None:
+    """Log why a request failed, unless the answer has the whole cause. Unexpected errors are logged with a
+    traceback."""
+    if isinstance(error, RequestRefused) and not (isinstance(error, TryLater) and error.why):
+        return
+    why = error.why if isinstance(error, TryLater) else str(error) or type(error).__name__
+    foreseen = isinstance(error, StokerError | OSError | TryLater)
+    id = request.scope.get("state", {}).get("request_id", "")
+    status = refusal_of(error).error.status
+    log.warning("%s %s: %d: %s", id, request.url.path, status, why, exc_info=None if foreseen else error)

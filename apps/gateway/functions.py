@@ -6,13 +6,11 @@ Each gives pieces of its answer, or an ApiError where the model refuses. What el
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from stoker import app
-from stoker.apps.common.openai.request import ApiError, ApiRequest
-from stoker.apps.common.openai.writing import (
+from stoker.apps.common.openai_answers import (
     Choice,
-    Embedder,
-    TextModel,
     TextPiece,
     VectorPiece,
     complete,
@@ -21,13 +19,17 @@ from stoker.apps.common.openai.writing import (
     refusal,
     stream_text,
 )
+from stoker.apps.common.openai_requests import ApiError, ApiRequest
+
+if TYPE_CHECKING:
+    from stoker.contexts import CausalLM, EncoderModel
 
 _PIECE_BYTES = 500_000
 """No piece of a result may have more than 1 MB."""
 
 
 @app(stream=True)
-def write(model: TextModel, request: ApiRequest) -> Iterator[Choice | ApiError]:
+def write(model: CausalLM, request: ApiRequest) -> Iterator[Choice | ApiError]:
     """The whole text of one choice."""
     try:
         [prompt] = prompts_of(model, request)
@@ -37,7 +39,7 @@ def write(model: TextModel, request: ApiRequest) -> Iterator[Choice | ApiError]:
 
 
 @app(stream=True)
-def write_pieces(model: TextModel, request: ApiRequest) -> Iterator[TextPiece | ApiError]:
+def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | ApiError]:
     """The text of one choice, as it is written."""
     begun = False
     try:
@@ -52,7 +54,7 @@ def write_pieces(model: TextModel, request: ApiRequest) -> Iterator[TextPiece | 
 
 
 @app(stream=True)
-def embed(model: Embedder, request: ApiRequest) -> Iterator[VectorPiece | ApiError]:
+def embed(model: EncoderModel, request: ApiRequest) -> Iterator[VectorPiece | ApiError]:
     """The vectors of all texts of a request, in as many pieces as they need."""
     try:
         vectors, tokens = embed_texts(model, request)

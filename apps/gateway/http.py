@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -16,19 +17,108 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from stoker.apps.common.openai.request import Endpoint, RequestRefused
+from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway.answering import Answering
-from stoker.apps.gateway.batch_routes import BatchRoutes
-from stoker.apps.gateway.batches import Batches
-from stoker.apps.gateway.failure_log import log, log_failure
-from stoker.apps.gateway.failures import refusal_of
-from stoker.apps.gateway.guard import Caller, Guard
-from stoker.apps.gateway.metrics import GatewayMetrics
-from stoker.apps.gateway.noting import GatewayNotes
-from stoker.apps.gateway.pages import PAGE, GatewayFigures
-from stoker.apps.gateway.served import ServedModel, ServedModels
-from stoker.apps.gateway.watch import SessionWatch
-from stoker.apps.gateway.wire import ClientLeft, CrossOrigin, EventStream, JSONAnswer, RequestIds, error_answer
+from stoker.apps.gateway.batch_files import StoredFile, read_batch, read_upload
+from stoker.apps.gateway.batches import Batches, GatewayBatch
+from stoker.apps.gateway.failures import log, log_failure, refusal_of
+from stoker.apps.gateway.figures import PAGE, GatewayFigures, GatewayMetrics, GatewayNotes
+from stoker.apps.gateway.keys import Caller, Guard
+from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch
+from stoker.apps.gateway.wire import (
+    ClientLeft,
+    CrossOrigin,
+    EventStream,
+    JSONAnswer,
+    RequestIds,
+    error_answer,
+    receive_body,
+)
+
+MOST_FILE_BYTES = 200_000_000
+_PAGE = 20
+_MOST_PAGE = 10_000
+_NUMBER = re.compile(r"[0-9]{1,5}")
+
+
+class BatchRoutes:
+    """Answers what is asked of files and batches. Each caller sees those of its own key."""
+
+    def __init__(self, batches: Batches, guard: Guard, *, most_bytes: int) -> None:
+        self._files = batches.files
+        self._batches = batches
+        self._guard = guard
+        self._most_bytes = most_bytes
+
+    def routes(self, guarded: Callable[[Handler], Callable[[Request], Awaitable[Response]]]) -> list[Route]:
+        """All addresses; `guarded` lets those in who may ask."""
+        return [
+            Route("/v1/files", guarded(self._upload), methods=["POST"]),
+            Route("/v1/files", guarded(self._list_files), methods=["GET"]),
+            Route("/v1/files/{id}", guarded(self._file), methods=["GET"]),
+            Route("/v1/files/{id}", guarded(self._remove), methods=["DELETE"]),
+            Route("/v1/files/{id}/content", guarded(self._content), methods=["GET"]),
+            Route("/v1/batches", guarded(self._begin), methods=["POST"]),
+            Route("/v1/batches", guarded(self._list_batches), methods=["GET"]),
+            Route("/v1/batches/{id}", guarded(self._batch), methods=["GET"]),
+            Route("/v1/batches/{id}/cancel", guarded(self._cancel), methods=["POST"]),
+        ]
+
+    async def _upload(self, request: Request, caller: Caller) -> Response:
+        body = await receive_body(request, most=MOST_FILE_BYTES)
+        kind = request.headers.get("content-type", "")
+        name, purpose, data = await asyncio.to_thread(read_upload, kind, body)
+        made = await asyncio.to_thread(self._files.add, data, filename=name, purpose=purpose, owner=caller.name)
+        return JSONAnswer(made.body)
+
+    async def _list_files(self, request: Request, caller: Caller) -> Response:
+        wanted = request.query_params.get("purpose", "")
+        found = [one for one in self._files.all(owner=caller.name) if wanted in ("", one.purpose)]
+        return JSONAnswer(_list_page(request, found))
+
+    async def _file(self, request: Request, caller: Caller) -> Response:
+        return JSONAnswer(self._files.get(request.path_params["id"], owner=caller.name).body)
+
+    async def _remove(self, request: Request, caller: Caller) -> Response:
+        id = request.path_params["id"]
+        self._files.remove(id, owner=caller.name)
+        return JSONAnswer({"id": id, "object": "file", "deleted": True})
+
+    async def _content(self, request: Request, caller: Caller) -> Response:
+        found = self._files.get(request.path_params["id"], owner=caller.name)
+        return FileResponse(self._files.data(found.id), media_type="application/octet-stream")
+
+    async def _begin(self, request: Request, caller: Caller) -> Response:
+        asked = read_batch(await receive_body(request, most=self._most_bytes))
+        self._guard.begin(caller, limits=caller.limits.rates).end()
+        return JSONAnswer((await self._batches.add(asked, owner=caller.name)).body)
+
+    async def _list_batches(self, request: Request, caller: Caller) -> Response:
+        return JSONAnswer(_list_page(request, self._batches.all(owner=caller.name)))
+
+    async def _batch(self, request: Request, caller: Caller) -> Response:
+        return JSONAnswer(self._batches.get(request.path_params["id"], owner=caller.name).body)
+
+    async def _cancel(self, request: Request, caller: Caller) -> Response:
+        return JSONAnswer(self._batches.cancel(request.path_params["id"], owner=caller.name).body)
+
+
+def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> dict[str, Any]:
+    """A part of a list: `limit` of them behind the one named `after`. Raises RequestRefused."""
+    limit, after = request.query_params.get("limit", str(_PAGE)), request.query_params.get("after", "")
+    if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= _MOST_PAGE:
+        raise RequestRefused(f"limit must be a number from 1 to {_MOST_PAGE}", param="limit", code="invalid_value")
+    ids = [one.id for one in found]
+    start = ids.index(after) + 1 if after in ids else 0
+    shown = found[start : start + int(limit)]
+    return {
+        "object": "list",
+        "data": [one.body for one in shown],
+        "first_id": shown[0].id if shown else None,
+        "last_id": shown[-1].id if shown else None,
+        "has_more": start + len(shown) < len(found),
+    }
+
 
 _NOT_ALLOWED = 405
 _TIDY_EVERY_S = 3600.0
@@ -61,7 +151,7 @@ class Gateway:
     def application(self) -> Starlette:
         """As an ASGI application."""
         routes = [
-            Route("/", _page),
+            Route("/", _show_page),
             Route("/health", self._health),
             Route("/status", self._guarded(self._status)),
             Route("/metrics", self._guarded(self._prometheus)),
@@ -111,7 +201,6 @@ class Gateway:
             await asyncio.sleep(_TIDY_EVERY_S)
 
     def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """The handler, called only for requests that the guard lets in."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -163,12 +252,11 @@ def _keep_garbage_cheap() -> None:
 
 
 def _shown(model: ServedModel) -> dict[str, Any]:
-    """A model as OpenAI has it, and the tokens that it reads, as vLLM says it."""
     shown = {"id": model.name, "object": "model", "created": model.created, "owned_by": "stoker"}
     return {**shown, "max_model_len": longest} if (longest := model.longest) else shown
 
 
-async def _page(_request: Request) -> Response:
+async def _show_page(_request: Request) -> Response:
     return FileResponse(PAGE, media_type="text/html")
 
 

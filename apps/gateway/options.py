@@ -1,4 +1,4 @@
-"""What a gateway can be told."""
+"""The options of a gateway."""
 
 from __future__ import annotations
 

@@ -1,22 +1,194 @@
-"""The models that are served, by name, each with the context that answers for it.
+"""The models that are served, by name: their contexts, their figures, and what the session says of them.
 
-A model whose folder is gone, or cannot be read, costs the requests that ask for it and no others: the gateway comes up
-without it, and looks again when it is asked for.
+A model whose folder is gone, or cannot be read, fails the requests that name it and no others: the gateway starts
+without it, and looks again when a request names it. The session is asked for its status at most once a second.
+
+Admission forecasts when a first token is due. For a model that is not loaded it is the rest of the load, as long as
+earlier loads took. For a loaded model it is the later of two. The session's: waiting calls leave its queue as fast as
+running ones end, so a new call waits for `queued * run_s / running`. The gateway's: each stream that had its first
+token has shown how long that took behind how many others without one; a line through the last of them (least squares)
+gives the time for as many as there are now. It sees prompts that an engine has accepted and not read yet.
+
+Both forecasts err towards accepting: without measurements there is no forecast, the line is followed to twice the
+longest queue that was seen, and the length of the request's own prompt does not count.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import time
+from collections import deque
 from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
-from stoker.apps.common.openai.request import Endpoint, RequestRefused
+from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.functions import embed, write, write_pieces
-from stoker.apps.gateway.meters import ModelMeter
 from stoker.contexts import Recipe, engine_options, longest_input
 from stoker.errors import StokerError
-from stoker.sessions import StokerApp
+from stoker.sessions import Session, Status, StokerApp, journal_trouble
+from stoker.units import show_seconds
+
+_SEEN = 64
+_LEAST_SEEN = 8
+UNKNOWN_LOAD_S = 10.0
+"""What the first load of a model is taken for."""
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """A model in the session at one moment. `load_s`: seconds of its last load; `loading_s`: seconds since the current
+    load began; `run_s`: seconds of a call."""
+
+    hot: int = 0
+    loading: int = 0
+    queued: int = 0
+    running: int = 0
+    load_s: float = 0.0
+    loading_s: float = 0.0
+    run_s: float = 0.0
+    waits_for: str = ""
+    failure: str = ""
+
+    @property
+    def state(self) -> str:
+        """The state in a word."""
+        return "hot" if self.hot else "loading" if self.loading else "cold"
+
+    @property
+    def hot_in_s(self) -> float:
+        """Seconds until it may be loaded, by earlier loads."""
+        return 0.0 if self.hot else max(1.0, (self.load_s or UNKNOWN_LOAD_S) - self.loading_s)
+
+
+class FirstTokens(msgspec.Struct):
+    """The streams of one model that have no token yet (`waiting`), and how long the last ones waited."""
+
+    waiting: int = 0
+    _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_SEEN))
+    """Of each stream: how many waited when it came, and its time to the first token."""
+
+    def begin(self) -> int:
+        """Count a new stream; return how many waited before it."""
+        self.waiting += 1
+        return self.waiting - 1
+
+    def end(self, before: int, ttft_s: float | None) -> None:
+        """A stream no longer waits. `ttft_s`: None if it had no token, or a token that predicts nothing."""
+        self.waiting -= 1
+        if ttft_s is not None:
+            self._seen.append((before, ttft_s))
+
+    def expected_s(self, waiting: int) -> float:
+        """The time to the first token of a stream that finds `waiting` others waiting; 0 while too few streams were
+        measured."""
+        if len(self._seen) < _LEAST_SEEN:
+            return 0.0
+        count = len(self._seen)
+        mean_x, mean_y = sum(x for x, _ in self._seen) / count, sum(y for _, y in self._seen) / count
+        spread = sum((x - mean_x) ** 2 for x, _ in self._seen)
+        rise = sum((x - mean_x) * (y - mean_y) for x, y in self._seen) / spread if spread else 0.0
+        rise = max(0.0, rise)
+        most = 2 * max(x for x, _ in self._seen) + 1
+        return max(0.0, mean_y + rise * (min(waiting, most) - mean_x))
+
+
+class FirstTokenForecast(msgspec.Struct, frozen=True):
+    """When a request that comes now may have its first token, why then, and how long that takes where none waits."""
+
+    first_token_s: float
+    because: str
+    alone_s: float
+
+    def later_s(self, objective_s: float) -> float:
+        """The seconds after which a request would be in time. 0 if it would be in time now. Also 0 if it would be late
+        even with the model for itself: to refuse it would not help."""
+        return 0.0 if self.alone_s > objective_s else max(0.0, self.first_token_s - objective_s)
+
+
+def forecast(facts: ModelFacts, first: FirstTokens) -> FirstTokenForecast:
+    """The forecast for a request that comes now."""
+    alone_s = first.expected_s(0)
+    if not facts.hot:
+        load = f"a load took {show_seconds(facts.load_s)}" if facts.load_s else "no load of it has been measured"
+        return FirstTokenForecast(facts.hot_in_s + alone_s, f"it is {facts.state}, and {load}", alone_s)
+    queued_s = facts.queued * facts.run_s / facts.running if facts.running else 0.0
+    own_s = first.expected_s(first.waiting)
+    if queued_s + alone_s > own_s:
+        because = f"{facts.queued} calls wait, {facts.running} run, and one takes {show_seconds(facts.run_s)}"
+        return FirstTokenForecast(queued_s + alone_s, because, alone_s)
+    return FirstTokenForecast(own_s, f"{first.waiting} streams wait for their first token", alone_s)
+
+
+_RATE_S = 10.0
+_RECENT = 500
+
+
+class ModelMeter(msgspec.Struct):
+    """Figures of one model. `ttft` and `tpot` are of the requests that were answered last; objectives of 0 are none."""
+
+    ttft_objective_s: float = 0.0
+    tpot_objective_s: float = 0.0
+    running: int = 0
+    requests: int = 0
+    failed: int = 0
+    tokens: int = 0
+    """Tokens written."""
+    asked_at: float = 0.0
+    """When a request came last."""
+    first: FirstTokens = msgspec.field(default_factory=FirstTokens)
+    ttft: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
+    tpot: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
+    _written: deque[tuple[float, int]] = msgspec.field(default_factory=deque)
+    _met: deque[bool] = msgspec.field(default_factory=lambda: deque(maxlen=_RECENT))
+
+    def begin(self, now: float) -> None:
+        """A request has come."""
+        self.running += 1
+        self.requests += 1
+        self.asked_at = now
+
+    def write(self, tokens: int, now: float) -> None:
+        """Count `tokens` more that were written."""
+        self.tokens += tokens
+        self._written.append((now, tokens))
+        self._forget(now)
+
+    def end(self, *, failed: bool, ttft_s: float | None = None, tpot_s: float | None = None) -> None:
+        """A request has ended. `ttft_s`, `tpot_s`: of one that was streamed."""
+        self.running -= 1
+        self.failed += failed
+        if ttft_s is not None:
+            self.ttft.append(ttft_s)
+            if tpot_s is not None:
+                self.tpot.append(tpot_s)
+            if self.ttft_objective_s or self.tpot_objective_s:
+                late = 0 < self.ttft_objective_s < ttft_s
+                slow = tpot_s is not None and 0 < self.tpot_objective_s < tpot_s
+                self._met.append(not (late or slow or failed))
+
+    def rate(self, now: float) -> float:
+        """Tokens a second over the last ten seconds."""
+        self._forget(now)
+        return sum(tokens for _, tokens in self._written) / _RATE_S
+
+    @property
+    def met(self) -> float | None:
+        """The share of the last streams that met the objectives; None: there are none."""
+        return sum(self._met) / len(self._met) if self._met else None
+
+    def _forget(self, now: float) -> None:
+        while self._written and self._written[0][0] <= now - _RATE_S:
+            self._written.popleft()
+
+
+def median(values: deque[float]) -> float | None:
+    """The middle one; None of none."""
+    return sorted(values)[len(values) // 2] if values else None
 
 
 class ServedModel:
@@ -92,3 +264,138 @@ class ServedModels(dict[str, ServedModel]):
             kind = "makes embeddings" if embeds else "writes texts"
             raise RequestRefused(f"the model {name} {kind}; ask it at {where}", param="model", code="model_mismatch")
         return model
+
+
+log = logging.getLogger("stoker.gateway")
+
+_FRESH_S = 1.0
+_WARM_EVERY_S = 2.0
+_WARM_TRIES = 3
+_RECENT_S = 5.0
+_OVER_EVERY_S = 1.0
+
+
+class SessionWatch:
+    """Asks the session for its status, for all who want it."""
+
+    def __init__(self, session: Session, models: ServedModels) -> None:
+        self.session = session
+        self.models = models
+        self.status: Status | None = None
+        """The last one; None before the first, and while the manager does not answer."""
+        self.trouble = ""
+        """Why there is no status."""
+        self._asked_at = float("-inf")
+        self._asking = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._warmed: set[str] = set()
+        self._failures: dict[str, str] = {}
+        """Why models could not be loaded the last time, by name."""
+        self._failed_loads: dict[str, int] = {}
+        """How many loads have failed in a row, by the model's name."""
+
+    async def now(self, *, within_s: float = _FRESH_S) -> Status | None:
+        """The status, not older than `within_s`."""
+        async with self._asking:
+            if time.monotonic() - self._asked_at > within_s:
+                try:
+                    self.status, self.trouble = await asyncio.to_thread(self.session.status), ""
+                except (StokerError, TimeoutError) as error:
+                    self.status, self.trouble = None, str(error) or "the session's manager does not answer"
+                self._asked_at = time.monotonic()
+        return self.status
+
+    async def facts(self, model: ServedModel, *, within_s: float = _FRESH_S) -> ModelFacts:
+        """The facts of a model, not older than `within_s`."""
+        return facts_of(await self.now(within_s=within_s), model)
+
+    async def recent(self, model: ServedModel) -> ModelFacts:
+        """The facts of a model, at most a few seconds old: a request waits neither for each status nor for a manager
+        that did not answer a moment ago."""
+        age_s = time.monotonic() - self._asked_at
+        if age_s > _RECENT_S:
+            return await self.facts(model)
+        if age_s > _FRESH_S and not self._asking.locked():
+            self._keep(asyncio.create_task(self.now()))
+        return self.last(model)
+
+    @property
+    def journal_trouble(self) -> str:
+        """Why the session took no calls when it was asked last: its journal cannot be written. Empty while it can."""
+        return journal_trouble(self.status) if self.status is not None else ""
+
+    def last(self, model: ServedModel) -> ModelFacts:
+        """The facts of a model in the last status."""
+        return facts_of(self.status, model)
+
+    def wake(self, model: ServedModel, *, count: int = 1) -> None:
+        """Have a model loaded; no-op while that is under way. Raises TryLater if it cannot be used."""
+        model.prepare()
+        if model.name not in self._warmed:
+            self._warmed.add(model.name)
+            self._keep(asyncio.create_task(self._warm(model, count)))
+
+    async def until_over(self) -> None:
+        """Wait until the session is over: `stoker down`, or a manager that is gone for good."""
+        while self.session.over is None:
+            await asyncio.sleep(_OVER_EVERY_S)
+
+    async def keep_warm(self) -> None:
+        """Load models that are to stay loaded and are not, until this is cancelled."""
+        while any(model.settings.min for model in self.models.values()):
+            for model in self.models.values():
+                facts = await self.facts(model)
+                if facts.hot:
+                    self._failed_loads.pop(model.name, None)
+                if facts.hot + facts.loading < model.settings.min and self._may_warm(model):
+                    with contextlib.suppress(Exception):  # it has said so, and is asked again
+                        self.wake(model, count=model.settings.min)
+            await asyncio.sleep(_WARM_EVERY_S)
+
+    def _may_warm(self, model: ServedModel) -> bool:
+        """False for a model whose loads have failed again and again: a request has it loaded, and nothing else does."""
+        return self._failed_loads.get(model.name, 0) < _WARM_TRIES
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        """A task that nothing refers to may be collected before it ends."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _warm(self, model: ServedModel, count: int) -> None:
+        assert model.recipe is not None
+        try:
+            await asyncio.wrap_future(self.session.warm(model.recipe, count))
+            self._failures.pop(model.name, None)
+            self._failed_loads.pop(model.name, None)
+        except Exception as error:
+            failed = self._failed_loads[model.name] = self._failed_loads.get(model.name, 0) + 1
+            said = str(error).partition("\n")[0]
+            if self._failures.get(model.name) != said:  # it is tried again and again, and told once
+                self._failures[model.name] = said
+                log.warning("%s could not be loaded: %s", model.name, said)
+            if failed == _WARM_TRIES:
+                log.warning("%s is not loaded again until a request asks for it", model.name)
+            await asyncio.sleep(_WARM_EVERY_S)
+        finally:
+            self._warmed.discard(model.name)
+
+
+def facts_of(status: Status | None, model: ServedModel) -> ModelFacts:
+    """The facts of a model in a status."""
+    if status is None or model.recipe is None:
+        return ModelFacts(failure=model.trouble)
+    context = next((each for each in status.contexts if each.key == model.recipe.key), None)
+    if context is None:
+        return ModelFacts()
+    loading = [each.loading_s for each in status.libraries if each.state == "loading" and each.recipe == context.name]
+    return ModelFacts(
+        hot=context.hot,
+        loading=context.loading,
+        queued=context.queued,
+        running=context.running,
+        load_s=context.load_s,
+        run_s=context.run_s,
+        loading_s=max(loading, default=0.0),
+        waits_for=context.waits_for,
+        failure=context.last_failure,
+    )

@@ -1,16 +1,226 @@
-"""An answer that is streamed: the pieces of its calls as events, and what is due when it ends or its client goes."""
+"""The calls of one request, their pieces as they arrive, and the server-sent events that a streamed answer has."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
-from stoker.apps.gateway.chunks import Chunks, comment, error_event
+import msgspec
+
+import stoker
+from stoker.apps.common.openai_answers import (
+    Likelihoods,
+    TextBegun,
+    TextEnded,
+    TextPiece,
+    TokenPiece,
+    chat_logprobs,
+    completion_logprobs,
+    token_usage,
+)
+from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, RequestRefused
 from stoker.apps.gateway.failures import refusal_of
-from stoker.apps.gateway.guard import HeldRequest
-from stoker.apps.gateway.metrics import RequestFigures
+from stoker.apps.gateway.figures import RequestFigures
+from stoker.apps.gateway.keys import HeldRequest
 from stoker.apps.gateway.wire import ClientLeft
+from stoker.errors import StreamDiffersError
+from stoker.sessions import StokerApp
+
+_WAITING = 4
+"""The most groups of pieces that wait for a slow client of several choices. When there are more, the calls wait."""
+Piece = Any
+"""What a function of `functions.py` gives, and no ApiError."""
+
+
+class ModelRefused(RequestRefused):
+    """The model has refused a request."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+async def pieces_of(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[Piece], None]:
+    """The pieces of one call, in groups: each group has all pieces that have arrived since the one before. Raises
+    ModelRefused, and what the call raises."""
+    with stoker.stream(app, request) as stream:
+        async for piece in stream:
+            if isinstance(piece, ApiError):
+                raise ModelRefused(piece)
+            yield [piece, *stream.take_arrived()]
+
+
+async def joined_pieces(
+    app: StokerApp, requests: Sequence[ApiRequest]
+) -> AsyncGenerator[tuple[int, list[Piece]], None]:
+    """The pieces of a call a request, with the request's place, as they come. Raises as `pieces_of`: the first error
+    ends all calls."""
+    if len(requests) == 1:
+        async with aclosing(pieces_of(app, requests[0])) as pieces:
+            async for some in pieces:
+                yield 0, some
+        return
+    come: asyncio.Queue[tuple[int, list[Piece]] | BaseException | None] = asyncio.Queue(_WAITING)
+
+    async def run(place: int) -> None:
+        try:
+            async with aclosing(pieces_of(app, requests[place])) as pieces:
+                async for some in pieces:
+                    await come.put((place, some))
+            await come.put(None)
+        except Exception as error:
+            await come.put(error)
+
+    tasks = [asyncio.create_task(run(place)) for place in range(len(requests))]
+    left = len(tasks)
+    try:
+        while left:
+            match await come.get():
+                case None:
+                    left -= 1
+                case BaseException() as error:
+                    raise error
+                case found:
+                    yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def all_pieces(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
+    """All pieces that each of these calls gives, in the order of the requests. Raises as `joined_pieces`.
+
+    The client has had none of them. So if a call runs again and its new pieces differ, all are made once more.
+    """
+    try:
+        return await _collected(app, requests)
+    except StreamDiffersError:
+        return await _collected(app, requests)
+
+
+async def _collected(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
+    found: list[list[Piece]] = [[] for _ in requests]
+    async with aclosing(joined_pieces(app, requests)) as pieces:
+        async for place, some in pieces:
+            found[place] += some
+    return found
+
+
+DONE = b"data: [DONE]\n\n"
+_MARK = b"\x00"
+"""No JSON text holds this byte."""
+_encode = msgspec.json.encode
+
+
+class Chunks:
+    """The chunks of one answer. It counts what the choices have read and written: `tokens`."""
+
+    def __init__(
+        self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
+        continuous: bool = False,
+    ) -> None:  # fmt: skip
+        """`per_prompt`: choices of each prompt. `usage`: the last chunk says how many tokens there were; with
+        `continuous` each chunk does."""
+        is_chat = endpoint is Endpoint.CHAT
+        self._is_chat = is_chat
+        self._head = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{name}",
+            "object": "chat.completion.chunk" if is_chat else "text_completion",
+            "created": created,
+            "model": model,
+            "system_fingerprint": None,
+        }
+        self._per_prompt = per_prompt
+        self._usage = usage
+        self._continuous = continuous
+        self._offsets: dict[int, int] = {}
+        self._plain: dict[int, tuple[bytes, bytes]] = {}
+        """What stands before and behind the text in the event of a plain piece, by the choice's index."""
+        self.read, self.written = 0, 0
+        self._completed = 0
+        """Tokens of the choices that have ended, as their ends have said."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read and written so far."""
+        return self.read + self.written
+
+    def events(self, index: int, pieces: Sequence[TextPiece]) -> bytes:
+        """The events of some pieces of a choice; empty where none is due."""
+        return b"".join([self._event_of(index, piece) for piece in pieces])
+
+    def _event_of(self, index: int, piece: TextPiece) -> bytes:
+        match piece:
+            case str():
+                self.written += 1
+                if self._continuous:
+                    return self._choice(index, text=piece)
+                head, tail = self._plain.get(index) or self._plain_parts(index)
+                return head + _encode(piece) + tail
+            case TokenPiece():
+                self.written += 1
+                return self._choice(index, text=piece.text, likelihoods=piece.logprobs)
+            case TextBegun():
+                if index % self._per_prompt == 0:  # choices of one prompt have it in common
+                    self.read += piece.prompt_tokens
+                return self._choice(index, first=True) if self._is_chat else b""
+            case TextEnded():
+                self._completed += piece.completion_tokens
+                return self._choice(index, finish=piece.finish_reason)
+
+    def end(self) -> bytes:
+        """The last events."""
+        self.written = self._completed
+        if not self._usage:
+            return DONE
+        last: dict[str, Any] = {**self._head, "choices": [], "usage": token_usage(self.read, self.written)}
+        return _event(last) + DONE
+
+    def _plain_parts(self, index: int) -> tuple[bytes, bytes]:
+        """An event is the same for each plain piece but for the text: it is encoded once."""
+        head, tail = self._choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
+        self._plain[index] = head, tail
+        return head, tail
+
+    def _choice(
+        self, index: int, *, text: str | msgspec.Raw = "", likelihoods: Likelihoods | None = None, finish: str = "",
+        first: bool = False,
+    ) -> bytes:  # fmt: skip
+        choice: dict[str, Any] = {"index": index}
+        if self._is_chat:
+            delta: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None} if first else {}
+            choice["delta"] = delta if first or finish else {"content": text}
+            choice["logprobs"] = chat_logprobs(likelihoods)
+        else:
+            offset = self._offsets.get(index, 0)
+            choice["text"] = text
+            choice["logprobs"] = completion_logprobs(likelihoods, offset=offset)
+            if likelihoods:
+                self._offsets[index] = offset + sum(len(token) for token, _, _ in likelihoods)
+        choice["finish_reason"] = finish or None
+        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+        if self._usage:
+            chunk["usage"] = token_usage(self.read, self.written) if self._continuous else None
+        return _event(chunk)
+
+
+def error_event(error: ApiError) -> bytes:
+    """The last event of a stream that failed."""
+    return _event(error.body)
+
+
+def comment(text: str) -> bytes:
+    """A comment: clients ignore it, and it keeps connections open."""
+    return f": {text}\n\n".encode()
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + _encode(value) + b"\n\n"
+
 
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
@@ -56,8 +266,8 @@ class RunningRequest:
 
 
 class StreamedAnswer:
-    """The events of one answer. `pieces` are (place of the choice, its pieces that have come); `waits_for` says why
-    there is none yet, and `is_hot` whether the model is loaded. `failed` is told of an error that ends the stream."""
+    """The events of one answer. `pieces` are (index of the choice, its new pieces); `waits_for` explains why there is
+    no piece yet; `is_hot` is True if the model is loaded; `failed` receives an error that ends the stream."""
 
     def __init__(
         self,

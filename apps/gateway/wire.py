@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.apps.common.openai.request import RequestRefused
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ def error_answer(error: BaseException) -> Response:
     return JSONAnswer(refusal.error.body, refusal.error.status, headers)
 
 
-async def read_body(request: Request, *, most: int) -> bytes:
+async def receive_body(request: Request, *, most: int) -> bytes:
     """The body of a request. Raises RequestRefused (413) for one of more than `most` bytes, and ClientLeft."""
     parts: list[bytes] = []
     size = 0

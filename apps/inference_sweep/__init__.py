@@ -1,9 +1,7 @@
 """Models x prompts x generation parameters over the rows of a data file.
 
-plan.py      the sweep file, and the combinations that it comes to
-functions.py the decorated functions: what stays hot, and what is called. Begin here
-options.py   what a run can be told
-results.py   from what calls bring back to the rows of the final file
+functions.py the decorated function: what is called on a pilot. Begin here
+plan.py      the options and the sweep file, and the combinations that it comes to
 run.py       one sweep from its file to its results
 cli.py       `stoker run inference_sweep`
 """

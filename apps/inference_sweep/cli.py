@@ -1,4 +1,4 @@
-"""`stoker run inference_sweep`: the options, checked, and nothing else."""
+"""`stoker run inference_sweep`: its options, checked."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import Any
 
 import click
 
+from stoker.apps.common.command_line import WIDE, check_resume, given_options, run_options
 from stoker.apps.inference_sweep import APP
-from stoker.apps.inference_sweep.options import SweepOptions
+from stoker.apps.inference_sweep.plan import SweepOptions
 from stoker.console import Screen, WholeNumber
 
 _DEFAULT = SweepOptions()
-_FOLDER = click.Path(path_type=Path)
 
 
-@click.command(
-    APP, short_help="Models x prompts x parameters over a data file.", context_settings={"max_content_width": 120}
-)
+@click.command(APP, short_help="Models x prompts x parameters over a data file.", context_settings=WIDE)
 @click.option("--sweep", metavar="FILE", help="What to sweep: a TOML file. [a small example, shipped]")
 @click.option(
     "--data",
@@ -27,22 +25,10 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
 @click.option("--batch-size", type=WholeNumber(), help=f"Rows a call. [{_DEFAULT.batch_size}]")
 @click.option("--tensor-batch", type=WholeNumber(), help="Rows of a call that are written at a time, at most. [all]")
-@click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]")
-@click.option("--out", metavar="DIR", type=_FOLDER, help="The run folder. [runs/sweep-DATE-TIME]")
-@click.option("--resume", metavar="DIR", type=_FOLDER, help="Go on with this run, with its options.")
-@click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same is there.")
-@click.option("--format", type=click.Choice(["parquet", "jsonl"]), help="Of the results file. [parquet]")
-@click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
+@run_options(prefix="sweep", formats=["parquet", "jsonl"])
 @click.pass_context
 def command(
-    context: click.Context,
-    /,
-    *,
-    out: Path | None,
-    resume: Path | None,
-    fresh: bool,
-    json_: bool,
-    **others: Any,
+    context: click.Context, /, *, out: Path | None, resume: Path | None, fresh: bool, json_: bool, **others: Any
 ) -> None:
     """Models x prompts x generation parameters over a data file.
 
@@ -54,8 +40,6 @@ def command(
     """
     from stoker.apps.inference_sweep.run import run  # it imports Parsl, for which --help does not wait
 
-    if resume and (out or fresh):
-        raise click.UsageError("--resume names the run to go on with; leave --out and --fresh away")
-    given = {name: value for name, value in others.items() if value is not None}
-    code = run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_)
-    context.exit(code)
+    check_resume(resume, out=out, fresh=fresh)
+    given = given_options(others)
+    context.exit(run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_))

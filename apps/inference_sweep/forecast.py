@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.apps.inference_sweep import APP
-from stoker.apps.inference_sweep.options import SweepOptions
+from stoker.apps.inference_sweep.plan import SweepOptions
 from stoker.planning import Work
 
 WORK = Work(

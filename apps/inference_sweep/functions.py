@@ -1,10 +1,9 @@
-"""The two functions of this application that run on a pilot: what stays hot there, and what is called.
+"""The function of this application that runs on a pilot. Its context is a ready-made one: `causal_lm(path)`.
 
-    recipe = model_recipe(language_model, "models/small", dtype="bfloat16")     a value: nothing is loaded yet
-    written = generate.with_options(context=recipe)                             the same function, on that model
+    written = generate.with_options(context=causal_lm("models/small", dtype="bfloat16"))
 
-A sweep makes a recipe of each of its models and maps `generate` over each: `run.py` does so. The loader under
-`@context` runs once in a process on a pilot; the function under `@app` gets what it returned as its first argument.
+A sweep makes a recipe of each of its models and maps `generate` over each: `run.py` does so. The function gets the
+loaded model as its first argument.
 """
 
 from __future__ import annotations
@@ -13,30 +12,14 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker import app, context
-from stoker.contexts import load_causal_lm
+from stoker import app
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM
-
-
-class Writer(Protocol):
-    """What a causal LM context offers to this application."""
-
-    def chat(self, message: str) -> str:
-        """The prompt that puts this message in the model's own chat format."""
-
-    def generate(
-        self, prompts: list[str], *, max_new_tokens: int, batch_size: int, temperature: float, seed: Sequence[int]
-    ) -> list[str]:
-        """What the model writes after each prompt; a prompt's draws depend on its own seed.
-
-        Raises ValueError for a prompt that it cannot take.
-        """
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -69,16 +52,8 @@ class WrittenTexts(msgspec.Struct, frozen=True):
     errors: list[str]
 
 
-@context
-def language_model(
-    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
-) -> CausalLM:
-    """Load the model once, into a process that then serves call after call."""
-    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
-
-
 @app
-def generate(model: Writer, request: Request) -> WrittenTexts:
+def generate(model: CausalLM, request: Request) -> WrittenTexts:
     """Has the model write. Only the inference is timed. A prompt that the model cannot take costs no other its text."""
     started_at, begun = time.time(), time.perf_counter()
     texts: list[str] = []
@@ -99,7 +74,7 @@ def generate(model: Writer, request: Request) -> WrittenTexts:
     )
 
 
-def _try_alone(model: Writer, request: Request, text: str, *, seed: int) -> tuple[str, str]:
+def _try_alone(model: CausalLM, request: Request, text: str, *, seed: int) -> tuple[str, str]:
     """What the model writes, and why it cannot; one of the two is empty."""
     try:
         return _write(model, request, (text,), seeds=(seed,))[0], ""
@@ -108,7 +83,7 @@ def _try_alone(model: Writer, request: Request, text: str, *, seed: int) -> tupl
         return "", reason.replace("prompt 0 ", "the prompt ", 1)
 
 
-def _write(model: Writer, request: Request, texts: Sequence[str], *, seeds: Sequence[int]) -> list[str]:
+def _write(model: CausalLM, request: Request, texts: Sequence[str], *, seeds: Sequence[int]) -> list[str]:
     return model.generate(
         [model.chat(text) for text in texts] if request.chat else list(texts),
         max_new_tokens=request.max_new_tokens,

@@ -1,4 +1,4 @@
-"""A sweep file, checked, and the combinations that it comes to.
+"""The options of a sweep, its file, checked, and the combinations that it comes to.
 
     data = "questions.jsonl"            rows: .jsonl, .csv, .parquet, .arrow, or a saved data set; from this folder
     id = "id"                           the column that names a row; without one it is the row's number
@@ -33,19 +33,31 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.data_rows import DataRows, check_rows, is_empty
-from stoker.decoding import read_text
+from stoker.apps.common.data_rows import DataRows, check_rows, is_empty, read_toml
 from stoker.errors import ConfigError
-from stoker.toml_files import parse_toml, refuse_unknown
+from stoker.toml_files import refuse_unknown
 
 EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
 PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
-"""What can be swept: its type, its least value, and what it is when it is not given."""
+"""The parameters of a sweep: type, least value, default."""
 _MOST = 1 << 40
 """No parameter is larger: a model writes no more tokens, and arithmetic still works."""
 _LEAST_ABOVE_0 = 1e-6
 """A model's numbers that are divided by a smaller temperature have no place in a float any more."""
 _PLACES = re.compile(r"\{([^{}]+)\}")
+
+
+class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of one sweep. Empty texts are not given; `limit` 0 is every row; with `tensor_batch` 0 the engine
+    decides how many rows of a call are written at a time."""
+
+    sweep: str = ""
+    data: str = ""
+    limit: int = 0
+    batch_size: int = 4
+    tensor_batch: int = 0
+    format: str = "parquet"
+    site: str = ""
 
 
 class SweepModel(msgspec.Struct, frozen=True):
@@ -117,14 +129,7 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
 
     Raises ConfigError naming file, table and key; unknown keys with the nearest that exists.
     """
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file", file=str(path)) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
-    whole = parse_toml(text, file=str(path))
-    refuse_unknown(whole, ["data", "id", "models", "prompts", "parameters"], file=path, where="top")
+    whole = read_toml(path, keys=["data", "id", "models", "prompts", "parameters"])
     models = [
         SweepModel(**{**table, "path": _model_path(table.get("path", ""), folder=path.parent)})
         for table in _tables(whole, "models", SweepModel, file=path)
@@ -137,13 +142,7 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
     column = _text(whole, "id", file=path, where="top", empty=True)
     wanted = {f"the prompt {prompt.name}": prompt.columns for prompt in prompts}
     rows = check_rows(source, column=column, wanted=wanted, limit=limit, empty_means="the prompt has no text there")
-    return Sweep(
-        file=str(path),
-        models=tuple(models),
-        prompts=tuple(prompts),
-        parameters=tuple(parameters),
-        rows=rows,
-    )
+    return Sweep(file=str(path), models=tuple(models), prompts=tuple(prompts), parameters=tuple(parameters), rows=rows)
 
 
 def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, file: Path) -> list[dict[str, Any]]:

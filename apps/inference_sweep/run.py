@@ -1,59 +1,139 @@
 """One sweep, from its file to its results.
 
-Every model is a context of its own. The calls of all models are offered to the session at once, so contexts that fit a
-device together are hot on it side by side, and those that don't are loaded one after another: that is the manager's
-business, not this program's.
+Every model is a context. The calls of all models are offered to the session at once: contexts that fit a device
+together are hot on it side by side, and the others are loaded one after another, as the manager decides.
 
-The data file is read as the calls are sent, so it may be larger than memory. What grows with the sweep is what the log
-keeps of each result: its key, and its place on the disk.
+The data file is read as the calls are sent, and once more for each combination when the final file is written, so it
+may be larger than memory: the logs hold records on disk, and keep in memory the key and the place of each. A row that a
+model cannot take (an empty prompt, more tokens than it reads) has the reason in its column `error` and no output. It is
+kept in the log of the attempt alone, so that a resumed run tries it again.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
-import shlex
-import time
 import zlib
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-import stoker
-from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
+from stoker import causal_lm
+from stoker.apps.common.calls import in_batches, run_calls
+from stoker.apps.common.command_line import columns, command, count, resolve
 from stoker.apps.common.data_rows import DataItem
-from stoker.apps.common.hints import columns, command, count, say_kept
+from stoker.apps.common.models_file import identity_of
+from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute, resume_command
 from stoker.apps.inference_sweep import APP
-from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate, language_model
-from stoker.apps.inference_sweep.options import SweepOptions, resolve
+from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
 from stoker.apps.inference_sweep.plan import (
     EXAMPLE,
+    PARAMETERS,
     Combination,
     Sweep,
     SweepModel,
+    SweepOptions,
     combinations,
     read_sweep,
 )
-from stoker.apps.inference_sweep.results import (
-    COLUMNS,
-    KEY,
-    OpenSweepCall,
-    SweepCall,
-    first_error,
-    make_records,
-    make_rows,
-)
-from stoker.config import load_site
 from stoker.console import Screen
-from stoker.contexts import Recipe, model_recipe
+from stoker.contexts import Recipe
 from stoker.datafile import write_rows
-from stoker.run_folder import RecordLog, open_run, read_options
-from stoker.sessions import ContextFacts, facts_of
+from stoker.errors import StokerError
+from stoker.run_folder import Record
 from stoker.units import show_seconds
 
-INTERRUPTED = 130
+KEY = ("combination", "id")
+"""What identifies a result: the combination's digest and the row's id."""
+
+COLUMNS: dict[str, type] = {
+    "model": str, "prompt": str, **{name: kind for name, (kind, _, _) in PARAMETERS.items()}, "id": str, "input": str,
+    "output": str, "infer_s": float, "started_at": float, "worker": str, "error": str,
+}  # fmt: skip
+"""The columns of the final file."""
+
+
+class Records(Protocol):
+    """Records by their keys: a log of them, or a dict."""
+
+    def get(self, key: tuple[Any, ...], /) -> Record | None:
+        """The record of this key, if it is there."""
+
+
+class SweepCall(msgspec.Struct, frozen=True):
+    """One call to be made."""
+
+    combination: Combination
+    items: tuple[DataItem, ...]
+
+
+class OpenSweepCall(msgspec.Struct, frozen=True):
+    """What is kept of a call until it comes back: its combination, and the ids of its rows."""
+
+    combination: Combination
+    ids: tuple[str, ...]
+
+
+def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Record], list[Record]]:
+    """The records of one call for the log, and those of the rows that the model could not take.
+
+    Raises StokerError when the call brought back another number of texts.
+    """
+    if not len(written.texts) == len(written.errors) == len(call.ids):
+        raise StokerError(f"{call.combination.name}: {len(call.ids)} rows went out and {len(written.texts)} came back")
+    records: list[Record] = []
+    failed: list[Record] = []
+    for id, text, error in zip(call.ids, written.texts, written.errors, strict=True):
+        record = {
+            "combination": call.combination.digest,
+            "id": id,
+            "output": None if error else text,
+            "infer_s": round(written.infer_s / len(call.ids), 6),
+            "started_at": round(written.started_at, 3),
+            "worker": written.worker,
+        }
+        if error:
+            failed.append({**record, "error": error})
+        else:
+            records.append(record)
+    return records, failed
+
+
+def make_rows(sweep: Sweep, combined: Sequence[Combination], log: Records, failed: Records) -> Iterator[dict[str, Any]]:
+    """The final rows, combination by combination in the order of the data. Each is in the log or among the failed."""
+    for combination in combined:
+        digest = combination.digest
+        for item in sweep.rows:
+            record = log.get((digest, item.id)) or failed.get((digest, item.id))
+            if record is None:
+                raise StokerError(f"there is no result for row {item.id} with {combination.name}; run again")
+            yield {
+                "model": combination.model.name,
+                "prompt": combination.prompt.name,
+                **combination.parameters,
+                "id": item.id,
+                "input": combination.prompt.fill(item.fields),
+                "output": record["output"],
+                "infer_s": record["infer_s"],
+                "started_at": record["started_at"],
+                "worker": record["worker"],
+                "error": record.get("error", ""),
+            }
+
+
+def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Records) -> str:
+    """The first row that failed, with its file, place, model, prompt and reason; empty if none did."""
+    for combination in combined:
+        digest = combination.digest
+        for item in sweep.rows:
+            record = failed.get((digest, item.id))
+            if record is not None:
+                return f"{sweep.rows.path}: {item.place}: row {item.id} with {combination.name}: {record['error']}"
+    return ""
+
+
 MOST_ROWS_AHEAD = 16_000
 """At most this many rows of a model are in flight, and at most as many have results that wait to be kept."""
 LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
@@ -63,84 +143,109 @@ LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Does the sweep. 0; 1 if some rows have an error; 130 after Ctrl-C (the results so far are kept).
+    """Do the sweep. 0; 1 if some rows have an error; 130 after Ctrl-C (the results so far are kept).
 
     Raises StokerError for input that cannot be used, and for a call that failed (the results so far are kept then too).
     """
-    options = resolve(read_options(resume, app=APP) if resume else {}, given)
+    options = resolve(SweepOptions, given, app=APP, resume=resume, files=("sweep", "data"))
     file = Path(options.sweep) if options.sweep else EXAMPLE
     sweep = read_sweep(file, data=Path(options.data) if options.data else None, limit=options.limit)
     combined = combinations(sweep)
     total = len(combined) * len(sweep.rows)
     recipes = {model.name: _recipe(model) for model in sweep.models}
-    load_site(options.site or None)  # a wrong site file is said before there is a run folder
-    folder = open_run(
-        Path("runs"),
-        app=APP,
-        prefix="sweep",
+    spec = RunSpec(
+        app=APP, prefix="sweep", options=options, key=KEY, total=total, folder=resume or out, fresh=fresh,
+        site=options.site,
         parameters={
             "combinations": {one.name: one.digest for one in combined},
-            "models": {name: ", ".join(part.name for part in recipe.objects) for name, recipe in recipes.items()},
+            "models": {name: identity_of(recipe) for name, recipe in recipes.items()},
             "rows": sweep.rows.digest,
             "tensor_batch": options.tensor_batch,
         },
-        options=msgspec.to_builtins(options),
-        folder=resume or out,
-        fresh=fresh,
-    )
-    with (
-        contextlib.closing(folder),
-        folder.log(key=KEY) as log,
-        folder.attempt_log(key=KEY) as failed,
-        stop_on_signals(),
-    ):
-        try:
-            screen.line(_headline(sweep, name=file.name, total=total))
-            for note in sweep.rows.notes:
-                screen.line(f"  note  {note}")
-            if len(log):
-                screen.line(f"  going on with {folder.path}: {len(log)} of {total} are there")
-            facts, lines = _infer(options, combined, recipes, sweep, log=log, failed=failed, screen=screen)
-            errors, first = len(failed), first_error(sweep, combined, failed) if len(failed) else ""
-            summary = {"inferences": total, "errors": errors, "models": len(recipes), **facts}
-            folder.write_json("summary.json", summary)
-            results = folder.finish(
-                name=f"results.{options.format}",
-                write=lambda path: write_rows(
-                    make_rows(sweep, combined, log, failed), path, kind=options.format, columns=COLUMNS
-                ),
-                complete=not errors,
-            )
-        except Stopped:
-            say_kept(screen, folder=folder.path, kept=len(log), total=total, app=APP)
-            return INTERRUPTED
-        except BaseException:
-            if len(log):
-                say_kept(screen, folder=folder.path, kept=len(log), total=total, app=APP, failed=True)
-            raise
-    if json:
-        screen.json({**summary, "run": str(folder.path), "results": str(results)})
-    else:
-        screen.line()
-        for line in [*lines, f"  results  {results}"]:
-            screen.line(line)
-    if errors:
-        screen.line()
-        screen.line(f"failed: {errors} of {total} results have no output; the column `error` says why. The first:")
-        screen.line(f"  {first}")
-        screen.line(f"  try them again:  {command(APP, f'--resume {shlex.quote(str(folder.path))}')}")
-        return 1
-    if not options.sweep and not json:
-        screen.line()
-        for line in columns([(command(APP, "--sweep FILE"), f"your sweep; start from a copy of {EXAMPLE}")]):
-            screen.line(line)
-    return 0
+        headline=[_headline(sweep, name=file.name, total=total), *(f"  note  {note}" for note in sweep.rows.notes)],
+    )  # fmt: skip
+    return execute(spec, lambda work: _results(work, options, sweep, combined, recipes), screen=screen, json=json)
 
 
 def _headline(sweep: Sweep, *, name: str, total: int) -> str:
     models, prompts = count(len(sweep.models), "model"), count(len(sweep.prompts), "prompt")
     sets, rows = count(len(sweep.parameters), "parameter set"), count(len(sweep.rows), "row")
     return f"inference sweep · {name} · {models} x {prompts} x {sets} x {rows} = {total:,} inferences"
+
+
+def _results(
+    work: OpenRun, options: SweepOptions, sweep: Sweep, combined: Sequence[Combination], recipes: Mapping[str, Recipe]
+) -> Outcome:
+    _infer(work, options, sweep, combined, recipes)
+    total, log, failed = work.spec.total, work.log, work.failed
+    errors, first = len(failed), first_error(sweep, combined, failed) if len(failed) else ""
+    summary = {"inferences": total, "errors": errors, "models": len(recipes), "attempt": _figures(work.attempt)}
+    work.folder.write_json("summary.json", summary)
+    results = work.folder.finish(
+        name=f"results.{options.format}",
+        write=lambda path: write_rows(
+            make_rows(sweep, combined, log, failed), path, kind=options.format, columns=COLUMNS
+        ),
+        complete=not errors,
+    )
+    report = ["", *_report(work.attempt), f"  results  {results}"]
+    if not errors and not options.sweep:
+        report += ["", *columns([(command(APP, "--sweep FILE"), f"your sweep; start from a copy of {EXAMPLE}")])]
+    failure = [
+        "",
+        f"failed: {errors} of {total} results have no output; the column `error` says why. The first:",
+        f"  {first}",
+        f"  try them again:  {resume_command(work.spec, work.folder.path)}",
+    ]
+    return Outcome(
+        summary=summary, files={"results": results}, report=report, errors=errors, failure=failure if errors else ()
+    )
+
+
+def _infer(
+    work: OpenRun, options: SweepOptions, sweep: Sweep, combined: Sequence[Combination], recipes: Mapping[str, Recipe]
+) -> None:
+    sent = SweepRequests(tensor_batch=options.tensor_batch)
+    jobs = []
+    for name, recipe in recipes.items():
+        mine = [one for one in combined if one.model.name == name]
+        requests = sent.of(plan_calls(mine, sweep.rows, work.log, batch_size=options.batch_size))
+        first = next(requests, None)
+        if first is not None:  # a model whose results are all there is not loaded
+            jobs.append((generate.with_options(context=recipe), itertools.chain([first], requests)))
+
+    def take(written: WrittenTexts) -> int:
+        records, unmade = make_records(sent.take(written.number), written)
+        work.attempt.infer_s += written.infer_s
+        return work.log.append(records) + work.failed.append(unmade)
+
+    window = calls_ahead(options.batch_size)
+    work.infer(
+        jobs, contexts=recipes, take=take, noun="inferences", results=functools.partial(run_calls, window=window)
+    )  # fmt: skip
+
+
+def _figures(attempt: Attempt) -> dict[str, Any]:
+    if not attempt.calls:
+        return {"inferences": 0, "kept": attempt.kept}
+    return {"inferences": attempt.made, "calls": attempt.calls, **attempt.figures}
+
+
+def _report(attempt: Attempt) -> Iterator[str]:
+    if not attempt.calls:
+        yield f"  nothing was left to infer: {attempt.kept} were there"
+        return
+    facts, by_model = attempt.facts, attempt.by_context
+    # Calls of models that are hot on one device overlap: their sum is no time of devices.
+    beside = " (models that share a device work at the same time)" if len(by_model) > 1 else ""
+    yield (
+        f"  {count(attempt.made, 'inference')} in {show_seconds(attempt.wall_s)}, {attempt.rate:.1f}/s on"
+        f" {count(facts.devices, 'device')}: calls took {show_seconds(attempt.infer_s)} in all, loads"
+        f" {show_seconds(facts.load_total_s)}{beside}"
+    )
+    for name, one in by_model.items():
+        loads = f"{one.loads} loads of {show_seconds(one.load_s)}"
+        yield f"    {name}: {one.calls} calls, {loads}, {one.found_hot} found it hot"
 
 
 def plan_calls(
@@ -189,76 +294,8 @@ def calls_ahead(batch_size: int) -> int:
     return max(LEAST_CALLS_AHEAD, min(MOST_CALLS_AHEAD, MOST_ROWS_AHEAD // batch_size))
 
 
-def _infer(
-    options: SweepOptions,
-    combined: Sequence[Combination],
-    recipes: dict[str, Recipe],
-    sweep: Sweep,
-    *,
-    log: RecordLog,
-    failed: RecordLog,
-    screen: Screen,
-) -> tuple[dict[str, Any], list[str]]:
-    """Make the missing results; returns the facts about it, for programs and as lines."""
-    kept, infer_s, calls, begun, facts = len(log), 0.0, 0, time.perf_counter(), ContextFacts()
-    by_model: dict[str, ContextFacts] = {}
-    sweep_requests = SweepRequests(tensor_batch=options.tensor_batch)
-    jobs = []
-    for name, recipe in recipes.items():
-        mine = [one for one in combined if one.model.name == name]
-        requests = sweep_requests.of(plan_calls(mine, sweep.rows, log, batch_size=options.batch_size))
-        first = next(requests, None)
-        if first is not None:  # a model whose results are all there is not loaded
-            jobs.append((generate.with_options(context=recipe), itertools.chain([first], requests)))
-    if jobs:
-        with stoker.load(options.site or None, progress=False) as session:
-            screen.line(session_line(session))
-            ask = facts_of(session, {recipe.key for recipe in recipes.values()})
-            ask_one = {name: facts_of(session, {recipe.key}) for name, recipe in recipes.items()}
-            total = len(combined) * len(sweep.rows)
-            with screen.progress(total=total, done=kept, noun="inferences", facts=ask) as progress:
-                written: WrittenTexts
-                for written in run_calls(jobs, window=calls_ahead(options.batch_size)):
-                    records, unmade = make_records(sweep_requests.take(written.number), written)
-                    progress.advance(log.append(records) + failed.append(unmade))
-                    infer_s += written.infer_s
-                    calls += 1
-            facts = ask()
-            by_model = {name: ask_about() for name, ask_about in ask_one.items()}
-    wall_s, made = time.perf_counter() - begun, len(log) - kept
-    if not jobs:
-        attempt = {"inferences": 0, "kept": kept}
-        return {"attempt": attempt}, [f"  nothing was left to infer: {kept} were there"]
-    # Calls of models that are hot on one device overlap: their sum is no time of devices.
-    beside = " (models that share a device work at the same time)" if len(by_model) > 1 else ""
-    lines = [
-        f"  {count(made, 'inference')} in {show_seconds(wall_s)}, {made / wall_s:.1f}/s on"
-        f" {count(facts.devices, 'device')}: calls took {show_seconds(infer_s)} in all, loads"
-        f" {show_seconds(facts.load_total_s)}{beside}"
-    ]
-    lines += [
-        f"    {name}: {one.calls} calls, {one.loads} loads of {show_seconds(one.load_s)}, {one.found_hot} found it hot"
-        for name, one in by_model.items()
-    ]
-    return (
-        {
-            "attempt": {
-                "wall_s": wall_s,
-                "inferences": made,
-                "kept": kept,
-                "calls": calls,
-                "infer_s": infer_s,
-                "load_s": facts.load_total_s,
-                "loads": facts.loads,
-                "devices": facts.devices,
-            }
-        },
-        lines,
-    )
-
-
 def _recipe(model: SweepModel) -> Recipe:
-    return model_recipe(language_model, model.path, dtype=model.dtype, engine=model.engine, slots="auto")
+    return causal_lm(model.path, dtype=model.dtype, engine=model.engine)
 
 
 def _request(number: int, call: SweepCall, *, tensor_batch: int) -> Request:

@@ -1,9 +1,6 @@
 """What steps of a model's engine take, measured on a device of a session: `stoker profile`.
 
-functions.py    what runs on a pilot
-tables.py       what was measured, as people read it
-run.py          one profile, from its options to its table
+functions.py    the decorated function: what is called on a pilot
+run.py          one profile, from its options to its tables
 cli.py          `stoker profile`
 """
-
-from __future__ import annotations

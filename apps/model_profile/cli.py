@@ -10,9 +10,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @click.command(
-    "profile",
-    short_help="Measure what a model's steps take on a device.",
-    context_settings={"max_content_width": 120},
+    "profile", short_help="Measure what a model's steps take on a device.", context_settings={"max_content_width": 120}
 )
 @click.argument("model", required=False, default="", metavar="[MODEL]")
 @click.option("--dtype", type=click.Choice(DTYPES), default="auto", help="As in causal_lm. [auto]")

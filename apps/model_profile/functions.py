@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stoker import app
 from stoker.contexts import progress
 
+if TYPE_CHECKING:
+    from stoker.contexts import CausalLM
+
 _TAKEN_S = 5.0
 """How long the library may take to send what was measured to the manager, which keeps it."""
-
-
-class ProfiledModel(Protocol):
-    """What a causal LM context offers to this application."""
-
-    def profile(self, *, quick: bool, told: Callable[[float, float], None]) -> Any:
-        """Measure what steps of its engine take (a `stoker.contexts.step_times.StepProfile`)."""
-
-    def times_are_taken(self, *, timeout_s: float) -> bool:
-        """Wait until what was measured is on its way to the manager."""
 
 
 class MeasuredModel(msgspec.Struct, frozen=True):
@@ -32,7 +24,7 @@ class MeasuredModel(msgspec.Struct, frozen=True):
 
 
 @app
-def measure_steps(model: ProfiledModel, quick: bool) -> MeasuredModel:
+def measure_steps(model: CausalLM, quick: bool) -> MeasuredModel:
     """Profile the model; it says how far it is."""
     found = model.profile(quick=quick, told=lambda done, total: progress(done, total))
     return MeasuredModel(msgspec.to_builtins(found), model.times_are_taken(timeout_s=_TAKEN_S))

@@ -1,30 +1,67 @@
-"""One profile, from its options to its table."""
+"""One profile, from its options to its tables."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import stoker
-from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
-from stoker.apps.common.measuring import measure
+from stoker.apps.common.calls import INTERRUPTED, measure
 from stoker.apps.model_profile.functions import MeasuredModel, measure_steps
-from stoker.apps.model_profile.tables import grid, show_error
 from stoker.console import Screen
 from stoker.contexts import Recipe, state_folder
 from stoker.units import show_seconds
 
-INTERRUPTED = 130
+_MOST_COLUMNS = 12
+_WIDTH = 8
+
+Cell = tuple[float, float, float, int]
+"""Tokens that a step reads, tokens that each attends to, seconds, and how many samples those are the mean of."""
+
+
+def grid(cells: Sequence[Cell], *, rows: str) -> list[str]:
+    """Milliseconds a step. `rows` names the first column; with many columns every second one is shown."""
+    found = {(_power(tokens), _power(length)): seconds for tokens, length, seconds, _ in cells}
+    columns = sorted({length for _, length in found})
+    while len(columns) > _MOST_COLUMNS:
+        columns = columns[::-1][::2][::-1]
+    lines = [f"  {rows:>12}" + "".join(f"{_number(column):>{_WIDTH}}" for column in columns)]
+    for tokens in sorted({tokens for tokens, _ in found}):
+        row = [found.get((tokens, column)) for column in columns]
+        lines.append(f"  {_number(tokens):>12}" + "".join(f"{_show_ms(value):>{_WIDTH}}" for value in row))
+    return lines
+
+
+def show_error(error: Sequence[float]) -> str:
+    """`4.1 % over 100 other workloads`."""
+    mean, count = error
+    return (
+        f"{100 * mean:.1f} % over {count:.0f} other workloads" if count else "not known: there was no time to compare"
+    )
+
+
+def _show_ms(seconds: float | None) -> str:
+    if seconds is None:
+        return "·"
+    ms = 1000 * seconds
+    return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 1000 else f"{ms:,.0f}"
+
+
+def _power(value: float) -> int:
+    return round(math.log2(value)) if value > 1 else 0
+
+
+def _number(power: int) -> str:
+    return f"{1 << power:,}"
 
 
 def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen: Screen, json: bool) -> int:
-    """Measures the model. 0; 130 after Ctrl-C. Raises StokerError for a model that cannot be loaded or measured."""
+    """Measure the model. 0; 130 after Ctrl-C. Raises StokerError for a model that cannot be loaded or measured."""
     recipe = stoker.causal_lm(model, dtype=dtype)
-    with stop_on_signals():
-        try:
-            found = _measured(recipe, quick=quick, site=site, session=session, screen=screen)
-        except Stopped:
-            screen.line("stopped: nothing was measured to its end, and nothing is kept")
-            return INTERRUPTED
+    found: MeasuredModel | None = measure(measure_steps, recipe, quick, site=site, session=session, screen=screen)
+    if found is None:
+        return INTERRUPTED
     profile, kept = found.profile, str(state_folder() / "performance.sqlite") if found.kept else ""
     if json:
         screen.json({"model": recipe.name, "recipe": recipe.key, "kept": kept, **profile})
@@ -32,13 +69,6 @@ def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen:
     for line in _report(recipe, profile, kept=kept):
         screen.line(line)
     return 0
-
-
-def _measured(recipe: Recipe, *, quick: bool, site: str, session: str, screen: Screen) -> MeasuredModel:
-    with stoker.load(site or None, session=session or None, progress=False) as loaded:
-        screen.line(session_line(loaded))
-        found: MeasuredModel = measure(loaded, measure_steps, recipe, quick, screen=screen)
-        return found
 
 
 def _report(recipe: Recipe, profile: dict[str, Any], *, kept: str) -> list[str]:

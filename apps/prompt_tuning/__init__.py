@@ -4,15 +4,13 @@
 
 The tuner and the bank are `stoker.tuning`; this is the application around them.
 
-functions.py            the decorated functions: what stays hot, and what is called. Begin here
-submit.py  `tune(job)`, the future of a tuned prompt
-board.py, watch.py      where each job is, for `stoker tune status`; looking at the session for it
-show.py, display.py     jobs as lines; jobs while somebody waits for them
-options.py              how jobs are submitted
-submission.py, run.py   one job on its way; jobs from their files to their results
-report.py  which deadlines were met, and why not
-detach.py, banking.py   a submission that outlives its terminal; prompts for a bank
-cli.py     `stoker tune`, and `stoker run prompt_tuning`
+functions.py  the decorated functions: what stays hot, and what is called. Begin here
+submit.py     `tune(job)`, the future of a tuned prompt
+run.py        jobs from their files to their results, waited for or detached; prompts for a bank
+watch.py      one submitted job: its state from what the session says, its results
+board.py      where each job is, on disk and as lines for people; the options of a submission
+report.py     which deadlines were met, and why not
+cli.py        `stoker tune`, and `stoker run prompt_tuning`
 """
 
 from __future__ import annotations

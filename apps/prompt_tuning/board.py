@@ -1,29 +1,35 @@
-"""Where each job is: one small file in its run folder, written by whoever has submitted it, read by everybody.
+"""Where each job is: one small file in its run folder, written by its submitter, and the lines that people read of it.
 
     runs/facts-20261122-101502/
         run.json                 what was submitted, and what makes two runs the same
         state.json               this file
-        checkpoint               what the job can go on from; gone when it is done
+        checkpoint               what the job can resume from; removed when it is done
         adapter_model.safetensors, adapter_config.json, tuned.json      the result
-        results.jsonl            the evaluations on the way; where it stands the run is finished
+        results.jsonl            the evaluations on the way; with it the run is finished
 
-A job whose submitter has died says so by its lock: nobody holds the run folder, and the job is not over.
+If a job's submitter has died, its lock says so: no process holds the run folder, and the job is not over.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import enum
 import fcntl
 import os
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from stoker import console
+from stoker.apps.common.command_line import count
+from stoker.console import Screen
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 from stoker.run_folder import write_whole
-from stoker.units import forecast_tolerance_s
+from stoker.units import forecast_tolerance_s, show_margin, show_seconds
 
 APP = "prompt_tuning"
 RUNS = Path("runs")
@@ -113,7 +119,7 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoardRow(msgspec.Struct, frozen=True):
-    """A job on the board. `abandoned`: it is not over, and whoever submitted it is gone."""
+    """A job on the board. `abandoned`: it has not ended, and its submitter is gone."""
 
     folder: str
     entry: BoardEntry
@@ -160,3 +166,188 @@ def _is_held(folder: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+DEVICES = 8
+"""The most devices of a job that names no number: beyond it, communication costs more than a device brings."""
+
+
+class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How jobs are submitted. `bank` empty: each model's own; None: none."""
+
+    site: str = ""
+    session: str = ""
+    gang: tuple[int, int] = (1, DEVICES)
+    late: str = "run"
+    bank: str | None = ""
+    out: Path = RUNS
+    fresh: bool = False
+
+
+def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") -> list[str]:
+    """A line a job, in columns; under one that waits or has failed, why."""
+    rows = [_row(entry, now=now) for entry in entries]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for entry, row in zip(entries, rows, strict=True):
+        cells = "  ".join(map(str.ljust, row, widths)).rstrip()
+        lines.append(indent + cells)
+        if entry.why:
+            lines += [f"{indent}    {line}" for line in entry.why.splitlines()]
+    return lines
+
+
+def job_line(entry: BoardEntry, *, now: float) -> str:
+    """A job in a line, for logs."""
+    why = f"  {entry.why.splitlines()[0]}" if entry.why else ""
+    return "  ".join(cell for cell in _row(entry, now=now) if cell) + why
+
+
+def board_lines(seen: Sequence[BoardRow], *, now: float, most_over: int | None = None) -> list[str]:
+    """The lines of `stoker tune status`. Of the jobs that are over only the last `most_over` are shown."""
+    if not seen:
+        return ["no tuning job is known in this folder; `stoker tune submit job.toml` submits one"]
+    counts = {phase: sum(one.entry.phase is phase for one in seen) for phase in Phase}
+    said = ", ".join(f"{number} {phase.value}" for phase, number in counts.items() if number)
+    lines = [f"{count(len(seen), 'tuning job')}: {said}", ""]
+    over = [one for one in seen if one.entry.phase.is_over]
+    older = over[: len(over) - most_over] if most_over is not None else []
+    shown = [one for one in seen if one not in older]
+    if older:
+        lines.append(f"  … {len(older)} older (--all)")
+    lines += job_table([one.entry for one in shown], now=now)
+    for one in shown:
+        if one.abandoned:
+            lines += ["", f"{one.entry.name}: whoever submitted it is gone; submit it again, and it goes on from"]
+            lines[-1] += f" its last checkpoint ({one.folder})"
+    return lines
+
+
+def due(entry: BoardEntry, *, now: float) -> str:
+    """When it ends, compared with its deadline."""
+    deadline, end = entry.deadline_at, entry.end_at
+    if entry.phase in (Phase.FAILED, Phase.DROPPED, Phase.STOPPED):
+        return f"deadline {clock(deadline, now=now)}" if deadline is not None else ""
+    word = "ended" if entry.phase is Phase.DONE else "ends"
+    if deadline is None:
+        return f"{word} {clock(end, now=now)}" if end is not None else ""
+    by = f"deadline {clock(deadline, now=now)}"
+    if entry.phase is Phase.DONE and end is not None:
+        return f"{word} {clock(end, now=now)}, {ended_by(deadline - end)} ({by})"
+    if deadline <= now and (end is None or end - now < 1.0):
+        return f"late by {show_seconds(max(1.0, now - deadline))} so far ({by})"
+    if end is None:
+        return by
+    if deadline <= now:
+        return f"{word} {clock(end, now=now)}, late by {show_seconds(end - deadline)} ({by})"
+    return f"{word} {clock(end, now=now)}, {show_margin(deadline - end, left_s=end - now)} ({by})"
+
+
+def ended_by(margin_s: float) -> str:
+    """Whether a finished job met its deadline, and by how much."""
+    apart = show_seconds(abs(margin_s)) if abs(margin_s) >= 1.0 else "less than a second"
+    return f"in time by {apart}" if margin_s >= 0 else f"late by {apart}"
+
+
+def clock(at: float | None, *, now: float) -> str:
+    """A moment as people write it: with its day where that is not today."""
+    if at is None:
+        return ""
+    moment, today = datetime.datetime.fromtimestamp(at), datetime.datetime.fromtimestamp(now).date()
+    return f"{moment:%H:%M:%S}" if moment.date() == today else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def told_late(entry: BoardEntry, *, now: float, drops: bool) -> str:
+    """The message about a job that cannot meet its deadline."""
+    deadline, ends_at = entry.deadline_at or 0.0, entry.ends_at or 0.0
+    if deadline <= now:
+        what = f"{entry.name} is late: its deadline, {clock(deadline, now=now)}, is over"
+    else:
+        what = (
+            f"{entry.name} cannot make its deadline, {clock(deadline, now=now)}: the earliest that can be met is"
+            f" {clock(ends_at, now=now)}, {show_seconds(ends_at - deadline)} later"
+        )
+    if entry.phase is Phase.TUNING:
+        return f"{what}; it runs all the same"
+    if drops:
+        return f"{what}; it is dropped, as --late drop wants it"
+    return f"{what}; it runs when nobody else needs its devices (--late drop gives such jobs up)"
+
+
+def _row(entry: BoardEntry, *, now: float) -> tuple[str, ...]:
+    steps = f"{entry.iteration}/{entry.iterations}" if entry.iteration or entry.phase is Phase.TUNING else ""
+    if entry.phase is Phase.TUNING and 0 < entry.iterations <= entry.iteration:
+        steps += ", measuring"
+    if entry.phase is Phase.TUNING and not entry.iteration and entry.seen_at is None:
+        steps = "looks its prompt up" if entry.looks_up else "begins"
+    loss = f"loss {entry.loss:.3f}" if entry.loss is not None and entry.iteration else ""
+    return entry.name, entry.phase.value, steps, loss, _metric(entry), _devices(entry), due(entry, now=now)
+
+
+def _metric(entry: BoardEntry) -> str:
+    if entry.metric is None or entry.metric_name == "loss":
+        return ""
+    wanted = f" of {entry.reach:g}" if entry.reach is not None else ""
+    return f"{entry.metric_name} {entry.metric:.2f}{wanted}"
+
+
+def _devices(entry: BoardEntry) -> str:
+    return count(len(entry.devices), "device") if entry.devices and not entry.phase.is_over else ""
+
+
+_LINE_EVERY_S = 10.0
+
+
+class Display:
+    """Shows jobs again and again; `drops` says what becomes of those that will be late."""
+
+    def __init__(self, screen: Screen, *, drops: bool, place: console.Redrawn | None) -> None:
+        self._screen = screen
+        self._drops = drops
+        self._place = place
+        self._before: dict[str, BoardEntry] = {}
+        self._said_at: dict[str, float] = {}
+        self._late: dict[str, str] = {}
+        self._told: set[str] = set()
+
+    def show(self, entries: Sequence[BoardEntry]) -> None:
+        """Show them as they are now."""
+        now = time.time()
+        for entry in entries:
+            if entry.phase.is_over or entry.in_time(now) is not False:
+                self._late.pop(entry.name, None)
+            else:
+                self._tell_late(entry, now=now)
+        if self._place is not None:
+            self._place.show([*job_table(entries, now=now), *(f"  {line}" for line in self._late.values())])
+            return
+        for entry in entries:
+            before = self._before.get(entry.name)
+            aged = time.monotonic() - self._said_at.get(entry.name, 0.0) >= _LINE_EVERY_S
+            moved = before is not None and entry.iteration != before.iteration
+            if before is None or before.phase is not entry.phase or (moved and aged and entry.phase is Phase.TUNING):
+                self._before[entry.name], self._said_at[entry.name] = entry, time.monotonic()
+                self._screen.line(f"  {job_line(entry, now=now)}")
+
+    def tell(self, line: str) -> None:
+        """Say this line, once."""
+        if line not in self._told:
+            self._told.add(line)
+            self._screen.line(f"  {line}")
+
+    def _tell_late(self, entry: BoardEntry, *, now: float) -> None:
+        if entry.name not in self._late:
+            self._late[entry.name] = line = told_late(entry, now=now, drops=self._drops)
+            if self._place is None and entry.name not in self._told:
+                self._screen.line(f"  {line}")
+            self._told.add(entry.name)
+
+
+@contextlib.contextmanager
+def display(screen: Screen, *, drops: bool, json: bool) -> Iterator[Display]:
+    """Where jobs are shown for as long as the block runs."""
+    if json or not console.is_terminal():
+        yield Display(screen, drops=drops, place=None)
+        return
+    with console.redrawn() as place:
+        yield Display(screen, drops=drops, place=place)

@@ -8,16 +8,15 @@ from pathlib import Path
 import click
 
 from stoker import console
-from stoker.apps.prompt_tuning import report, show
-from stoker.apps.prompt_tuning.board import RUNS, read_board
-from stoker.apps.prompt_tuning.options import DEVICES, SubmissionOptions
+from stoker.apps.prompt_tuning import board, report
+from stoker.apps.prompt_tuning.board import DEVICES, RUNS, SubmissionOptions, read_board
 from stoker.console import Screen
 from stoker.errors import ConfigError
 
 _FOLDER = click.Path(path_type=Path)
 _WATCH_EVERY_S = 1.0
 _RECENT = 20
-"""So many jobs that are over are shown beside those that are not."""
+"""Number of finished jobs that are shown in addition to the others."""
 
 
 def gang_range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -70,8 +69,10 @@ def submit_jobs(
     A run folder a job gets the tuned prompt (for PEFT), the text nearest to it, and what it took. A job that was
     stopped goes on from its last checkpoint when it is submitted again.
     """
-    from stoker.apps.prompt_tuning.detach import detached  # these import Parsl, for which --help does not wait
-    from stoker.apps.prompt_tuning.run import submit
+    from stoker.apps.prompt_tuning.run import (
+        detached,  # these import Parsl, for which --help does not wait
+        submit,
+    )
 
     if site and session:
         raise click.UsageError("--session and --site say different things; give one")
@@ -99,13 +100,13 @@ def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
         console.json({"jobs": read_board(runs)})
         return
     if not watch:
-        console.lines(show.board(read_board(runs), now=time.time(), most_over=most))
+        console.lines(board.board_lines(read_board(runs), now=time.time(), most_over=most))
         return
     with console.redrawn() as place:
         said: list[str] = []
         while True:
             seen = read_board(runs)
-            lines = show.board(seen, now=time.time(), most_over=most)
+            lines = board.board_lines(seen, now=time.time(), most_over=most)
             if console.is_terminal() or lines != said:
                 place.show(lines)
             said = lines
@@ -140,24 +141,16 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
 @click.option("--json", "json_", is_flag=True, help="One JSON document on stdout; everything else goes to stderr.")
 @click.pass_context
 def bank(
-    context: click.Context,
-    /,
-    *,
-    file: Path | None,
-    model: str,
-    bank: str,
-    site: str,
-    session: str,
-    json_: bool,
+    context: click.Context, /, *, file: Path | None, model: str, bank: str, site: str, session: str, json_: bool
 ) -> None:
     """Put prompts into the bank of a model: those of the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`),
     beside the ones that ship. Each is read from the model once, and all are grouped anew."""
-    from stoker.apps.prompt_tuning.banking import fill  # it imports Parsl, for which --help does not wait
+    from stoker.apps.prompt_tuning.run import fill_bank  # it imports Parsl, for which --help does not wait
 
     if site and session:
         raise click.UsageError("--session and --site say different things; give one")
     options = SubmissionOptions(site=site, session=session, bank=bank)
-    context.exit(fill(file, options, model=model, screen=Screen(json_only=json_), json=json_))
+    context.exit(fill_bank(file, options, model=model, screen=Screen(json_only=json_), json=json_))
 
 
 command = submit_jobs

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
 PRELOAD = ("peft", "stoker.tuning.call")
-"""What a pilot imports ahead, beside what the model itself wants: PEFT alone takes seconds."""
+"""Modules that a pilot imports ahead, in addition to those of the model: PEFT takes seconds."""
 
 
 @context

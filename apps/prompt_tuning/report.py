@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.prompt_tuning.board import BoardEntry, Phase, read_entry
-from stoker.apps.prompt_tuning.show import clock, ended_by
+from stoker.apps.common.command_line import count
+from stoker.apps.prompt_tuning.board import BoardEntry, Phase, clock, ended_by, read_entry
 from stoker.decoding import UNREADABLE
 from stoker.tuning import RESULT
 from stoker.units import show_seconds
@@ -61,14 +61,14 @@ def render(outcomes: Sequence[JobOutcome], *, now: float) -> list[str]:
     due = [one.entry for one in outcomes if one.entry.deadline_at is not None]
     over = [entry for entry in due if entry.phase.is_over]
     met = sum(entry.in_time(now) is True for entry in over)
-    head = f"{len(outcomes)} tuning job{'s' * (len(outcomes) != 1)}"
+    head = count(len(outcomes), "tuning job")
     if due:
-        head += f" · {met} of {len(over)} deadline{'s' * (len(over) != 1)} met"
+        head += f" · {met} of {count(len(over), 'deadline')} met"
         head += f", {len(due) - len(over)} not over yet" if len(over) < len(due) else ""
     targets = [one.result for one in outcomes if one.result is not None and one.result.reach is not None]
     if targets:
         reached = sum(result.iterations_to_accuracy is not None for result in targets)
-        head += f" · {reached} of {len(targets)} target{'s' * (len(targets) != 1)} reached"
+        head += f" · {reached} of {count(len(targets), 'target')} reached"
     lines = [head]
     for one in outcomes:
         lines += ["", *_job(one, now=now)]
@@ -85,7 +85,7 @@ def facts(outcome: JobOutcome, *, now: float) -> dict[str, Any]:
 
 
 def why(outcome: JobOutcome) -> list[str]:
-    """Where a job's time went, and what that has to do with its deadline; what it waits for, or why it failed."""
+    """Where a job's time went, and how that relates to its deadline; what it waits for, or why it failed."""
     entry, result = outcome.entry, outcome.result
     if entry.phase is not Phase.DONE or entry.ended_at is None:
         return entry.why.splitlines()
@@ -93,12 +93,12 @@ def why(outcome: JobOutcome) -> list[str]:
     said = [f"waited {show_seconds(time.waited_s - time.loading_s)} for devices"]
     if time.loading_s:
         said[0] += f", and {show_seconds(time.loading_s)} for its model to load"
-    count = len(entry.devices) or (result.devices if result is not None else 0)
-    on = f" on {_many(count, 'device')}" if count else ""
+    devices = len(entry.devices) or (result.devices if result is not None else 0)
+    on = f" on {count(devices, 'device')}" if devices else ""
     parts = _parts(time, result.iterations) if result is not None else []
     said.append(f"ran {show_seconds(time.ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
     if entry.restarts:
-        said.append(f"was started again {_many(entry.restarts, 'time')}, from its last checkpoint")
+        said.append(f"was started again {count(entry.restarts, 'time')}, from its last checkpoint")
         if time.rest_s >= 1.0:
             said[-1] += f"; {show_seconds(time.rest_s)} were lost between its starts"
     if entry.deadline_at is not None and entry.ended_at > entry.deadline_at:
@@ -107,8 +107,8 @@ def why(outcome: JobOutcome) -> list[str]:
 
 
 class _Time(msgspec.Struct, frozen=True):
-    """Where a job's seconds went. `waited_s` and `ran_s` are all of them; `loading_s` is part of the first, what comes
-    after it of the second; `rest_s` is what nobody has counted, and what an interruption has cost."""
+    """Where a job's seconds went. `waited_s` and `ran_s` add up to all of them; `loading_s` is part of `waited_s`, the
+    others of `ran_s`; `rest_s` is uncounted, or lost to an interruption."""
 
     waited_s: float
     ran_s: float
@@ -139,14 +139,13 @@ def _parts(time: _Time, iterations: int) -> list[str]:
     if time.bank_s >= 0.01 * time.ran_s:
         said.append(f"{show_seconds(time.bank_s)} with the prompt bank")
     if iterations:
-        said.append(f"{_many(iterations, 'iteration')} of {show_seconds(time.iterating_s / iterations)}")
+        said.append(f"{count(iterations, 'iteration')} of {show_seconds(time.iterating_s / iterations)}")
     if time.evaluating_s >= 0.01 * time.ran_s:
         said.append(f"{show_seconds(time.evaluating_s)} of evaluations")
     return said
 
 
 def _why_late(entry: BoardEntry, time: _Time) -> str:
-    """Why a job that is done missed its deadline."""
     deadline_at, ended_at = entry.deadline_at or 0.0, entry.ended_at or 0.0
     had_s, late_s = max(0.0, deadline_at - entry.submitted_at), ended_at - deadline_at
     said = f"late: it had {show_seconds(had_s)}"
@@ -159,10 +158,6 @@ def _why_late(entry: BoardEntry, time: _Time) -> str:
     if entry.known_late_at is not None:
         said += f"; that was known after {show_seconds(max(0.0, entry.known_late_at - entry.submitted_at))}"
     return said
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _job(one: JobOutcome, *, now: float) -> list[str]:

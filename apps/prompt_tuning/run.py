@@ -1,7 +1,8 @@
-"""Jobs from their files to their results: checked, submitted together, watched, and written into their run folders.
+"""Jobs from their files to their results, here or in a detached process; and `stoker tune bank`.
 
-Everything that can be wrong with a job's file, its data or its model's path is said before anything is submitted. From
-then on each job is for itself: one that fails ends none of the others.
+Everything that can be wrong with a job's file, its data or its model's path is reported before anything is submitted.
+From then on a job that fails ends no other. `--detach` forks a process once the jobs are checked, before anything with
+threads starts; it holds the run folders and the session's client, and logs what it would have shown.
 """
 
 from __future__ import annotations
@@ -15,15 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import stoker
-from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
-from stoker.apps.common.hints import count
+from stoker.apps.common.calls import INTERRUPTED, Stopped, reports, session_line, stop_on_signals
+from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning import report
-from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Phase
-from stoker.apps.prompt_tuning.display import Display, display
-from stoker.apps.prompt_tuning.options import SubmissionOptions
-from stoker.apps.prompt_tuning.submission import SubmittedJob
+from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Display, Phase, SubmissionOptions, display
 from stoker.apps.prompt_tuning.submit import CheckedJob, check, fit_gang
-from stoker.apps.prompt_tuning.watch import Asker
+from stoker.apps.prompt_tuning.watch import Asker, SubmittedJob
 from stoker.config import Site, decided_by, load_site
 from stoker.console import Screen
 from stoker.errors import ConfigError
@@ -33,10 +31,22 @@ from stoker.tuning import read_job
 
 if TYPE_CHECKING:
     from stoker.sessions import Session
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import msgspec
+
+from stoker import console
+from stoker.apps.prompt_tuning.functions import build_bank
+from stoker.apps.prompt_tuning.submit import recipe_of
+from stoker.errors import StokerError
+from stoker.sessions import facts_of
+from stoker.tuning import SHIPPED_PROMPTS, BankPlace, Candidate, read_candidates
 
 POLICY = "prompt-tuner"
 """Who decides in a session that is started for tuning jobs, unless its site file names somebody."""
-INTERRUPTED = 130
 _LOOK_EVERY_S = 0.5
 
 Submitted = Callable[[str, Sequence[str]], None]
@@ -84,7 +94,7 @@ def submit(
 
 
 def again(files: Sequence[Path], options: SubmissionOptions) -> str:
-    """The command that goes on with the jobs of these files: with every option but `--fresh`, which begins anew."""
+    """The command that resumes the jobs of these files: with every option but `--fresh`."""
     plain = SubmissionOptions()
     least, most = options.gang
     named = {
@@ -193,7 +203,6 @@ def site_of(given: str) -> Site | str | None:
 
 
 def _finish(jobs: Sequence[SubmittedJob], *, screen: Screen, json: bool) -> int:
-    """Report what came of them."""
     outcomes = [report.read_outcome(job.folder.path) for job in jobs]
     found = [one for one in outcomes if one is not None]
     if json:
@@ -203,3 +212,105 @@ def _finish(jobs: Sequence[SubmittedJob], *, screen: Screen, json: bool) -> int:
         for line in report.render(found, now=time.time()):
             screen.line(line)
     return 0 if all(job.entry.phase is Phase.DONE for job in jobs) else 1
+
+
+class DetachedReport(msgspec.Struct, frozen=True):
+    """What the process says to the one that waits for it: that all is submitted, or what went wrong."""
+
+    session: str = ""
+    folders: tuple[str, ...] = ()
+    error: str = ""
+
+
+def detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -> int:
+    """Submit these jobs from a process of their own, and leave it. 0 once they are submitted.
+
+    Raises as `run.submit` for what goes wrong until then.
+    """
+    checked(files, options)
+    log = options.out / f"submitted-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{log}: cannot be written: {error.strerror}", file=str(log)) from None
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _run_detached(files, options, log=descriptor, pipe=writing)
+    os.close(writing)
+    os.close(descriptor)
+    try:
+        with os.fdopen(reading, "rb") as pipe:
+            heard = pipe.read()
+    except KeyboardInterrupt:
+        os.kill(child, signal.SIGTERM)
+        raise
+    said = (
+        msgspec.json.decode(heard, type=DetachedReport)
+        if heard
+        else DetachedReport(error=f"it ended without a word; its log is {log}")
+    )
+    if said.error:
+        raise StokerError(said.error, log=str(log))
+    if json:
+        console.json({"session": said.session, "folders": said.folders, "pid": child, "log": str(log)})
+        return 0
+    jobs = count(len(said.folders), "job")
+    console.line(f"{jobs} submitted to session {said.session}; a process here (pid {child}) waits for them")
+    console.lines(f"  {folder}" for folder in said.folders)
+    where = "" if options.out == SubmissionOptions().out else f" {options.out}"
+    console.line(f"see how they stand: stoker tune status{where}; stop them, and keep their checkpoints: kill {child}")
+    return 0
+
+
+def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int, pipe: int) -> NoReturn:
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for mine, theirs in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(mine, theirs)
+    code = 1
+    try:
+        with os.fdopen(pipe, "wb") as out:
+
+            def tell(session: str, folders: Sequence[str]) -> None:
+                out.write(msgspec.json.encode(DetachedReport(session, tuple(folders))))
+                out.close()
+
+            try:
+                code = submit(files, options, screen=Screen(terminal=False), json=False, submitted=tell)
+            except BaseException as error:
+                console.error(f"{type(error).__name__}: {error}")
+                if not out.closed:
+                    out.write(msgspec.json.encode(DetachedReport(error=str(error) or type(error).__name__)))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
+    """Add the prompts of this file, and those that ship, to the bank of a model; 0. Raises ConfigError for a file that
+    cannot be read, naming its line; RecipeError for a model that does not exist; SessionError; and StokerError for the
+    bank of another model."""
+    every: dict[str, Candidate] = {one.key: one for one in read_candidates(SHIPPED_PROMPTS)}
+    if file is not None:
+        every |= {one.key: one for one in read_candidates(file)}
+    recipe, identity = recipe_of(model)
+    place = BankPlace.of(identity, folder=options.bank or "")
+    site = None if options.session else site_of(options.site)
+    with stoker.load(site, session=options.session or None, progress=False) as session:
+        screen.line(session_line(session))
+        future = build_bank.with_options(context=recipe)(place, tuple(every.values()))
+        ask = facts_of(session, {recipe.key})
+        with screen.progress(total=len(every), done=0, noun="prompts", facts=ask) as progress:
+            for said in reports(future):
+                progress.total = int(said.total)
+                progress.advance(int(said.done) - progress.done)
+        held: int = future.result()
+    if json:
+        screen.json({"bank": place.folder, "model": identity, "prompts": held})
+    else:
+        screen.line(f"{held:,} prompts in {place.folder}")
+    return 0

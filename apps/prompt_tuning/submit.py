@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker.apps.common.models_file import identity_of
+from stoker.apps.prompt_tuning.board import DEVICES
 from stoker.apps.prompt_tuning.functions import PRELOAD, language_model, tune_prompt
-from stoker.apps.prompt_tuning.options import DEVICES
 from stoker.contexts import Recipe, model_recipe
 from stoker.errors import ConfigError
 from stoker.sessions import Features
@@ -94,7 +95,7 @@ def call_of(
     bank: str | os.PathLike[str] | None = "",
     start: bytes = b"",
 ) -> tuple[StokerApp, Order]:
-    """The app that runs a job, and what it is to be given now. `start` is what an earlier attempt has left."""
+    """The app that runs a job, and its argument. `start`: the state that an earlier attempt left."""
     job, now = ready.job, time.time()
     deadline = job.deadline_s(submitted_s=now)
     slo_s = 0.0 if deadline is None else deadline - now
@@ -103,11 +104,7 @@ def call_of(
     place = None if bank is None else BankPlace.of(ready.model, folder=bank)
     order = Order(job=job, samples=ready.samples, bank=place, slo_s=slo_s, start=start)
     app = tune_prompt.with_options(
-        context=ready.recipe,
-        deadline=slo_s or None,
-        late=late,
-        gang=fit_gang(job, gang),
-        features=_features(order),
+        context=ready.recipe, deadline=slo_s or None, late=late, gang=fit_gang(job, gang), features=_features(order)
     )
     return app, order
 
@@ -115,7 +112,7 @@ def call_of(
 def recipe_of(model: str) -> tuple[Recipe, str]:
     """The recipe of a model that is tuned, and what identifies the model. Raises RecipeError."""
     recipe = model_recipe(language_model, model, engine="transformers", preload=PRELOAD)  # vLLM has nothing to tune
-    return recipe, ", ".join(part.name for part in recipe.objects) or model
+    return recipe, identity_of(recipe, model)
 
 
 def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
@@ -139,15 +136,14 @@ def _features(order: Order) -> Features:
 
 
 def _kind(order: Order) -> str:
-    """Jobs that end alike: those without a target do all of their iterations, those that look their prompt up fewer
-    than others."""
+    """A name for jobs that end alike: those without a target run all iterations; those with a looked-up prompt run
+    fewer than others."""
     if order.job.until.reach is None:
         return "all iterations"
     return "bank" if _bank_of(order) is not None else "prompt"
 
 
 def _bank_of(order: Order) -> BankPlace | None:
-    """Where its prompt is looked up, if it is."""
     return None if order.job.prompt.initial.strip() else order.bank
 
 

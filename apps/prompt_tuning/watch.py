@@ -1,7 +1,7 @@
-"""What a session says of a job's call, made into the job's state. Everything here reads; nothing is sent but questions.
+"""One submitted job: its state from what the session says of its call, and its results in its run folder.
 
-A call's own reports and the manager's forecasts come by themselves; where a call is, and what it waits for, is asked.
-Where nobody forecasts (policies that know no deadlines) the end is where the iterations so far lead to.
+A call's reports and the manager's forecasts arrive by themselves; where a call is, and what it waits for, is asked.
+If the policy knows no deadlines, the end is extrapolated from the iterations so far.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning.board import BoardEntry, Phase
 from stoker.errors import SessionError
 from stoker.sessions import (
@@ -29,6 +30,20 @@ from stoker.tuning import Saved, unpack
 
 if TYPE_CHECKING:
     from stoker.sessions import CallFuture, Session
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.apps.prompt_tuning.board import CHECKPOINT, write_entry
+from stoker.apps.prompt_tuning.submit import CheckedJob, call_of
+from stoker.errors import CallDroppedError, StokerError
+from stoker.run_folder import RunFolder, write_whole
+from stoker.sessions import Clock, sent_call
+from stoker.tuning import Tuned, pack, write_tuned
+
+if TYPE_CHECKING:
+    from stoker.sessions import AppCallFuture
+
 
 _MOST_CALLS = 1000
 _MEASURED = 10
@@ -50,7 +65,7 @@ class SessionPicture(msgspec.Struct, frozen=True):
 
 
 class Asker:
-    """Asks a session again and again. One that does not answer is asked anew the next time."""
+    """Asks a session for its state. If it does not answer, the next question opens a new connection."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -81,7 +96,7 @@ class Asker:
 
 
 def saved_in(progress: CallProgress | None) -> Saved | None:
-    """What the call said last that it can go on from."""
+    """The last state that the call reported, from which it can resume."""
     return unpack(checkpoint_of(progress) or b"")
 
 
@@ -93,8 +108,8 @@ def updated_entry(
     now: float | None = None,
     ahead_s: float = 0.0,
 ) -> BoardEntry:
-    """The job's state, by what is known now (`now`: seconds since the epoch, by a clock that is `ahead_s` ahead of the
-    wall clock)."""
+    """The job's state, updated by what is known now. `now`: seconds since the epoch, by a clock that is `ahead_s` ahead
+    of the wall clock."""
     now = time.time() if now is None else now
     if call is None:
         return entry
@@ -116,7 +131,6 @@ def updated_entry(
 
 
 def _placed(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
-    """Where the call is."""
     if listed.state is ListedState.FAILED:
         return entry
     if entry.devices and entry.devices != listed.where:  # it has lost one of them, or was asked to make room
@@ -148,7 +162,7 @@ def _loaded(entry: BoardEntry, at: float) -> BoardEntry:
 def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionPicture) -> str:
     ahead = picture.ahead(listed)
     if ahead:
-        return f"{ahead} job{'s' * (ahead != 1)} before it"
+        return f"{count(ahead, 'job')} before it"
     if context is not None and context.hot:
         if context.running >= context.hot:
             return "its hot device is busy" if context.hot == 1 else f"its {context.hot} hot devices are busy"
@@ -158,7 +172,6 @@ def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionP
 
 
 def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
-    """What the call says of itself."""
     saved, done = saved_in(progress), int(progress.done)
     entry = msgspec.structs.replace(
         entry, iterations=int(progress.total) or entry.iterations,
@@ -178,7 +191,97 @@ def _told(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
 
 
 def _forecast(entry: BoardEntry, forecast: CallForecast | None, ahead_s: float) -> BoardEntry:
-    """What the manager expects."""
     if forecast is None or not math.isfinite(forecast.ends_at):  # nobody knows yet
         return entry
     return msgspec.structs.replace(entry, ends_at=forecast.ends_at + ahead_s)
+
+
+class SubmittedJob:
+    """One job on its way: what it is, its run folder, and how it stands."""
+
+    def __init__(self, ready: CheckedJob, *, name: str, folder: RunFolder, start: bytes) -> None:
+        until = ready.job.until
+        self._clock = Clock()
+        """A wall clock that is set while the job runs must not make it late, or in time."""
+        self.ready = ready
+        self.folder = folder
+        self.future: AppCallFuture | None = None
+        self.tuned: Tuned | None = None
+        self._start = start
+        self._kept = b""
+        self._ended_at: float | None = None
+        self.unwritten = ""
+        """Why the run folder could not be written at the last look. The next look tries it again."""
+        self.entry = BoardEntry(
+            name=name, iterations=until.iterations, metric_name=until.metric.value, reach=until.reach
+        )  # fmt: skip
+
+    def submit(self, *, session: str, gang: tuple[int, int], late: str, bank: str | None) -> None:
+        """Hand it to the session that is loaded; its time to the deadline runs from now."""
+        app, order = call_of(self.ready, gang=gang, late=late, bank=bank, start=self._start)
+        now = self._clock.now()
+        self.future = app(order)
+        self.future.add_done_callback(self._over)
+        self._note(
+            session=session, submitted_at=now, deadline_at=self.ready.job.deadline_s(submitted_s=now),
+            looks_up=order.bank is not None and not self._start and not order.job.prompt.initial.strip(),
+        )  # fmt: skip
+
+    def refresh(self, picture: SessionPicture | None) -> None:
+        """Update the entry by what is known of the job, and write it, now or (if that fails) the next time."""
+        if self.future is None or self.entry.phase.is_over:
+            return
+        call, before = sent_call(self.future), self.entry
+        now = self._clock.now()
+        self.entry = updated_entry(self.entry, call=call, picture=picture, now=now, ahead_s=now - time.time())
+        saved = saved_in(call.progress if call is not None else None)
+        try:
+            if saved is not None and saved.checkpoint != self._kept:
+                write_whole(self.folder.path, pack(saved), name=CHECKPOINT)
+                self._kept = saved.checkpoint
+            if self.future.done():
+                self._settle(self.future)
+            elif self.entry != before or self.unwritten:
+                write_entry(self.folder.path, self.entry)
+            self.unwritten = ""
+        except StokerError as error:
+            self.unwritten = str(error)
+
+    def stop(self, why: str) -> None:
+        """The submitter does not wait for the job any more. It notes so, unless the run folder cannot be written."""
+        if not self.entry.phase.is_over:
+            with contextlib.suppress(StokerError):
+                self._note(phase=Phase.STOPPED, why=why, ended_at=self._clock.now())
+
+    def _over(self, future: object) -> None:
+        del future
+        self._ended_at = self._clock.now()
+
+    def _settle(self, future: AppCallFuture) -> None:
+        ended = {"ended_at": self._ended_at or self._clock.now(), "why": ""}
+        error = future.exception()
+        if error is None:
+            self.tuned = future.result()
+            _write_results(self.folder, self.tuned)
+            best = self.tuned.best
+            self._note(phase=Phase.DONE, iteration=self.tuned.iterations, metric=best.metric, loss=best.loss, **ended)
+        else:
+            phase = Phase.DROPPED if isinstance(error, CallDroppedError) else Phase.FAILED
+            self._note(phase=phase, **{**ended, "why": str(error)})
+
+    def _note(self, **changes: Any) -> None:
+        entry = msgspec.structs.replace(self.entry, **changes)
+        write_entry(self.folder.path, entry)
+        self.entry = entry
+
+
+def _write_results(folder: RunFolder, tuned: Tuned) -> None:
+    """The adapter, what it took, and last the evaluations: where those stand, the run is finished."""
+    write_tuned(tuned, folder.path)
+    rows = [msgspec.structs.asdict(point) for point in tuned.points]
+
+    def write(path: Path) -> None:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    folder.finish(name="results.jsonl", write=write)
+    (folder.path / CHECKPOINT).unlink(missing_ok=True)

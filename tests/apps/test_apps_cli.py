@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from stoker.apps.common.calls import Stopped, columns, command, in_batches, stop_on_signals
+from stoker.apps.common.calls import Stopped, in_batches, stop_on_signals
+from stoker.apps.common.command_line import columns, command
+from stoker.apps.common.runner import Attempt
 from stoker.apps.fact_verification.cli import command as facts
 from stoker.apps.fact_verification.options import VerificationOptions
-from stoker.apps.fact_verification.results import Attempt
 from stoker.apps.fact_verification.run import _next_steps
 from stoker.apps.inference_sweep.cli import command as sweep
 from stoker.console import Progress, Screen
@@ -206,7 +207,7 @@ def test_progress_is_one_line_on_a_narrow_terminal():
 
 def test_the_next_command_is_about_the_same_files(here):
     options = VerificationOptions(model="hub/m", claims=str(here / "my claims.csv"), limit=3)
-    steps = _next_steps(options, Attempt(0, 0, 0, 0, 0, ContextFacts()), everything=5, prompts=3)
+    steps = _next_steps(options, Attempt(), everything=5, prompts=3)
     assert "run fact_verification --model hub/m --claims 'my claims.csv' --all " in steps[0]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stoker.apps.fact_verification.claims import read_prompts
+from stoker.apps.fact_verification.options import read_prompts
 from stoker.apps.inference_sweep.plan import read_sweep
 from stoker.apps.prompt_tuning import board
 from stoker.apps.prompt_tuning.board import BoardEntry
 from stoker.errors import ConfigError
-from stoker.run_folder.folder import read_options
+from stoker.run_folder import read_options
 from stoker.tuning import order, pace
 from stoker.tuning.job import read_job
 

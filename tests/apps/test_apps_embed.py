@@ -218,8 +218,8 @@ def test_what_cannot_be_used_is_said_in_a_sentence(
     assert said in result.output + str(result.exception or "")
 
 
-def _reads_requests(options: Any, recipe: Any, rows: Any, *, log: Any, **_: Any) -> None:
+def _reads_requests(work: Any, options: Any, recipe: Any, rows: Any) -> None:
     """What a run does before it needs a session."""
     from stoker.apps.embed.run import _requests
 
-    list(_requests(options, rows, log, sent={}))
+    list(_requests(options, rows, work.log, sent={}))

@@ -9,8 +9,14 @@ import pytest
 
 import stoker
 from stoker.apps.batch_inference import functions as batch
+from stoker.apps.batch_inference.options import ModelPaths
+from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.fact_verification import functions as facts
+from stoker.apps.fact_verification import run as facts_run
+from stoker.apps.fact_verification.options import VerificationOptions
 from stoker.apps.inference_sweep import functions as sweep
+from stoker.apps.inference_sweep import run
+from stoker.apps.inference_sweep.plan import SweepModel
 from stoker.apps.prompt_tuning import functions as tuning
 from stoker.contexts import RecipeFactory, model_recipe
 from stoker.errors import ConfigError, RecipeError
@@ -23,9 +29,7 @@ def model(tmp_path):
     return tmp_path
 
 
-def test_each_application_has_a_loader_under_context_and_functions_under_app():
-    for each in (batch, facts, sweep, tuning):
-        assert isinstance(each.language_model, RecipeFactory)
+def test_each_application_has_functions_under_app():
     for function in (batch.answer, facts.verify, sweep.generate, tuning.tune_prompt, tuning.build_bank):
         assert isinstance(function, StokerApp)
         assert function.__doc__
@@ -34,12 +38,18 @@ def test_each_application_has_a_loader_under_context_and_functions_under_app():
 def test_loaders_that_are_written_alike_make_one_context_of_one_model(model):
     """So a model is hot for every application of a session, and for programs that ask for `causal_lm`. Those that have
     texts written ask for as many slots as the engine serves; those that score or tune run one call at a time."""
+    assert isinstance(tuning.language_model, RecipeFactory)
     for slots in ("auto", 1):
-        recipes = [model_recipe(each.language_model, model, slots=slots) for each in (batch, facts, sweep, tuning)]
-        assert {recipe.key for recipe in recipes} == {stoker.causal_lm(model, slots=slots).key}
-        assert {recipe.title for recipe in recipes} == {stoker.causal_lm(model, slots=slots).title}
-        assert model_recipe(facts.language_model, model, dtype="bfloat16", slots=slots).key != recipes[0].key
-    assert model_recipe(sweep.language_model, model).slots == 1
+        recipe = model_recipe(tuning.language_model, model, slots=slots)
+        assert recipe.key == stoker.causal_lm(model, slots=slots).key
+        assert recipe.title == stoker.causal_lm(model, slots=slots).title
+        assert model_recipe(tuning.language_model, model, dtype="bfloat16", slots=slots).key != recipe.key
+    assert facts_run.make_recipe(VerificationOptions(model=str(model)))[0].slots == 1
+    written = {
+        ModelPaths(named={}, every=str(model)).recipe("m", Endpoint.CHAT).key,
+        run._recipe(SweepModel("m", str(model))).key,
+    }
+    assert written == {stoker.causal_lm(model).key}
 
 
 def test_a_model_is_preloaded_with_what_the_application_wants_ahead(model):

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, StokerError
-from stoker.run_folder.record_log import RecordLog
+from stoker.run_folder import RecordLog
 
 KEY = ("p", "id")
 

@@ -5,8 +5,8 @@ import pyarrow.parquet
 import pytest
 
 from stoker.apps.fact_verification import results
-from stoker.apps.fact_verification.claims import LABELS, Claim, Label, PromptTemplate
 from stoker.apps.fact_verification.functions import Question, Scores, verify
+from stoker.apps.fact_verification.options import LABELS, Claim, Label, PromptTemplate
 from stoker.apps.fact_verification.results import (
     KEY,
     best_of,
@@ -21,7 +21,7 @@ from stoker.apps.fact_verification.run import VerificationCall, explain, plan
 from stoker.errors import StokerError
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
 from stoker.protocol.to_client import Status
-from stoker.run_folder.record_log import RecordLog
+from stoker.run_folder import RecordLog
 from stoker.sessions import ContextFacts, context_facts
 
 GOOD, BAD = PromptTemplate(name="good", text="g {claim}"), PromptTemplate(name="bad", text="b {claim}")

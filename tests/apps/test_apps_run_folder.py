@@ -10,7 +10,7 @@ import pytest
 
 from stoker.datafile import write_rows
 from stoker.errors import ConfigError, StokerError
-from stoker.run_folder.folder import PART, is_finished, open_run, read_options
+from stoker.run_folder import PART, is_finished, open_run, read_options
 
 KEY = ("id",)
 

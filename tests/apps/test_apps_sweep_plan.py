@@ -4,7 +4,7 @@ from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generat
 from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, read_sweep
 from stoker.apps.inference_sweep.run import KEY, OpenSweepCall, first_error, make_records, make_rows, plan_calls
 from stoker.errors import ConfigError, StokerError
-from stoker.run_folder.record_log import RecordLog
+from stoker.run_folder import RecordLog
 
 SWEEP = """
 data = "rows.csv"

@@ -20,9 +20,7 @@ from stoker.tuning.encoding import encode_prompt, encode_samples
 from stoker.tuning.job import PLACE, Metric, Prompt, Sample, split
 from stoker.tuning.order import BankPlace, Initial, Order, Saved
 
-torch, tiny, passes, softprompt, tuner = lazily(
-    "torch", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.passes", "stoker.tuning.tune", needs="peft"
-)
+torch, tiny, passes, tuner = lazily("torch", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.tune", needs="peft")
 tune_prompt, build_bank = functions.tune_prompt.function, functions.build_bank.function
 SHIPPED = len(read_candidates(candidates.SHIPPED_PROMPTS))
 
@@ -71,7 +69,7 @@ def begun_with(context, text, samples, job):
     """The mean over samples of the loss that tuning has of each, before its first step from this text."""
     rows = encode_samples(context.tokenizer, samples, template=job.data.template)
     prompt = encode_prompt(context.tokenizer, msgspec.structs.replace(job.prompt, initial=text), longest=0)
-    with softprompt.soft_prompt(context.model, softprompt.embed(context.model, prompt)) as soft:
+    with passes.soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
         of = [passes.measure(soft, [row], metric=Metric.LOSS, tokenizer=context.tokenizer, batch=1) for row in rows]
     return sum(tally.value(Metric.LOSS) for tally in of) / len(of)
 

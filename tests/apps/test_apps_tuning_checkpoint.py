@@ -18,7 +18,7 @@ def state(job="job"):
 
 
 def test_a_state_comes_back_as_it_was():
-    found = checkpoint.unpack(checkpoint.pack(state()), job="job")
+    found = checkpoint.unpack_state(checkpoint.pack_state(state()), job="job")
     assert found is not None
     assert found.header == state().header
     assert torch.equal(found.prompt, state().prompt)
@@ -29,18 +29,18 @@ def test_a_state_comes_back_as_it_was():
 
 
 def test_what_is_no_checkpoint_is_as_none(caplog):
-    data = checkpoint.pack(state())
-    assert checkpoint.unpack(b"", job="job") is None
+    data = checkpoint.pack_state(state())
+    assert checkpoint.unpack_state(b"", job="job") is None
     assert not caplog.records
     for damaged in (data[:-1], data[: len(data) // 2], data[:7], b"\0" * 100, b"{}", data[:8] + b"x" + data[9:]):
         caplog.clear()
-        assert checkpoint.unpack(damaged, job="job") is None
+        assert checkpoint.unpack_state(damaged, job="job") is None
         assert "can't be read" in caplog.text
 
 
 def test_the_checkpoint_of_another_job_is_refused():
     with pytest.raises(ConfigError, match=r"another job or other data \(job, and this is new\)"):
-        checkpoint.unpack(checkpoint.pack(state()), job="new")
+        checkpoint.unpack_state(checkpoint.pack_state(state()), job="new")
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -85,6 +85,6 @@ def test_an_optimizer_goes_on_where_it_was(kind):
     first, before = fresh(torch.ones(3))
     steps(first, before, 2)
     second, after = fresh(first.detach())
-    checkpoint.put_back(after, checkpoint.tensors_of(before))
+    checkpoint.restore_optimizer(after, checkpoint.tensors_of(before))
     steps(second, after, 3)
     assert torch.equal(second, whole)

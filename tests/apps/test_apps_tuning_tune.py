@@ -17,9 +17,7 @@ from stoker.tuning.encoding import EncodedSample, encode_prompt, encode_samples
 from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Sample, Training, Until, read_samples
 from stoker.tuning.order import TuningEnd, write_tuned
 
-torch, peft, tiny, passes, softprompt, tuner = lazily(
-    "torch", "peft", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.passes", "stoker.tuning.tune"
-)
+torch, peft, tiny, passes, tuner = lazily("torch", "peft", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.tune")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +54,7 @@ def prompt_of(context, text="say yes or no"):
 def test_tuning_begins_with_the_loss_of_the_text_as_the_bare_model_has_it(kind):
     context = tiny.context(kind=kind)
     rows, prompt = rows_of(context), prompt_of(context)
-    with softprompt.soft_prompt(context.model, softprompt.embed(context.model, prompt)) as soft:
+    with passes.soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
         found = passes.measure(soft, rows, metric=Metric.LOSS, tokenizer=context.tokenizer, batch=7)
     total = 0.0
     for row in rows:
@@ -74,8 +72,8 @@ def test_tuning_begins_with_the_loss_of_the_text_as_the_bare_model_has_it(kind):
 def test_the_gradient_is_that_of_plain_embeddings_and_does_not_depend_on_micro_batches(kind):
     context = tiny.context(kind=kind)
     rows = rows_of(context)[:7]
-    vectors = softprompt.embed(context.model, prompt_of(context))
-    with softprompt.soft_prompt(context.model, vectors) as soft:
+    vectors = passes.embed(context.model, prompt_of(context))
+    with passes.soft_prompt(context.model, vectors) as soft:
         whole, loss, tokens = passes.gradient(soft, rows, micro_batch=0)
         pieces = passes.gradient(soft, rows, micro_batch=2)
         nothing = passes.gradient(soft, [], micro_batch=0)
@@ -96,7 +94,7 @@ def test_the_gradient_is_that_of_plain_embeddings_and_does_not_depend_on_micro_b
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_accuracy_is_whether_the_model_would_write_the_target(kind):
     context = tiny.context(kind=kind)
-    vectors = softprompt.embed(context.model, prompt_of(context))
+    vectors = passes.embed(context.model, prompt_of(context))
     table = context.model.get_input_embeddings()
     right = []
     for row in rows_of(context)[:6]:
@@ -107,7 +105,7 @@ def test_accuracy_is_whether_the_model_would_write_the_target(kind):
                 written += (int(context.model(inputs_embeds=inputs[None]).logits[0, -1].argmax()),)
         right.append(EncodedSample(row.source, written, context.tokenizer.decode(written).strip()))
     wrong = [EncodedSample(row.source, (*row.target[:-1], (row.target[-1] + 1) % 256), "") for row in right]
-    with softprompt.soft_prompt(context.model, vectors) as soft:
+    with passes.soft_prompt(context.model, vectors) as soft:
         found = passes.measure(soft, right + wrong, metric=Metric.ACCURACY, tokenizer=context.tokenizer, batch=5)
         texts = passes.write(soft, right, tokenizer=context.tokenizer)
         alone = [passes.write(soft, [row], tokenizer=context.tokenizer)[0] for row in right]
@@ -137,7 +135,7 @@ def test_a_job_learns_ends_at_its_target_and_is_measured_on_held_out_samples(con
     assert all(one.left_s is not None and one.left_s > 0 for one in seen[1:-1])
     assert tuned.spent_s["compute"] > 0
     assert tuned.communication_share < 0.1
-    assert tuned.text == context.tokenizer.decode(softprompt.nearest_tokens(context.model, weights(tuned.adapter)))
+    assert tuned.text == context.tokenizer.decode(passes.nearest_tokens(context.model, weights(tuned.adapter)))
 
 
 def test_without_a_target_the_best_prompt_of_all_is_given_back(context):
@@ -205,7 +203,7 @@ def test_a_model_that_may_be_trained_may_be_trained_afterwards():
     context.model.requires_grad_(True).train()
 
     def fail():
-        with softprompt.soft_prompt(context.model, softprompt.embed(context.model, prompt_of(context))) as soft:
+        with passes.soft_prompt(context.model, passes.embed(context.model, prompt_of(context))) as soft:
             assert [soft.vectors.shape] == [value.shape for value in soft.wrapped.parameters() if value.requires_grad]
             assert not context.model.training
             raise KeyError("on the way")

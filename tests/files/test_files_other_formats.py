@@ -13,8 +13,8 @@ import pytest
 from stoker.apps.batch_inference.request_file import check_file
 from stoker.apps.common.models_file import read_models
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.fact_verification.claims import read_prompts
-from stoker.apps.gateway.http import read_batch
+from stoker.apps.fact_verification.options import read_prompts
+from stoker.apps.gateway.batch_files import read_batch
 from stoker.apps.inference_sweep.plan import read_sweep
 from stoker.config import load_site
 from stoker.datafile import read_lines, read_rows

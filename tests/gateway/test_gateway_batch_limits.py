@@ -13,10 +13,9 @@ from gateway.test_gateway_batch_room import until
 from polling import PATIENCE_S
 
 from stoker.apps.batch_inference.run import Permits
-from stoker.apps.gateway.batch_files import FileStore
+from stoker.apps.gateway.batch_files import AskedBatch, FileStore
 from stoker.apps.gateway.batch_process import BatchPace
 from stoker.apps.gateway.batches import Batches, GatewayBatch
-from stoker.apps.gateway.http import AskedBatch
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
 
 CHAT = "/v1/chat/completions"

@@ -17,9 +17,8 @@ import pytest
 from polling import PATIENCE_S
 
 from stoker.apps.gateway import batch_process
-from stoker.apps.gateway.batch_files import KEPT_S, FileStore, StoredFile
+from stoker.apps.gateway.batch_files import KEPT_S, AskedBatch, FileStore, StoredFile
 from stoker.apps.gateway.batches import Batches, GatewayBatch
-from stoker.apps.gateway.http import AskedBatch
 
 CHAT = "/v1/chat/completions"
 ANSWERS = """

@@ -18,7 +18,6 @@ from gateway.running import LIMIT_S, until
 from openai.types import Batch, FileObject
 from tiny_model import write_tiny_model
 
-from stoker.apps.batch_inference.functions import language_model
 from stoker.apps.batch_inference.options import read_models
 from stoker.apps.common.models_file import read_models as read_models_file
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
@@ -143,7 +142,7 @@ def test_a_batch_has_the_contexts_of_the_gateway(tmp_path):
     served, paths = ServedModels(read_models_file(models)), read_models([], file=str(models))
     for name, endpoint in (("a", Endpoint.CHAT), ("e", Endpoint.EMBEDDINGS)):
         served[name].prepare()
-        assert paths.recipe(name, endpoint, loader=language_model) == served[name].recipe
+        assert paths.recipe(name, endpoint) == served[name].recipe
     with pytest.raises(RequestRefused, match="model e makes embeddings"):
         paths.admit(ApiRequest("c", 1, Endpoint.CHAT, "e"))
 

@@ -16,9 +16,8 @@ from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe
 from stoker.apps.common.openai_answers import TextBegun, TextEnded, TokenPiece
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway.answering import read_asked, tokens_asked
-from stoker.apps.gateway.batch_files import FileStore
+from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
-from stoker.apps.gateway.http import read_batch
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
 from stoker.apps.gateway.run import GatewayPlace, GatewayState, listen, listen_on_path
 from stoker.apps.gateway.served import ModelMeter

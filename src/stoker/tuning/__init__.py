@@ -8,21 +8,16 @@
 Each name is resolved on first use: jobs, samples and results need no PyTorch, so a login node reads them. `run_job` and
 `fill_bank` need it, and run inside libraries: write `tuning.run_job(...)` there, not `from stoker.tuning import`.
 
-job.py, samples.py    a job and its data
-encoding.py           samples and prompts as tokens; what is too long for the model
-batches.py            which samples an iteration is of, and which a rank computes
-softprompt.py         PEFT's soft prompt on a context's model, and off it again
-passes.py             gradients and measures
-metrics.py            accuracy, ROUGE-L, BLEU and loss, as sums that ranks add up
-exchange.py, store.py how ranks meet and add up
-checkpoint.py         a job's state as bytes and as a file
-pace.py               where the time goes, and how much is left
-tune.py               the loop
-bank/, prompts.py     candidates for initial prompts, and the search among them by score; those that ship
-budget.py             what a lookup in the bank may take
-initial.py            the text that a soft prompt begins as, from the bank if it has none
-order.py, call.py     what a call is given, and all of the above as a call on a library
-result.py             what comes back
+job.py         a job and its data
+order.py       what a call is given, and what it returns
+call.py        a job as a call on a library, from its initial prompt to its tuned one
+tune.py        the loop, and its state as bytes
+passes.py      PEFT's soft prompt on a context's model; gradients and measures
+encoding.py    samples and prompts as tokens; which samples an iteration is of, and which a rank computes
+metrics.py     accuracy, ROUGE-L, BLEU and loss, as sums that ranks add up
+exchange.py, gang_store.py  how ranks meet and add up
+pace.py        where the time goes, how much is left, what a lookup may take
+bank/          candidates for initial prompts, and the search among them by score
 """
 
 from __future__ import annotations
@@ -31,15 +26,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker.tuning.bank.candidate import Candidate, read_candidates
-    from stoker.tuning.budget import is_over, read_paces
+    from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, Candidate, read_candidates
     from stoker.tuning.call import fill_bank, run_job
-    from stoker.tuning.job import Job, Metric, digest_job, read_job
+    from stoker.tuning.job import Job, Metric, Sample, digest_job, digest_samples, read_job, read_samples, split
     from stoker.tuning.metrics import refuse_unreachable
-    from stoker.tuning.order import BankPlace, Order, Saved, pack, unpack
-    from stoker.tuning.prompts import SHIPPED_PROMPTS
-    from stoker.tuning.result import RESULT, Tuned, write_tuned
-    from stoker.tuning.samples import Sample, digest_samples, read_samples, split
+    from stoker.tuning.order import RESULT, BankPlace, Order, Saved, Tuned, pack, unpack, write_tuned
+    from stoker.tuning.pace import is_over, read_paces
 
 __all__ = [
     "RESULT",
@@ -70,29 +62,29 @@ __all__ = [
 
 _HOME = {
     "BankPlace": "order",
-    "Candidate": "bank.candidate",
+    "Candidate": "bank.candidates",
     "Job": "job",
     "Metric": "job",
     "Order": "order",
-    "RESULT": "result",
-    "SHIPPED_PROMPTS": "prompts",
-    "Sample": "samples",
+    "RESULT": "order",
+    "SHIPPED_PROMPTS": "bank.candidates",
+    "Sample": "job",
     "Saved": "order",
-    "Tuned": "result",
+    "Tuned": "order",
     "digest_job": "job",
-    "digest_samples": "samples",
+    "digest_samples": "job",
     "fill_bank": "call",
-    "is_over": "budget",
+    "is_over": "pace",
     "pack": "order",
-    "read_candidates": "bank.candidate",
+    "read_candidates": "bank.candidates",
     "read_job": "job",
-    "read_paces": "budget",
-    "read_samples": "samples",
+    "read_paces": "pace",
+    "read_samples": "job",
     "refuse_unreachable": "metrics",
     "run_job": "call",
-    "split": "samples",
+    "split": "job",
     "unpack": "order",
-    "write_tuned": "result",
+    "write_tuned": "order",
 }
 """The module of this package in which each name is."""
 

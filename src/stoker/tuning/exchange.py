@@ -29,7 +29,7 @@ from torch import distributed
 from stoker.addresses import join_address
 from stoker.errors import ConfigError, GangBroken
 from stoker.pilot.transfer.wire import PeerError
-from stoker.tuning import store
+from stoker.tuning import gang_store
 from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
@@ -171,11 +171,11 @@ def _address(rendezvous: str) -> tuple[str, int]:
 
 def _store(
     host: str, port: int, *, rank: int, size: int, key: bytes, limit_s: float, listener: socket.socket | None
-) -> store.RankStore:
+) -> gang_store.RankStore:
     ends_at = time.monotonic() + limit_s
     try:
         if rank == 0:
-            return store.serve(listener or _listen(host, port), key=key, limit_s=limit_s)
+            return gang_store.serve(listener or _listen(host, port), key=key, limit_s=limit_s)
         return _reach(join_address(host, port), key=key, limit_s=limit_s, ends_at=ends_at)
     except (OSError, PeerError) as error:
         what = "cannot serve the rendezvous" if rank == 0 else "did not find rank 0"
@@ -188,7 +188,6 @@ def _store(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on this address alone. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with contextlib.ExitStack() as closing:
         found = closing.enter_context(socket.socket(family, kind))
@@ -199,11 +198,11 @@ def _listen(host: str, port: int) -> socket.socket:
         return found
 
 
-def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> store.RankStore:
+def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_store.RankStore:
     """Rank 0's store, as soon as it listens. Raises PeerError."""
     while True:
         try:
-            return store.reach(address, key=key, limit_s=limit_s)
+            return gang_store.reach(address, key=key, limit_s=limit_s)
         except PeerError:
             if time.monotonic() + _AGAIN_S >= ends_at:
                 raise

@@ -149,7 +149,6 @@ def rouge_l(written: str, wanted: str) -> float:
 
 
 def _common(one: list[str], other: list[str]) -> int:
-    """The length of the longest common subsequence."""
     row = [0] * (len(other) + 1)
     for word in one:
         diagonal = 0

@@ -1,13 +1,17 @@
-"""Where the time of a job goes, and how much of it is left.
+"""The time of a job: where it goes, how much is left, and what part of it a lookup in the bank may take.
 
-PromptTuner §4.4 bounds what is left by `remaining iterations x longest iteration` on the devices that the job has. An
-iteration is data, computation and exchange; evaluations are counted by their own number and longest time. The first
-iteration after a start is left out, as it pays for what happens once; and the longest is taken over the last ones, so
-that one hiccup does not darken the forecast for the rest of the run.
+PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the devices that the job has. An
+iteration is data, computation and exchange; evaluations are counted by their number and longest time. The first
+iteration after a start is left out, as it pays for what happens once. The longest is taken over the last iterations, so
+that one slow iteration does not spoil the forecast for the rest of the run. For a number of devices that was never
+measured the same parts are scaled: computation with the largest share of the batch that a device gets, while exchange
+stays. That is a forecast and no bound; `measured` says which of the two it is.
 
-For a number of devices that was never measured the same parts are scaled: computation with the largest share of the
-batch that a device gets, while exchange stays. It is a forecast and no bound: a device is not so much faster with a
-small batch, and the exchange grows. `measured` says which of the two it is.
+PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO, since the slowest tuning from a looked-up prompt is still 1.2
+times as fast as from an automatic one. The paper measures against the SLO as it was given, and so do we: the time that
+a job has waited is not subtracted. The time of a score depends on the device and on the number of virtual tokens, so a
+measured pace counts for jobs with as many `virtual_tokens` and for no other: measuring again takes a few scores of a
+lookup's hundreds. Without virtual tokens each prompt has its own length: 0 is a number like any other.
 """
 
 from __future__ import annotations
@@ -18,8 +22,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
+
+from stoker.decoding import UNREADABLE
+from stoker.whole_files import write_whole
 
 _KEPT = 50
 
@@ -118,3 +126,46 @@ class IterationPace:
         scale = math.ceil(self._batch / devices) / math.ceil(self._batch / near)
         longest = max((seconds - exchange) * scale + exchange for seconds, exchange in self._kept[near])
         return TimeLeft(pauses_s + iterations * longest, measured=False)
+
+
+BUDGET = 0.2
+"""Of the time from submission to deadline, how much a lookup may take."""
+_PACE_FILE = "pace.json"
+
+
+class ScoringPace(msgspec.Struct, frozen=True):
+    """Seconds of a score, and of the last lookup, on one device of a kind, for this number of virtual tokens. A gang of
+    n devices takes 1/n of them."""
+
+    score_s: float
+    lookup_s: float
+    virtual_tokens: int = 0
+
+
+def is_over(lookup_s: float, *, slo_s: float) -> bool:
+    """Whether a lookup takes more than its part; never for a job without a deadline (`slo_s` 0)."""
+    return 0 < slo_s * BUDGET < lookup_s
+
+
+def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPace]:
+    """The measured pace of lookups in this folder's bank for this number of virtual tokens, by kind of device; empty if
+    none is known."""
+    known = _read_known(folder)
+    return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
+
+
+def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
+    """Keep what a lookup took on this kind of device, in place of what one with as many virtual tokens did. Of two that
+    write at once one is kept: either will do."""
+    known = _read_known(folder)
+    others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
+    with contextlib.suppress(OSError):
+        write_whole(folder / _PACE_FILE, msgspec.json.encode({**known, kind: [*others, pace]}), mode=0o666)
+
+
+def _read_known(folder: Path) -> dict[str, list[ScoringPace]]:
+    """By kind of device, one for each number of virtual tokens. A file from before these were kept is as none."""
+    try:
+        return msgspec.json.decode((folder / _PACE_FILE).read_bytes(), type=dict[str, list[ScoringPace]])
+    except (OSError, *UNREADABLE):
+        return {}

@@ -1,24 +1,27 @@
-"""Prompt tuning: soft-prompt tuning of a context's model, on one device or on a gang of them.
+"""Soft-prompt tuning of a context's model, on one device or on a gang of them; its checkpoints.
 
-A soft prompt is a few vectors before the embeddings of the input, trained by gradient descent while the model stays as
-it is (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1). It begins as the embeddings of a text, and how good that
-text is decides how many iterations it takes: that is what the prompt bank is for.
+A soft prompt is a few vectors before the embeddings of the input, trained by gradient descent while the model stays
+fixed (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1). It begins as the embeddings of a text, and the quality of
+that text decides how many iterations tuning takes: that is what the prompt bank is for.
 
-Ranks are synchronous and have the whole model each. In an iteration every rank computes the summed loss of its part of
+Ranks are synchronous, and each has the whole model. In an iteration every rank computes the summed loss of its part of
 the batch and that sum's gradient; sums, with the count of target tokens, are added over the ranks and divided; each
-rank makes the same step. One rank and four thus do the same up to rounding, and the work may move to another number of
-devices at any iteration. Samples for evaluation are divided among the ranks as well.
+rank makes the same step. So one rank and four do the same up to rounding, and the work may move to another number of
+devices at any iteration. Samples for evaluation are divided among the ranks too.
 
-A job ends at the first evaluation that reaches its target, or after its iterations. It is asked to make room through
-the progress report of any rank (`Evicted`); that rank says so in the next exchange, and all leave after the same
-iteration, each with the same checkpoint.
+A job ends at the first evaluation that reaches its target, or after its iterations. The progress report of any rank may
+ask it to make room (`Evicted`); that rank says so in the next exchange, and all ranks leave after the same iteration,
+each with the same checkpoint. This runs inside a library process. Rank 0 reads and writes checkpoints, and shares them.
 
-This runs inside a library process. Rank 0 reads and writes checkpoints; what it goes on from, it shares.
+A checkpoint is safetensors (reading it runs no code) with a JSON header. It does not depend on ranks: the iteration
+decides which samples come next. A file is replaced whole and synced before its name, so the file is the last checkpoint
+or the one before. If it cannot be read, the log says so and the job begins again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -26,31 +29,119 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import safetensors
+import safetensors.torch
 import torch
 
 from stoker.contexts import payloads
 from stoker.contexts.ambient import Evicted
+from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
-from stoker.tuning.batches import batch_indices, share
-from stoker.tuning.checkpoint import (
-    Header,
-    TuningState,
-    pack,
-    put_back,
-    read_file,
-    tensors_of,
-    unpack,
-    write_file,
+from stoker.run_folder import write_whole
+from stoker.tuning.encoding import (
+    EncodedSample,
+    Ids,
+    batch_indices,
+    encode_prompt,
+    encode_samples,
+    refuse_too_long,
+    share,
 )
-from stoker.tuning.encoding import EncodedSample, Ids, encode_prompt, encode_samples, refuse_too_long
 from stoker.tuning.exchange import Exchange, meet
-from stoker.tuning.job import Job, Metric, Optimizer, digest_job
+from stoker.tuning.job import Job, Metric, Optimizer, Sample, digest_job, digest_samples, split
 from stoker.tuning.metrics import MetricSums, refuse_unreachable
+from stoker.tuning.order import Point, Tuned, TuningEnd
 from stoker.tuning.pace import IterationPace, Part, PartClock, communication_share
-from stoker.tuning.passes import gradient, measure
-from stoker.tuning.result import Point, Tuned, TuningEnd
-from stoker.tuning.samples import Sample, digest_samples, split
-from stoker.tuning.softprompt import SoftPrompt, embed, nearest_tokens, soft_prompt
+from stoker.tuning.passes import SoftPrompt, embed, gradient, measure, nearest_tokens, soft_prompt
+
+log = logging.getLogger(__name__)
+
+FILE = "checkpoint.safetensors"
+_HEADER = "stoker"
+_PROMPT, _BEST, _OPTIMIZER = "prompt", "best", "optimizer."
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The facts of a checkpoint, next to its tensors. `job` is the digest of the settings that decide the numbers."""
+
+    job: str
+    iteration: int
+    points: tuple[Point, ...] = ()
+    best: Point | None = None
+    reached: int | None = None
+    spent_s: dict[str, float] = {}
+
+
+class TuningState(msgspec.Struct, frozen=True):
+    """A checkpoint: the soft prompt `[tokens, width]`, the best one so far, and the optimizer's own tensors."""
+
+    header: Header
+    prompt: torch.Tensor
+    best: torch.Tensor
+    optimizer: dict[str, torch.Tensor]
+
+
+def pack_state(state: TuningState) -> bytes:
+    """The state as bytes."""
+    tensors = {_PROMPT: state.prompt, _BEST: state.best}
+    tensors |= {_OPTIMIZER + name: value for name, value in state.optimizer.items()}
+    held = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    header = msgspec.json.encode(state.header).decode()
+    return bytes(safetensors.torch.save(held, metadata={_HEADER: header}))
+
+
+def unpack_state(data: bytes, *, job: str) -> TuningState | None:
+    """The state in these bytes; None for no bytes, and (with a warning) for bytes that are no checkpoint.
+
+    Raises ConfigError for the checkpoint of another job.
+    """
+    if not data:
+        return None
+    try:
+        tensors = safetensors.torch.load(data)
+        size = int.from_bytes(data[:8], "little")
+        said = msgspec.json.decode(data[8 : 8 + size])["__metadata__"][_HEADER]
+        header = msgspec.json.decode(said, type=Header)
+        optimizer = {
+            name.removeprefix(_OPTIMIZER): value for name, value in tensors.items() if name.startswith(_OPTIMIZER)
+        }
+        state = TuningState(header, tensors[_PROMPT], tensors[_BEST], optimizer)
+    except (safetensors.SafetensorError, KeyError, TypeError, *UNREADABLE) as error:
+        log.warning("a checkpoint of %d bytes can't be read (%s); the job begins again", len(data), error)
+        return None
+    if header.job != job:
+        raise ConfigError(
+            f"the checkpoint is of another job or other data ({header.job}, and this is {job}); give the job a"
+            " folder of its own, or remove the checkpoint there"
+        )
+    return state
+
+
+def read_file(folder: Path) -> bytes:
+    """The checkpoint that lies in the folder; no bytes if there is none. Raises ConfigError if it can't be read."""
+    try:
+        return (folder / FILE).read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ConfigError(f"{folder / FILE}: cannot be read: {error.strerror}", file=str(folder / FILE)) from None
+
+
+def write_file(folder: Path, data: bytes) -> None:
+    """Put a checkpoint there, whole or not at all. Raises ConfigError if the folder can't be written."""
+    write_whole(folder, data, name=FILE)
+
+
+def tensors_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimizer's state of its one parameter."""
+    held: dict[str, Any] = optimizer.state_dict()["state"].get(0, {})
+    return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    """Give the optimizer its state again."""
+    if tensors:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: dict(tensors)}})
 
 
 class TunableModel(Protocol):
@@ -154,8 +245,6 @@ def _shape(model: Any) -> tuple[str, int]:
 
 
 class _EncodedJob:
-    """The job's prompt and samples as tokens."""
-
     def __init__(self, context: TunableModel, job: Job, samples: Sequence[Sample]) -> None:
         parts = split(samples, data=job.data, seed=job.training.seed)
         longest = int(getattr(context.model.config, "max_position_embeddings", 0) or 0)
@@ -175,21 +264,22 @@ def _begin(
     """Where rank 0 goes on from, or the initial prompt; the same on every rank."""
     data = b""
     if exchange.rank == 0:
-        kept = [unpack(start, job=digest), unpack(read_file(folder), job=digest) if folder is not None else None]
+        kept = [
+            unpack_state(start, job=digest),
+            unpack_state(read_file(folder), job=digest) if folder is not None else None,
+        ]
         found = max((state for state in kept if state is not None), key=lambda one: one.header.iteration, default=None)
         if found is None:
             vectors = embed(context.model, prompt)
             found = TuningState(Header(job=digest, iteration=0), vectors, vectors, {})
-        data = pack(found)
-    state = unpack(exchange.share(data), job=digest)
+        data = pack_state(found)
+    state = unpack_state(exchange.share(data), job=digest)
     if state is None:
         raise ConfigError("rank 0 shared what is no checkpoint: do all ranks run the same version of Stoker?")
     return state
 
 
 class _RankRun:
-    """One rank's part of a job."""
-
     def __init__(
         self, job: Job, tokenizer: Any, rows: _EncodedJob, soft: SoftPrompt, exchange: Exchange, state: TuningState,
         clock: PartClock, *, folder: Path | None, report: Report | None,
@@ -198,7 +288,7 @@ class _RankRun:
         self._soft, self._exchange, self._clock = soft, exchange, clock
         self._folder, self._report = folder, report
         self._optimizer = _optimizer(job, soft)
-        put_back(self._optimizer, state.optimizer)
+        restore_optimizer(self._optimizer, state.optimizer)
         clock.go_on_from(state.header.spent_s)
         self._header = state.header
         self._best = state.best
@@ -264,7 +354,6 @@ class _RankRun:
         )  # fmt: skip
 
     def _step(self) -> tuple[float, bool]:
-        """One iteration: the batch's loss a target token, and whether a rank was asked to make room."""
         training, exchange, soft = self._job.training, self._exchange, self._soft
         with self._clock.time(Part.DATA):
             chosen = batch_indices(
@@ -318,7 +407,7 @@ class _RankRun:
     def _checkpoint(self, *, write: bool = True) -> bytes:
         with self._clock.time(Part.CHECKPOINTS):
             header = msgspec.structs.replace(self._header, spent_s=self._clock.spent_s())
-            data = pack(TuningState(header, self._soft.vectors, self._best, tensors_of(self._optimizer)))
+            data = pack_state(TuningState(header, self._soft.vectors, self._best, tensors_of(self._optimizer)))
             if write and self._folder is not None:
                 write_file(self._folder, data)
         self._saved_at = time.monotonic()

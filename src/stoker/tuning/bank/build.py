@@ -1,30 +1,49 @@
-"""A bank on first use: features of thousands of prompts are read from the model once, then grouped.
+"""A bank on first use: the features of thousands of prompts, read from the model and grouped; scores of prompts.
 
-Reading is what takes long (minutes on a GPU, more on a CPU), so what was read is kept by content, in the file
-`readings` beside the bank: each prompt's text, provenance and raw feature. A build that was killed goes on where it
-was; a bank with other settings, or one whose file was cut off, is made from it in seconds. Prompts that were inserted
-are in it too, written before the bank is: each of them is in two files, and comes back whenever the bank is built.
+Reading takes minutes on a GPU and longer on a CPU, so features are kept by content in the file `readings` next to the
+bank: each prompt's text, provenance and raw feature. A killed build resumes; a bank with other settings, or one whose
+file was cut off, is made from it in seconds. Inserted prompts are in it too, written before the bank is.
+
+The feature of a prompt (§4.3.1, "activation features") is the mean over its tokens of the model's last hidden state.
+The paper says only that it is taken from the model that will be tuned. The last layer, since the score is computed from
+it alone; the mean, since the last token of a prompt is its punctuation; scaled dimensions (`layers.py`), since
+otherwise a few decide. Only the first 64 tokens of a prompt count: a soft prompt made from a text takes some dozens of
+its tokens. Features belong to the bank and are the same for every job.
+
+A score is the loss that the job's tuning would begin with. A prompt becomes tokens by tuning's function
+(`encoding.encode_prompt`), samples become tokens as tuning's do, and the end token is part of a target: for a model
+that has not learned to stop after one word that token is half of the task. Eq. 1 takes the mean over samples, a batch's
+loss the mean over its target tokens: for targets of equal length they are the same number.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from stoker.chance import Stream
 from stoker.decoding import UNREADABLE
-from stoker.errors import StokerError
-from stoker.tuning.bank import frames
-from stoker.tuning.bank.candidate import Candidate, Key
-from stoker.tuning.bank.layers import CAPACITY, CLUSTERS, LARGEST_GROUP, Insertion, build
-from stoker.tuning.bank.medoids import Array
+from stoker.errors import ConfigError, StokerError
+from stoker.tuning.bank import store
+from stoker.tuning.bank.candidates import Candidate, Key
+from stoker.tuning.bank.layers import CAPACITY, CLUSTERS, LARGEST_GROUP, Array, Insertion, build
+from stoker.tuning.bank.lookup import Score
 from stoker.tuning.bank.store import BankStore, create_bank, locked, open_bank, salvage
+from stoker.tuning.encoding import MOST_TOKENS, Ids, encode_prompt, encode_samples
+from stoker.tuning.job import PLACE, Prompt, Sample
+
+if TYPE_CHECKING:
+    from stoker.contexts.language_model import CausalLM
+
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +53,10 @@ Progress = Callable[[int, int], None]
 """Told how many prompts have been read, and of how many."""
 
 AT_ONCE = 64
-"""Prompts that are read together and then kept: what a killed build loses at the most."""
+"""Prompts that are read together and then kept; a killed build loses at most this many."""
 
 
 class _Of(msgspec.Struct, frozen=True):
-    """The first record of `readings`."""
-
     model: str
     reading: str
 
@@ -52,7 +69,7 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 class Readings:
-    """What was read from one model, by content. Whoever adds to it holds the folder's lock."""
+    """Features that were read from one model, by content. A writer holds the lock of the folder."""
 
     def __init__(self, folder: Path, *, model: str, reading: str) -> None:
         self.path = folder / "readings"
@@ -79,11 +96,13 @@ class Readings:
             for candidate, feature in zip(candidates, features, strict=True)
         ]
         first = [msgspec.msgpack.encode(self._of)] if self._end == 0 else []
-        self._end = frames.append(self.path, [*first, *(msgspec.msgpack.encode(one) for one in records)], at=self._end)
+        self._end = store.append_records(
+            self.path, [*first, *(msgspec.msgpack.encode(one) for one in records)], at=self._end
+        )
         self._take(records)
 
     def _load(self) -> None:
-        found = frames.read(self.path, skip=True)
+        found = store.read_records(self.path, skip=True)
         try:
             of = msgspec.msgpack.decode(found.payloads[0], type=_Of) if found.payloads else self._of
             records = [msgspec.msgpack.decode(payload, type=_Reading) for payload in found.payloads[1:]]
@@ -105,7 +124,7 @@ class Readings:
             log.warning(
                 "%s is damaged; its %d whole records are kept, the file itself is %s", self.path, len(records), aside,
             )  # fmt: skip
-            self._end = frames.replace(self.path, found.payloads)
+            self._end = store.replace_records(self.path, found.payloads)
         else:
             self._end = found.end
         self._take(records)
@@ -212,3 +231,72 @@ def _read_missing(readings: Readings, wanted: Sequence[Candidate], read: Reader,
         readings.add(some, read([one.text for one in some]))
         if progress is not None:
             progress(there + start + len(some), len(wanted))
+
+
+FEATURE_TOKENS = MOST_TOKENS
+"""Of each prompt, how many tokens are read; for a score, unless the job has `virtual_tokens`."""
+SCORED_SAMPLES = 16
+"""Evaluation samples of a score (§4.3.2)."""
+
+
+def reading_of(*, tokens: int = FEATURE_TOKENS) -> str:
+    """How features are read, for the bank's file: one that was read otherwise is another bank."""
+    return f"mean last hidden state, first {tokens} tokens"
+
+
+def reader(model: CausalLM, *, tokens: int = FEATURE_TOKENS) -> Reader:
+    """Features of texts from this model, in batches."""
+    from stoker.contexts.reading import mean_hidden
+
+    def read(texts: Sequence[str]) -> Array:
+        return mean_hidden(model, texts, most_tokens=tokens)
+
+    return read
+
+
+def scorer(
+    model: CausalLM,
+    samples: Sequence[tuple[str, str]],
+    *,
+    virtual_tokens: int = 0,
+    tokens: int = FEATURE_TOKENS,
+    batch_size: int = 4,
+    seen: Callable[[int], None] | None = None,
+) -> Score:
+    """Equation 1 over these samples (input, target): the mean loss of the targets with their end tokens, prompt and
+    input before them.
+
+    Each prompt is repeated or cut to the job's `virtual_tokens`; where these are 0, its first `tokens` count. One that
+    tuning would refuse, as it is empty or longer than the model reads, has the loss nan. `batch_size` prompts are
+    computed at a time, each once for all samples. `seen` is told how many prompts were scored. The scorer raises
+    ValueError for samples that the model cannot read, naming the sample.
+    """
+    from stoker.contexts.reading import mean_losses
+
+    rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)
+    encoded = [(row.source, row.target) for row in rows]
+    longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
+
+    def begin(text: str) -> Ids:
+        try:
+            return encode_prompt(model.tokenizer, Prompt(text, virtual_tokens), longest=longest, most=tokens)
+        except ConfigError:
+            return ()
+
+    def score(prompts: Sequence[str]) -> list[float]:
+        begun = [begin(text) for text in prompts]
+        losses = iter(mean_losses(model, [ids for ids in begun if ids], encoded, batch_size=batch_size))
+        if seen is not None:
+            seen(len(prompts))
+        return [next(losses) if ids else math.nan for ids in begun]
+
+    return score
+
+
+def evaluation_samples(
+    samples: Sequence[tuple[str, str]], *, count: int = SCORED_SAMPLES, seed: int = 0
+) -> list[tuple[str, str]]:
+    """At most `count` of a task's samples, drawn without return, in their own order: the same for the same seed."""
+    draw = Stream(seed, "evaluation samples")
+    order = sorted(range(len(samples)), key=draw.uniform)[:count]
+    return [samples[place] for place in sorted(order)]

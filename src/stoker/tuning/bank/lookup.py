@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.tuning.bank.candidate import Candidate, Key
+from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CandidateGroup, Layers
 
 Score = Callable[[Sequence[str]], Sequence[float]]
@@ -93,7 +93,7 @@ def brute_force(layers: Layers, score: Score) -> LookupResult:
 
 
 class _Search:
-    """What has been scored, what is left of the limit, and the groups that wait to be looked into."""
+    """The scores so far, the rest of the limit, and the groups that wait for a search."""
 
     def __init__(self, layers: Layers, score: Score, *, limit: int) -> None:
         self._layers = layers

@@ -1,21 +1,25 @@
 """A bank on disk: a folder that belongs to one model, used by any number of processes.
 
-    bank        the structure and every candidate with its unit feature, then what was inserted since (`frames.py`)
+    bank        the structure and every candidate with its unit feature, then insertions since
     readings    every candidate that was ever read, with its raw feature (`build.py`)
-    lock        held (flock) by whoever writes
+    lock        held (flock) by a writer
 
 The file `bank` begins with as many members as its head says, put in place whole; each insertion is one record behind
-them, with what it did, so that every process comes to the same bank by reading. Whoever inserts takes the lock, reads
-what others have inserted, decides, and appends: two that insert one text at once get one candidate. Killed before its
-record is whole, an insertion never was; after, it was. Readers take no lock. When there are more insertions than
-members the file is written anew.
+them, with what it did, so that every process comes to the same bank by reading. A writer takes the lock, reads what
+others have inserted, decides, and appends: two processes that insert one text at once get one candidate. Readers take
+no lock. When there are more insertions than members the file is written again.
 
-Why not SQLite: its write-ahead log does not work on network file systems, where home folders of clusters are, and
-its other journals want every reader to be able to write when a writer has died. A bank changes once a job and is read
+Both files hold frames: the length of a record, the checksum of its bytes, a checksum of these two (4 bytes each,
+little-endian), its bytes. A batch of records is one `write(2)`, then `fsync`. Bytes after the last whole frame are:
+
+- *torn*: the beginning of a frame, or zeros, or a last frame with other bytes in it, left by a killed writer or a
+  crashed host. It was never acknowledged; the next writer cuts it off.
+- *damaged*: anything else. It is reported, and never cut off unasked. A file that is damaged, or cut off among its
+  members, is refused with what to do; `build.py` makes the bank again from the whole records of either file.
+
+Why not SQLite: its write-ahead log does not work on network file systems, where clusters have home folders, and its
+other journals need every reader to be able to write when a writer has died. A bank changes once a job and is read
 whole, so it needs neither pages nor queries.
-
-A file that is cut off in the middle of its members, or damaged, is refused with what to do; `build.py` makes the bank
-again from what is whole in either file.
 """
 
 from __future__ import annotations
@@ -24,8 +28,10 @@ import contextlib
 import fcntl
 import os
 import uuid
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from struct import Struct
 from typing import Self
 
 import msgspec
@@ -33,11 +39,101 @@ import numpy as np
 
 from stoker.decoding import UNREADABLE
 from stoker.errors import StokerError
-from stoker.tuning.bank import frames
-from stoker.tuning.bank.candidate import Candidate, Key
-from stoker.tuning.bank.features import Scale
-from stoker.tuning.bank.layers import Insertion, InsertionOutcome, Layers
-from stoker.tuning.bank.medoids import Array
+from stoker.tuning.bank.candidates import Candidate, Key
+from stoker.tuning.bank.layers import Array, Insertion, InsertionOutcome, Layers, Scale
+
+_HEAD = Struct("<III")
+
+
+class RecordsRead(msgspec.Struct, frozen=True):
+    """Records from the byte `start` on; `end` is where the last whole one ends; `damaged`: whether what follows is more
+    than a torn write."""
+
+    payloads: list[bytes]
+    start: int
+    end: int
+    damaged: bool = False
+
+
+def framed(payload: bytes) -> bytes:
+    """The bytes of one record."""
+    start = _HEAD.pack(len(payload), zlib.crc32(payload), 0)[:8]
+    return start + zlib.crc32(start).to_bytes(4, "little") + payload
+
+
+def read_records(path: Path, *, start: int = 0, beginning: bytes = b"", skip: bool = False) -> RecordsRead:
+    """The whole records from the byte `start` on, which is where a frame begins.
+
+    From the first byte, if the file does not begin with `beginning` any more, or does not reach `start`: another file
+    has been put in its place. With `skip`, a record whose bytes are damaged is passed over, and what follows is
+    read. Raises OSError.
+    """
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size < start or file.read(len(beginning)) != beginning:
+            start = 0
+        file.seek(start)
+        data = file.read()
+    payloads: list[bytes] = []
+    at, skipped = 0, False
+    while True:
+        rest = len(data) - at
+        if rest < _HEAD.size or not any(data[at : at + _HEAD.size]):
+            return RecordsRead(payloads, start, start + at, damaged=skipped or (rest >= _HEAD.size and any(data[at:])))
+        length, check, check_of_head = _HEAD.unpack_from(data, at)
+        if zlib.crc32(data[at : at + 8]) != check_of_head:
+            return RecordsRead(payloads, start, start + at, damaged=True)
+        payload = data[at + _HEAD.size : at + _HEAD.size + length]
+        if len(payload) < length or zlib.crc32(payload) != check:
+            is_last = rest <= _HEAD.size + length
+            if is_last or not skip:
+                return RecordsRead(payloads, start, start + at, damaged=skipped or not is_last)
+            skipped = True
+        else:
+            payloads.append(payload)
+        at += _HEAD.size + length
+
+
+def append_records(path: Path, payloads: Iterable[bytes], *, at: int) -> int:
+    """Write records behind the byte `at`, where the last whole one ends; what is torn behind it goes. The new end.
+
+    The caller is the only writer. Raises StokerError when the disk refuses, and then none of them is there.
+    """
+    data = b"".join(map(framed, payloads))
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(file, at)
+        os.lseek(file, at, os.SEEK_SET)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            os.fsync(file)
+        except OSError as error:
+            os.ftruncate(file, at)
+            raise StokerError(
+                f"{path}: cannot be written: {error.strerror}; what was in it before is kept", file=str(path)
+            ) from error
+    finally:
+        os.close(file)
+    return at + len(data)
+
+
+def replace_records(path: Path, payloads: Iterable[bytes]) -> int:
+    """Put a file of these records in the place of `path`, whole or not at all. Its end. Raises as `append`."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.unlink(missing_ok=True)
+        end = append_records(draft, payloads, at=0)
+        os.replace(draft, path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        draft.unlink(missing_ok=True)
+    return end
+
 
 FORMAT = 1
 _BANK, _LOCK = "bank", "lock"
@@ -102,7 +198,7 @@ class BankStore:
     def refresh(self) -> Self:
         """Take in what other processes have done since. Raises as `open_bank`."""
         try:
-            found = frames.read(self.path, start=self._end, beginning=self._beginning)
+            found = read_records(self.path, start=self._end, beginning=self._beginning)
         except FileNotFoundError:
             raise StokerError(
                 f"{self.folder}: holds no prompt bank; build one for this model", file=str(self.path), missing=True
@@ -136,7 +232,7 @@ class BankStore:
         if len(payloads) <= head.members:
             raise self._damaged(f"it is cut off after {len(payloads) - 1:,} of {head.members:,} candidates")
         self.layers = _layers(head, [_member.decode(payload) for payload in payloads[1 : head.members + 1]])
-        self._beginning, self._inserted = frames.frame(payloads[0]), 0
+        self._beginning, self._inserted = framed(payloads[0]), 0
         self._take_insertions(payloads[head.members + 1 :])
 
     def _take_insertions(self, payloads: list[bytes]) -> None:
@@ -159,7 +255,7 @@ class BankStore:
             if insertion.did is InsertionOutcome.REFUSED:
                 return insertion
             record = Inserted(candidate=candidate, insertion=insertion, vector=_bytes(vector))
-            self._end = frames.append(self.path, [_encode(record)], at=self._end)
+            self._end = append_records(self.path, [_encode(record)], at=self._end)
             self.layers.apply(candidate, vector, insertion)
             self._inserted += 1
             if self._inserted > len(self.layers):
@@ -169,8 +265,8 @@ class BankStore:
     def _write(self) -> None:
         """The bank as it is, as a file of members alone. The lock is held."""
         payloads = list(_payloads(self.layers, model=self.model, reading=self.reading))
-        self._end = frames.replace(self.path, payloads)
-        self._beginning, self._inserted = frames.frame(payloads[0]), 0
+        self._end = replace_records(self.path, payloads)
+        self._beginning, self._inserted = framed(payloads[0]), 0
 
     def _damaged(self, what: str) -> StokerError:
         return StokerError(
@@ -188,14 +284,14 @@ def open_bank(folder: Path, *, model: str, reading: str) -> BankStore:
 
 def create_bank(folder: Path, layers: Layers, *, model: str, reading: str) -> BankStore:
     """Put a bank in its folder, in the place of what is there. The caller holds the lock."""
-    frames.replace(folder / _BANK, _payloads(layers, model=model, reading=reading))
+    replace_records(folder / _BANK, _payloads(layers, model=model, reading=reading))
     return open_bank(folder, model=model, reading=reading)
 
 
 def salvage(folder: Path) -> list[Candidate]:
     """The candidates that are whole in a bank's file, whatever else it is; those that had gone are among them."""
     try:
-        payloads = frames.read(folder / _BANK, skip=True).payloads[1:]
+        payloads = read_records(folder / _BANK, skip=True).payloads[1:]
     except OSError:
         return []
     found: dict[Key, Candidate] = {}

@@ -1,8 +1,9 @@
-"""A prompt in the bank, where it is from, and the prompts of a file."""
+"""Prompts in the bank: where each is from, the prompts of a file, those that ship, and one made from targets."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NewType
 
@@ -59,3 +60,17 @@ def read_candidates(path: Path) -> list[Candidate]:
     if not found:
         raise ConfigError(f"{path}: has no prompts", file=str(path))
     return list(found.values())
+
+
+SHIPPED_PROMPTS = Path(__file__).parents[1] / "data" / "prompts.jsonl"
+
+_MOST_WORDS = 8
+_LONGEST_WORD = 40
+
+
+def instruction(targets: Sequence[str]) -> str:
+    """What to say to a model that is to write such targets: their few words, if they are few, else nothing special."""
+    words = list(dict.fromkeys(target.strip() for target in targets))
+    if len(words) <= _MOST_WORDS and all(len(word) <= _LONGEST_WORD for word in words):
+        return f"Answer with one of these: {', '.join(sorted(words))}."
+    return "Read the text and write the answer that it asks for."

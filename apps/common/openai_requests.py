@@ -1,4 +1,4 @@
-"""What a request's body may ask for, field by field: the table of the gateway and of batch files.
+"""OpenAI's API as far as Stoker has it: a request, its errors, and what a body may ask for, field by field.
 
 - Honoured fields have their effect: `HONOURED`, and `ENGINE_FIELDS` where the model's engine has the option.
 - Ignored fields concern OpenAI's service or the client alone and change no answer (`IGNORED`). `read_body` reports
@@ -13,19 +13,102 @@ every field of OpenAI's answers is accepted.
 from __future__ import annotations
 
 import difflib
+import enum
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from stoker.apps.common.openai.request import (
-    ApiRequest,
-    ChatMessage,
-    Endpoint,
-    RequestRefused,
-    SamplingOptions,
-)
+from stoker.decoding import UNREADABLE, why_not_json
+
+
+class Endpoint(enum.Enum):
+    """What a request asks for; the value is its `url`."""
+
+    CHAT = "/v1/chat/completions"
+    """The next message of a conversation."""
+    COMPLETIONS = "/v1/completions"
+    """What comes after a text."""
+    EMBEDDINGS = "/v1/embeddings"
+    """A vector for each text."""
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One message of a conversation. `role`: system, user or assistant; `name`: whose message it is, for chat templates
+    that say so."""
+
+    role: str
+    content: str
+    name: str = ""
+
+
+class SamplingOptions(msgspec.Struct, frozen=True):
+    """How the next token is chosen, and when the text ends. `max_new_tokens` 0: the model writes until it has no room.
+
+    `logprobs`: the answer has the log-probability of each chosen token, and of this number of the likeliest tokens at
+    its place; -1: it has no log-probabilities. `json_schema`: the text satisfies this schema; empty: any text will do.
+    `engine_options`: what only some engines can do, by vLLM's names.
+    """
+
+    max_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    logprobs: int = -1
+    json_schema: str = ""
+    engine_options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of what only some engines can do."""
+        return (*(["json_schema"] if self.json_schema else []), *(name for name, _ in self.engine_options))
+
+
+class ApiRequest(msgspec.Struct, frozen=True):
+    """One request, checked. `line` is where in its file it stands; 0: it comes from no file.
+
+    A conversation has `messages`; the other endpoints have `texts`, and an answer to each. `packed`: vectors are wanted
+    as base64. `dimensions`: the numbers of a vector that are expected; 0: as many as the model gives.
+    """
+
+    custom_id: str
+    line: int
+    endpoint: Endpoint
+    model: str
+    messages: tuple[ChatMessage, ...] = ()
+    texts: tuple[str, ...] = ()
+    sampling: SamplingOptions = SamplingOptions()
+    packed: bool = False
+    dimensions: int = 0
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """Why a request has no answer, in OpenAI's words. `param` names the field, from the body's beginning."""
+
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+
+    @property
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """As the body of a response."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class RequestRefused(Exception):
+    """A request cannot be answered. `error` says why."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400,
+        type: str = "invalid_request_error",
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.error = ApiError(message, type=type, param=param, code=code, status=status)
+
 
 Body = dict[str, Any]
 Note = Callable[[str], None]
@@ -118,6 +201,17 @@ def read_body(
     return ApiRequest(custom_id, line, endpoint, model, texts=_texts(given, "prompt"), sampling=sampling)
 
 
+def read_object(data: bytes) -> Body:
+    """The JSON object of a request's body. Raises RequestRefused."""
+    try:
+        body = msgspec.json.decode(data)
+    except UNREADABLE as error:
+        raise RequestRefused(f"the body is not JSON: {why_not_json(data, error)}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise RequestRefused("the body must be a JSON object", code="invalid_json")
+    return body
+
+
 def refuse_engine_fields(request: ApiRequest, honoured: frozenset[str]) -> None:
     """Raise RequestRefused for an option that an engine does not honour. `honoured`: the names of those that it does
     (`stoker.contexts.engine_options`)."""
@@ -127,11 +221,10 @@ def refuse_engine_fields(request: ApiRequest, honoured: frozenset[str]) -> None:
 
 
 def _not_honoured(option: str) -> RequestRefused:
-    """Why the engine of a model refuses an option."""
     what = "is no option of the engine of this model"
     if option == "json_schema":
         what = "asks for JSON, and the engine of this model cannot hold a text to a JSON schema"
-    return _refused(FIELD_OF.get(option, option), f'{what}; engine = "vllm" can', "unsupported_value")
+    return refused(FIELD_OF.get(option, option), f'{what}; engine = "vllm" can', "unsupported_value")
 
 
 FIELD_OF = {"json_schema": "response_format"}
@@ -147,43 +240,41 @@ def _refuse_others(body: Body, endpoint: Endpoint) -> None:
         if any(_equals(value, neutral) for neutral in NEUTRAL.get(name, ())):
             continue
         if name in _TOOLS:
-            raise _refused(
-                name, "asks for calls of tools, which no engine here reads out of texts", "unsupported_value"
-            )
+            raise refused(name, "asks for calls of tools, which no engine here reads out of texts", "unsupported_value")
         if name in NEUTRAL:
             only = " or ".join(_json(neutral) for neutral in NEUTRAL[name])
-            raise _refused(name, f"is {_shown(value)}; only {only} can be had here", "unsupported_value")
+            raise refused(name, f"is {_shown(value)}; only {only} can be had here", "unsupported_value")
         if name in REFUSED:
-            raise _refused(name, "is not supported here; leave it out", "unsupported_parameter")
+            raise refused(name, "is not supported here; leave it out", "unsupported_parameter")
         near = difflib.get_close_matches(name, sorted({*honoured, *NEUTRAL}), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise _refused(name, f"is no field that {endpoint.value} is known to have{hint}", "unknown_parameter")
+        raise refused(name, f"is no field that {endpoint.value} is known to have{hint}", "unknown_parameter")
 
 
 def _model(body: Body) -> str:
     model = _required(body, "model")
     if not isinstance(model, str) or not model:
-        raise _refused("model", f"must be a text, and is {_shown(model)}", "invalid_type")
+        raise refused("model", f"must be a text, and is {_shown(model)}", "invalid_type")
     return model
 
 
 def _is_packed(body: Body) -> bool:
     form = body.get("encoding_format", "float")
     if form not in ("float", "base64"):
-        raise _refused("encoding_format", f"is {_shown(form)}; it must be float or base64", "invalid_value")
+        raise refused("encoding_format", f"is {_shown(form)}; it must be float or base64", "invalid_value")
     return bool(form == "base64")
 
 
 def _messages(body: Body, ignored: Note) -> tuple[ChatMessage, ...]:
     messages = _required(body, "messages")
     if not isinstance(messages, list) or not messages:
-        raise _refused("messages", f"must be a list of messages, and is {_shown(messages)}", "invalid_type")
+        raise refused("messages", f"must be a list of messages, and is {_shown(messages)}", "invalid_type")
     return tuple(_message(message, f"messages[{number}]", ignored) for number, message in enumerate(messages))
 
 
 def _message(message: Any, where: str, ignored: Note) -> ChatMessage:
     if not isinstance(message, dict):
-        raise _refused(where, f"must be an object, and is {_shown(message)}", "invalid_type")
+        raise refused(where, f"must be an object, and is {_shown(message)}", "invalid_type")
     for name, value in message.items():
         if value is None or name in _MESSAGE_HONOURED:
             continue
@@ -194,19 +285,19 @@ def _message(message: Any, where: str, ignored: Note) -> ChatMessage:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         what = "is missing" if role is None else f"is {_shown(role)}; it must be system, user or assistant"
-        raise _refused(f"{where}.role", what, "invalid_value" if role is not None else "missing_required_parameter")
+        raise refused(f"{where}.role", what, "invalid_value" if role is not None else "missing_required_parameter")
     name = message.get("name") or ""
     if not isinstance(name, str):
-        raise _refused(f"{where}.name", f"must be a text, and is {_shown(name)}", "invalid_type")
+        raise refused(f"{where}.name", f"must be a text, and is {_shown(name)}", "invalid_type")
     return ChatMessage(role=_ROLES[role], content=_content_or_refusal(message, where), name=name)
 
 
 def _refuse_message_field(name: str, where: str) -> None:
     if name in _MESSAGE_NEUTRAL or name == "tool_call_id":
-        raise _refused(where, "is not supported here; leave it out", "unsupported_parameter")
+        raise refused(where, "is not supported here; leave it out", "unsupported_parameter")
     near = difflib.get_close_matches(name, ["role", "content", "name"], n=1)
     hint = f"; did you mean {near[0]}?" if near else "; leave it out"
-    raise _refused(where, f"is no field that a message is known to have{hint}", "unknown_parameter")
+    raise refused(where, f"is no field that a message is known to have{hint}", "unknown_parameter")
 
 
 def _content_or_refusal(message: Body, where: str) -> str:
@@ -215,20 +306,19 @@ def _content_or_refusal(message: Body, where: str) -> str:
     if not refusal:
         return _content(content, f"{where}.content")
     if not isinstance(refusal, str):
-        raise _refused(f"{where}.refusal", f"must be a text, and is {_shown(refusal)}", "invalid_type")
+        raise refused(f"{where}.refusal", f"must be a text, and is {_shown(refusal)}", "invalid_type")
     if content:
-        raise _refused(f"{where}.refusal", "stands next to a content; give one of them", "invalid_value")
+        raise refused(f"{where}.refusal", "stands next to a content; give one of them", "invalid_value")
     return refusal
 
 
 def _content(content: Any, where: str) -> str:
-    """A message's text: a text, or the texts of its parts."""
     if isinstance(content, str):
         return content
     if content is None:
-        raise _refused(where, "is missing", "missing_required_parameter")
+        raise refused(where, "is missing", "missing_required_parameter")
     if not isinstance(content, list) or not content:
-        raise _refused(where, f"must be a text or a list of parts, and is {_shown(content)}", "invalid_type")
+        raise refused(where, f"must be a text or a list of parts, and is {_shown(content)}", "invalid_type")
     texts: list[str] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -239,7 +329,7 @@ def _content(content: Any, where: str) -> str:
                 if kind not in ("text", "refusal")
                 else "has no text"
             )
-            raise _refused(f"{where}[{number}]", what, "unsupported_value")
+            raise refused(f"{where}[{number}]", what, "unsupported_value")
         texts.append(text)
     return "\n".join(texts)
 
@@ -249,23 +339,23 @@ def _texts(body: Body, name: str, *, most: int = 0) -> tuple[str, ...]:
     value = _required(body, name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
-        raise _refused(name, f"must be a text or a list of texts, and is {_shown(value)}", "invalid_type")
+        raise refused(name, f"must be a text or a list of texts, and is {_shown(value)}", "invalid_type")
     if most and len(texts) > most:
-        raise _refused(name, f"has {len(texts):,} texts, and {most:,} may be asked for at once", "invalid_value")
+        raise refused(name, f"has {len(texts):,} texts, and {most:,} may be asked for at once", "invalid_value")
     for number, text in enumerate(texts):
         where = name if isinstance(value, str) else f"{name}[{number}]"
         if not isinstance(text, str):
             tokens = "; token ids are not read: give the text" if isinstance(text, int | list) else ""
-            raise _refused(where, f"must be a text, and is {_shown(text)}{tokens}", "invalid_type")
+            raise refused(where, f"must be a text, and is {_shown(text)}{tokens}", "invalid_type")
         if not text:
-            raise _refused(where, "is empty", "invalid_value")
+            raise refused(where, "is empty", "invalid_value")
     return tuple(texts)
 
 
 def _sampling(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int) -> SamplingOptions:
     limits = [name for name in ("max_tokens", "max_completion_tokens") if name in body]
     if len(limits) == 2:
-        raise _refused("max_tokens", "stands beside max_completion_tokens; give one of them", "invalid_value")
+        raise refused("max_tokens", "stands beside max_completion_tokens; give one of them", "invalid_value")
     own = _COMPLETION_TOKENS if endpoint is Endpoint.COMPLETIONS else 0
     return SamplingOptions(
         max_new_tokens=_whole(body, limits[0], least=1, most=_MOST_TOKENS) if limits else max_tokens or own,
@@ -286,7 +376,7 @@ def _engine_options(body: Body) -> Iterable[tuple[str, Any]]:
         if name not in body or any(_equals(body[name], each) for each in neutral):
             continue
         if not fits(body[name]):
-            raise _refused(name, f"must be {shape}, and is {_shown(body[name])}", "invalid_value")
+            raise refused(name, f"must be {shape}, and is {_shown(body[name])}", "invalid_value")
         value = body[name]
         yield name, {int(token): bias for token, bias in value.items()} if name == "logit_bias" else value
 
@@ -300,10 +390,10 @@ def _logprobs(body: Body) -> int:
     """How many of the likeliest tokens a conversation wants at each place; -1 for no likelihood at all."""
     wants = body.get("logprobs", False)
     if not isinstance(wants, bool):
-        raise _refused("logprobs", f"must be true or false, and is {_shown(wants)}", "invalid_type")
+        raise refused("logprobs", f"must be true or false, and is {_shown(wants)}", "invalid_type")
     most = _whole(body, "top_logprobs", least=0, most=_MOST_LIKELIEST) if "top_logprobs" in body else 0
     if most and not wants:
-        raise _refused("top_logprobs", "wants logprobs to be true", "invalid_value")
+        raise refused("top_logprobs", "wants logprobs to be true", "invalid_value")
     return most if wants else -1
 
 
@@ -323,14 +413,14 @@ def _json_schema(form: Any) -> str:
     if not isinstance(schema, dict):
         what = "has no json_schema.schema" if kind == "json_schema" else f"is {_shown(form)}; it must be of the"
         types = "" if kind == "json_schema" else " type text, json_object or json_schema"
-        raise _refused("response_format", f"{what}{types}", "unsupported_value")
+        raise refused("response_format", f"{what}{types}", "unsupported_value")
     return _json(schema)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise _refused("stop", f"must be a text or a list of texts, none empty, and is {_shown(value)}", "invalid_type")
+        raise refused("stop", f"must be a text or a list of texts, none empty, and is {_shown(value)}", "invalid_type")
     return tuple(texts)
 
 
@@ -338,24 +428,25 @@ def _whole(body: Body, name: str, *, least: int, most: int) -> int:
     value = body[name]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         shape = "a whole number of 64 bits" if least < 0 else f"a whole number from {least} to {most}"
-        raise _refused(name, f"must be {shape}, and is {_shown(value)}", "invalid_value")
+        raise refused(name, f"must be {shape}, and is {_shown(value)}", "invalid_value")
     return value
 
 
 def _number(body: Body, name: str, fits: Callable[[float], bool], range_: str) -> float:
     value = body.get(name, 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
-        raise _refused(name, f"must be a number {range_}, and is {_shown(value)}", "invalid_value")
+        raise refused(name, f"must be a number {range_}, and is {_shown(value)}", "invalid_value")
     return float(value)
 
 
 def _required(body: Mapping[str, Any], name: str) -> Any:
     if name not in body:
-        raise _refused(name, "is missing", "missing_required_parameter")
+        raise refused(name, "is missing", "missing_required_parameter")
     return body[name]
 
 
-def _refused(param: str, problem: str, code: str) -> RequestRefused:
+def refused(param: str, problem: str, code: str) -> RequestRefused:
+    """The refusal of a field."""
     return RequestRefused(f"{param} {problem}", param=param, code=code)
 
 
@@ -369,7 +460,6 @@ def _json(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """The value in short, as JSON has it."""
     text = _json(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -1,14 +1,20 @@
-"""The folder of one run: what it was asked to do, what it has so far, and its final result.
+"""Runs that can be stopped at any moment and resumed: a folder, a log of results, and files replaced whole.
+
+    with contextlib.closing(open_run(Path("runs"), app="mine", prefix="mine", parameters=..., options=...)) as folder:
+        with folder.log(key=("id",)) as log:            results so far; a key that is there is not written again
+            log.append([{"id": 7, "answer": "yes"}])
+        folder.finish(name="results.jsonl", write=...)  the final file, moved into place whole
 
     run.json              application, options, parameters (what makes two runs the same), when it was made
-    results.jsonl.part    results so far (`record_log.py`); gone once the final file stands
+    results.jsonl.part    results so far; removed once the final file is in place
     attempt.jsonl.part    what an attempt keeps for itself, while it lasts
-    results.parquet       the final file, moved into place whole; a run that has one, and no .part, is finished (it may
-                          also be results.jsonl or responses.jsonl)
+    results.parquet       the final file; a run that has one, and no .part, is finished (it may also be results.jsonl,
+                          results.npy or responses.jsonl)
     summary.json          the facts of the last attempt
 
-Two runs with equal parameters are the same run: what one left unfinished the next goes on with. A folder is locked
-while a run writes in it.
+Two runs with equal `parameters` are the same run: the second resumes where the first was stopped. A folder is locked
+while a run writes in it. A folder that cannot be used raises ConfigError, which names it; a disk that takes no more
+raises StokerError, and what is there stays whole.
 """
 
 from __future__ import annotations
@@ -18,14 +24,137 @@ import datetime
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, BinaryIO, Self
 
+from stoker import whole_files
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, StokerError
-from stoker.run_folder.record_log import RecordLog
-from stoker.whole_files import draft_of
+from stoker.whole_files import append_whole, draft_of
+
+__all__ = ["Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_options", "write_whole"]
+
+Record = dict[str, Any]
+
+
+class RecordLog:
+    """The log at `path`, made when it is not there. `key` names the fields that identify a record.
+
+    Raises ConfigError naming the line when something other than the last line is damaged.
+    """
+
+    def __init__(self, path: Path, *, key: tuple[str, ...]) -> None:
+        self.path = path
+        self._fields = key
+        self._places: dict[tuple[Any, ...], int] = {}
+        """The byte at which each record begins."""
+        self.dropped_bytes = 0
+        self._reader: BinaryIO | None = None
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> None:
+        at = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    os.ftruncate(self._file, at)
+                    self.dropped_bytes = len(line)
+                    return
+                try:
+                    self._places.setdefault(self.key_of(json.loads(line)), at)
+                except (ValueError, RecursionError, KeyError, TypeError):
+                    raise ConfigError(
+                        f"{self.path}: line {number}: is not a result of this run; remove the line, and its result is"
+                        " made again",
+                        file=str(self.path),
+                        line=number,
+                    ) from None
+                at += len(line)
+
+    def key_of(self, record: Record) -> tuple[Any, ...]:
+        """What identifies the record. Raises KeyError when a field of the key is missing."""
+        return tuple(record[field] for field in self._fields)
+
+    def append(self, records: Iterable[Record]) -> int:
+        """Writes the records whose keys are new, all with one write. How many they were.
+
+        Raises StokerError when the disk refuses, and then none of them is in the log.
+        """
+        fresh: dict[tuple[Any, ...], bytes] = {}
+        for record in records:
+            key = self.key_of(record)
+            if key not in self._places and key not in fresh:
+                text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+                fresh[key] = text.encode() + b"\n"
+        before = os.fstat(self._file).st_size
+        try:
+            append_whole(self._file, b"".join(fresh.values()), at=before)
+        except OSError as error:
+            raise StokerError(
+                f"{self.path}: cannot be written: {error.strerror}; the {len(self._places)} results before are kept",
+                file=str(self.path),
+            ) from error
+        for key, line in fresh.items():
+            self._places[key] = before
+            before += len(line)
+        return len(fresh)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records, in the order in which they were written."""
+        return (self._record_at(place) for place in list(self._places.values()))
+
+    def get(self, key: tuple[Any, ...]) -> Record | None:
+        """The record of this key, if it is there."""
+        place = self._places.get(key)
+        return None if place is None else self._record_at(place)
+
+    def _record_at(self, place: int) -> Record:
+        if self._reader is None:
+            self._reader = self.path.open("rb")
+        self._reader.seek(place)
+        record: Record = json.loads(self._reader.readline())
+        return record
+
+    def close(self) -> None:
+        """Closes the file; twice is fine."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def write_whole(folder: Path, data: bytes, *, name: str) -> None:
+    """Put these bytes into the folder under this name, whole or not at all; they reach the disk before the name does.
+
+    Raises ConfigError if the folder can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        whole_files.write_whole(folder / name, data, mode=0o666, sync=True)
+    except OSError as error:
+        raise ConfigError(f"{folder / name}: cannot be written: {error.strerror}", file=str(folder / name)) from None
+
 
 PART = "results.jsonl.part"
 ATTEMPT = "attempt.jsonl.part"
@@ -106,7 +235,7 @@ def open_run(
     the same parameters, unless `fresh`; else a new one, `<prefix>-<date>-<time>`. Raises ConfigError when `folder` has
     another run (saying what differs), a finished one or no run at all, and when another process is working in it.
     """
-    # What a run is compared by is what its file will say, so both sides go through JSON.
+    # Parameters are compared with those in a file, so both sides go through JSON.
     parameters = json.loads(json.dumps(parameters))
     if folder is None:
         for path in [] if fresh else _unfinished(root, app=app, parameters=parameters):

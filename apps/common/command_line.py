@@ -1,0 +1,98 @@
+"""The command line of a run: the options that all runs have, and what to type next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from stoker.errors import ConfigError
+from stoker.run_folder import read_options
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Options = TypeVar("Options", bound=msgspec.Struct)
+WIDE = {"max_content_width": 120}
+_FOLDER = click.Path(path_type=Path)
+
+
+def run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], Function]:
+    """Add the options of a run to a command. `prefix`: of its folder's name; the first of `formats` is the default."""
+    options = [
+        click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]"),
+        click.option("--out", metavar="DIR", type=_FOLDER, help=f"The run folder. [runs/{prefix}-DATE-TIME]"),
+        click.option("--resume", metavar="DIR", type=_FOLDER, help="Go on with this run, with its options."),
+        click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same is there."),
+        click.option("--format", type=click.Choice(formats), help=f"Of the results file. [{formats[0]}]"),
+        click.option(
+            "--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr."
+        ),
+    ]
+
+    def add(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+def check_resume(resume: Path | None, **others: Any) -> None:
+    """Raise UsageError for `--resume` together with one of these options, which are given by their names."""
+    if resume and any(others.values()):
+        *names, last = (name if name.isupper() else f"--{name}" for name in others)
+        raise click.UsageError(f"--resume names the run to go on with; leave {', '.join(names)} and {last} away")
+
+
+def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def resolve(
+    kind: type[Options], given: Mapping[str, Any], *, app: str, resume: Path | None, files: Sequence[str]
+) -> Options:
+    """Defaults, over them the options of the run to be resumed, over that the options that are given now.
+
+    The paths of `files` become absolute, so that a run can be resumed from another folder; `model` does if it exists,
+    else it is a name on the model hub. Raises ConfigError for stored options that this version cannot read.
+    """
+    here = dict(given)
+    for name in (*files, "site", "model"):
+        if here.get(name) and (name != "model" or Path(here[name]).exists()):
+            here[name] = str(Path(here[name]).absolute())
+    try:
+        return msgspec.convert({**(read_options(resume, app=app) if resume else {}), **here}, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the run's options cannot be read: {error}") from None
+
+
+def command(app: str, arguments: str, *, through_make: bool = False) -> str:
+    """The command line that runs `app` with these arguments. Only the app that `make run` runs can go through it."""
+    if through_make and "MAKELEVEL" in os.environ:
+        escaped = arguments.replace("$", "$$").replace('"', '\\"')
+        return f'make run ARGS="{escaped}"'
+    return f"stoker run {app} {arguments}"
+
+
+def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
+    """The `next:` block: commands on the left, what each does on the right."""
+    wide = max((len(line) for line, _ in lines), default=0)
+    return [
+        f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)
+    ]
+
+
+def count(number: int, noun: str) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def show_minutes(seconds: float) -> str:
+    """An estimated wait: `a minute`, `7 min`, `3 h`."""
+    if seconds < 55:
+        return "a minute"
+    return f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{round(seconds / 3600)} h"

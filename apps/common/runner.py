@@ -1,0 +1,203 @@
+"""One run of an application: its folder is opened or resumed, its calls are made and kept, and it is reported.
+
+An application gives a `RunSpec` and a function that makes the results with the `OpenRun` and returns an `Outcome`:
+
+    def run(...) -> int:
+        spec = RunSpec(app=APP, prefix="mine", parameters=..., options=..., key=("id",), total=len(items), ...)
+        return execute(spec, lambda work: _results(work, items), screen=screen, json=json)
+
+    def _results(work: OpenRun, items: ...) -> Outcome:
+        work.infer([(app, requests)], contexts={"": recipe}, take=keep, noun="items")
+        results = work.folder.finish(name="results.jsonl", write=...)
+        return Outcome(summary={...}, files={"results": results}, report=[...])
+
+A run that is stopped or fails keeps the results so far, and says how to continue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import stoker
+from stoker.apps.common.calls import INTERRUPTED, Job, Stopped, run_calls, session_line, stop_on_signals
+from stoker.apps.common.command_line import command, count
+from stoker.config import load_site
+from stoker.console import Screen
+from stoker.contexts import Recipe
+from stoker.run_folder import RecordLog, RunFolder, open_run
+from stoker.sessions import ContextFacts, facts_of
+from stoker.units import show_seconds
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is. Runs of one `app` with equal `parameters` are the same run. `key`: the fields that identify a
+    result. `again`: the command that continues it; empty: the one with `--resume`."""
+
+    app: str
+    prefix: str
+    parameters: dict[str, Any]
+    options: msgspec.Struct
+    key: tuple[str, ...]
+    total: int
+    headline: Sequence[str]
+    noun: str = "result"
+    folder: Path | None = None
+    fresh: bool = False
+    site: str = ""
+    session: str = ""
+    again: str = ""
+    through_make: bool = False
+
+
+class Attempt(msgspec.Struct):
+    """What one attempt at a run did: results that were `kept` from before and `made` now, its calls and tokens, and the
+    contexts' facts, together and by name. `origin`: how the model was loaded. Times are seconds."""
+
+    wall_s: float = 0.0
+    made: int = 0
+    kept: int = 0
+    calls: int = 0
+    infer_s: float = 0.0
+    facts: ContextFacts = ContextFacts()
+    origin: str = ""
+    tokens: int = 0
+    by_context: dict[str, ContextFacts] = {}
+
+    @property
+    def rate(self) -> float:
+        """Results a second, loads and start included."""
+        return self.made / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures that all summaries have."""
+        return {
+            "kept": self.kept, "wall_s": self.wall_s, "infer_s": self.infer_s, "load_s": self.facts.load_total_s,
+            "loads": self.facts.loads, "devices": self.facts.devices,
+        }  # fmt: skip
+
+    def throughput(self, noun: str) -> str:
+        """`300 texts in 2 s, 150.0 texts/s and 3,000 tokens/s on 1 device; 1 load of 3 s`."""
+        facts, wall_s = self.facts, self.wall_s
+        return (
+            f"  {count(self.made, noun)} in {show_seconds(wall_s)}, {self.made / wall_s:,.1f} {noun}s/s and"
+            f" {self.tokens / wall_s:,.0f} tokens/s on {count(facts.devices, 'device')};"
+            f" {count(facts.loads, 'load')} of {show_seconds(facts.load_s)}"
+        )
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to. `summary` and `files` go to programs (`--json`), `report` to people, `failure` to both: its
+    lines say which results have an error. A run with `errors` exits with 1. Report lines that end with `bold` are
+    bold."""
+
+    summary: dict[str, Any]
+    files: dict[str, Path]
+    report: Iterable[str]
+    errors: int = 0
+    failure: Sequence[str] = ()
+    bold: str = ""
+
+
+class OpenRun:
+    """A run whose folder is open. `failed`: a log of this attempt alone, of results that the next tries again."""
+
+    def __init__(self, spec: RunSpec, folder: RunFolder, log: RecordLog, failed: RecordLog, screen: Screen) -> None:
+        self.spec, self.folder, self.log, self.failed = spec, folder, log, failed
+        self.attempt = Attempt(kept=len(log))
+        self._screen = screen
+
+    def infer(
+        self,
+        jobs: Sequence[Job],
+        *,
+        contexts: Mapping[str, Recipe],
+        take: Callable[[Any], int],
+        noun: str,
+        also: str = "",
+        results: Callable[[Sequence[Job]], Iterator[Any]] = run_calls,
+    ) -> None:
+        """Make the missing results in a session. `take` keeps what a call returned, adds its figures to `attempt`, and
+        returns the number of results for the progress line. Without jobs there is no session."""
+        attempt, begun = self.attempt, time.perf_counter()
+        if not jobs:
+            return
+        with stoker.load(self.spec.site or None, session=self.spec.session or None, progress=False) as session:
+            self._screen.line(session_line(session))
+            ask = facts_of(session, {recipe.key for recipe in contexts.values()})
+            several = contexts if len(contexts) > 1 else {}
+            ask_each = {name: facts_of(session, {recipe.key}) for name, recipe in several.items()}
+            with self._screen.progress(
+                total=self.spec.total, done=attempt.kept, noun=noun, facts=ask, also=also
+            ) as progress:
+                for found in results(jobs):
+                    before = attempt.tokens
+                    progress.advance(take(found), also=attempt.tokens - before)
+                    attempt.calls += 1
+            attempt.facts = ask()
+            asked = {name: ask_one() for name, ask_one in ask_each.items()}
+            attempt.by_context = asked or dict.fromkeys(contexts, attempt.facts)
+        attempt.wall_s, attempt.made = time.perf_counter() - begun, len(self.log) - attempt.kept
+
+
+def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen, json: bool) -> int:
+    """Open the run, have `make` make its results, and report them. 0; 1 if some results have an error; 130 after Ctrl-C
+    (the results so far are kept, as they are if `make` raises)."""
+    load_site(spec.site or None)  # a wrong site file is said before there is a run folder
+    folder = open_run(
+        Path("runs"), app=spec.app, prefix=spec.prefix, parameters=spec.parameters,
+        options=msgspec.to_builtins(spec.options), folder=spec.folder, fresh=spec.fresh,
+    )  # fmt: skip
+    with (
+        contextlib.closing(folder),
+        folder.log(key=spec.key) as log,
+        folder.attempt_log(key=spec.key) as failed,
+        stop_on_signals(),
+    ):
+        try:
+            for line in spec.headline:
+                screen.line(line)
+            if len(log):
+                screen.line(f"  going on with {folder.path}: {len(log):,} of {spec.total:,} are there")
+            outcome = make(OpenRun(spec, folder, log, failed, screen))
+        except Stopped:
+            _say_kept(screen, spec, folder.path, kept=len(log))
+            return INTERRUPTED
+        except BaseException:
+            if len(log):
+                _say_kept(screen, spec, folder.path, kept=len(log), failed=True)
+            raise
+    if json:
+        files = {name: str(path) for name, path in outcome.files.items()}
+        screen.json({**outcome.summary, "run": str(folder.path), **files})
+    else:
+        for line in outcome.report:
+            screen.line(line, style="bold" if outcome.bold and line.endswith(outcome.bold) else "")
+    for line in outcome.failure:
+        screen.line(line)
+    return 1 if outcome.errors else 0
+
+
+def resume_command(spec: RunSpec, folder: Path) -> str:
+    """The command that continues a run."""
+    return spec.again or command(
+        spec.app, f"--resume {shlex.quote(str(folder))}", through_make=spec.through_make
+    )  # fmt: skip
+
+
+def _say_kept(screen: Screen, spec: RunSpec, folder: Path, *, kept: int, failed: bool = False) -> None:
+    screen.line()
+    if not kept:
+        screen.line(f"stopped before the first {spec.noun}; the same command starts again")
+        return
+    how = "when the cause is mended" if failed else "to go on" if spec.again else "go on"
+    how += ", the same command" if spec.again else ""
+    screen.line(f"{'failed' if failed else 'stopped'}: {kept:,} of {spec.total:,} {spec.noun}s are kept in {folder}")
+    screen.line(f"  {how}:  {resume_command(spec, folder)}")

@@ -1,0 +1,268 @@
+"""`/v1/files`: the files that clients upload for batches, and the files of answers that batches write.
+
+A file is a folder below the gateway's: `data`, and `file.json` with its name, owner and size. A batch that was
+cancelled, expired or failed keeps its answers so far.
+"""
+
+from __future__ import annotations
+
+import email.parser
+import email.policy
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.apps.common.batch_state import OK, json_line
+from stoker.apps.common.openai_requests import Endpoint, RequestRefused, read_object, refused
+
+KEPT_S = 30 * 86_400
+"""Files and batches are removed after 30 days, as OpenAI removes those of batches."""
+_ID = re.compile(r"file-[0-9a-f]{24}")
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file. `owner`: the name of the key that made it; empty where no key was wanted."""
+
+    id: str
+    owner: str
+    filename: str
+    purpose: str
+    created_at: int
+    bytes: int
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As OpenAI shows it."""
+        return {
+            "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_at,
+            "expires_at": self.created_at + KEPT_S, "filename": self.filename, "purpose": self.purpose,
+            "status": "processed",
+        }  # fmt: skip
+
+
+class FileStore:
+    """The files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
+        """Keep bytes, or a copy of a file. Raises OSError, and keeps nothing then."""
+        id = f"file-{secrets.token_hex(12)}"
+        place = self._folder / id
+        place.mkdir(mode=0o700, parents=True)
+        try:
+            if isinstance(data, Path):
+                shutil.copyfile(data, place / "data")
+            else:
+                (place / "data").write_bytes(data)
+            size = (place / "data").stat().st_size
+            made = StoredFile(id, owner, filename, purpose, int(time.time()), size)
+            (place / "file.json").write_bytes(msgspec.json.encode(made))  # last: a file without it is none
+        except OSError:  # a full disk, most of the time: what has been written makes it no better
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        return made
+
+    def get(self, id: str, *, owner: str) -> StoredFile:
+        """A file of this owner. Raises RequestRefused (404)."""
+        if _ID.fullmatch(id):
+            try:
+                found = msgspec.json.decode((self._folder / id / "file.json").read_bytes(), type=StoredFile)
+            except (OSError, msgspec.DecodeError):
+                pass
+            else:
+                if found.owner == owner:
+                    return found
+        raise RequestRefused(f"there is no file {id!r:.80}", param="id", code="file_not_found", status=404)
+
+    def data(self, id: str) -> Path:
+        """Where a file's bytes lie."""
+        return self._folder / id / "data"
+
+    def all(self, *, owner: str) -> list[StoredFile]:
+        """The files of this owner, the newest first."""
+        found = []
+        for place in self._folder.glob("file-*"):
+            try:
+                found.append(self.get(place.name, owner=owner))
+            except RequestRefused:  # another one's, or just being made
+                continue
+        return sorted(found, key=lambda one: one.created_at, reverse=True)
+
+    def remove(self, id: str, *, owner: str) -> None:
+        """Forget a file. Raises RequestRefused (404)."""
+        shutil.rmtree(self._folder / self.get(id, owner=owner).id)
+
+    def remove_old(self, now: float, *, needed: Collection[str]) -> None:
+        """Remove files that are old and not `needed`, and what is left of uploads that were cut off."""
+        for place in self._folder.glob("file-*"):
+            with suppress(OSError):
+                if place.name not in needed and place.stat().st_mtime + KEPT_S < now:
+                    shutil.rmtree(place)
+
+
+def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
+    """The name, the purpose and the bytes of the file in a form. Raises RequestRefused."""
+    head = b"Content-Type: " + content_type.encode("latin-1") + b"\r\n\r\n"
+    form = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
+    fields: dict[str, tuple[str, bytes]] = {}
+    for part in form.iter_parts() if form.is_multipart() else ():
+        name = part.get_param("name", header="content-disposition")
+        payload = part.get_payload(decode=True)
+        if isinstance(name, str) and isinstance(payload, bytes):
+            fields[name] = (part.get_filename() or "", payload)
+    for name in ("file", "purpose"):
+        if name not in fields:
+            raise RequestRefused(f"{name} is missing", param=name, code="missing_required_parameter")
+    purpose = fields["purpose"][1].decode(errors="replace")
+    if purpose != "batch":
+        raise RequestRefused(
+            f"purpose is {purpose!r:.60}; only batch can be had here", param="purpose", code="invalid_value"
+        )
+    for name in fields.keys() - {"file", "purpose"}:
+        text = f"{name:.80} is not supported here: files are removed after 30 days"
+        raise RequestRefused(text, param=name, code="unsupported_parameter")
+    filename, data = fields["file"]
+    return filename or "file", purpose, data
+
+
+_ANSWERED = b'"response":{"status_code":200'
+"""In the log's lines: no text of JSON holds these quotes."""
+
+
+class KeptAnswers(msgspec.Struct, frozen=True):
+    """Counts of answered and of refused requests."""
+
+    completed: int = 0
+    failed: int = 0
+
+
+def keep_answers(log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str) -> KeptAnswers:
+    """Write the two output files of a batch. `log` is the log of its `stoker batch`, `requests` its input file. Each
+    request without an answer gets a line in `errors` with this code and message. Raises OSError."""
+    seen: set[str] = set()
+    completed = 0
+    with responses.open("wb") as answered, errors.open("wb") as others:
+        for record in _objects(log):
+            line, custom_id = record.get("line"), record.get("custom_id")
+            if not isinstance(line, dict) or not isinstance(custom_id, str) or custom_id in seen:
+                continue
+            seen.add(custom_id)
+            is_answer = line["response"]["status_code"] == OK
+            completed += is_answer
+            (answered if is_answer else others).write(json_line(line))
+        failed = len(seen) - completed
+        for number, request in enumerate(_objects(requests), 1):
+            custom_id = request.get("custom_id")
+            if not isinstance(custom_id, str) or custom_id not in seen:
+                error = {"code": code, "message": message}
+                line = {"id": f"batch_req_{number:024x}", "custom_id": custom_id, "response": None, "error": error}
+                others.write(json_line(line))
+    return KeptAnswers(completed, failed)
+
+
+def count_answers(log: Path) -> KeptAnswers:
+    """Count the answers of a running batch. Raises OSError."""
+    lines = completed = 0
+    with log.open("rb") as file:
+        for line in file:
+            lines += line.endswith(b"\n")
+            completed += line.endswith(b"\n") and _ANSWERED in line
+    return KeptAnswers(completed, lines - completed)
+
+
+def for_client(errors: Path, out: Path) -> None:
+    """Copy a file of errors without the causes of failed calls, which name hosts, folders and calls. Raises OSError."""
+    with out.open("wb") as cleaned:
+        for line in _objects(errors):
+            error = ((line.get("response") or {}).get("body") or {}).get("error") or {}
+            if error.get("type") == "server_error":
+                error["message"] = error["message"].partition(": ")[0] + ": the call failed; send the request again"
+            cleaned.write(json_line(line))
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file with one object a line. Other lines are skipped; a missing file is empty."""
+    with suppress(FileNotFoundError), path.open("rb") as lines:
+        for line in lines:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                found = msgspec.json.decode(line)
+                if isinstance(found, dict):
+                    yield found
+
+
+_FIELDS = ("endpoint", "input_file_id", "completion_window", "metadata")
+
+
+_UNSUPPORTED = {"output_expires_after": "files are removed after 30 days"}
+
+
+_WINDOW = re.compile(r"([0-9]{1,3})([hd])")
+
+
+_LONGEST_WINDOW_S = 30 * 86_400
+
+
+_MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
+
+
+class AskedBatch(msgspec.Struct, frozen=True):
+    """A batch that is asked for. `metadata` comes back with it and means nothing here. It expires after `window_s`
+    seconds."""
+
+    endpoint: str
+    input_file_id: str
+    metadata: dict[str, str] | None = None
+    completion_window: str = "24h"
+    window_s: int = 86_400
+
+
+def read_batch(data: bytes) -> AskedBatch:
+    """What a body asks. Raises RequestRefused, which names the field."""
+    body = read_object(data)
+    for name, value in body.items():
+        if name in _UNSUPPORTED and value is not None:
+            raise refused(name, f"is not supported here: {_UNSUPPORTED[name]}", "unsupported_parameter")
+        if name not in _FIELDS and name not in _UNSUPPORTED:
+            raise refused(f"{name:.80}", "is no field that a batch is known to have", "unknown_parameter")
+    endpoint, file = body.get("endpoint"), body.get("input_file_id")
+    known = [each.value for each in Endpoint]
+    if endpoint not in known:
+        raise refused("endpoint", f"must be one of {', '.join(known)}", "invalid_value")
+    window, window_s = _window(body.get("completion_window"))
+    if file is None:
+        raise refused("input_file_id", "is missing", "missing_required_parameter")
+    if not isinstance(file, str):
+        raise refused("input_file_id", "must be a text", "invalid_type")
+    return AskedBatch(endpoint, file, _metadata(body.get("metadata")), window, window_s)
+
+
+def _window(value: Any) -> tuple[str, int]:
+    found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
+    seconds = int(found[1]) * (3600 if found[2] == "h" else 86_400) if found else 0
+    if not 0 < seconds <= _LONGEST_WINDOW_S:
+        raise refused("completion_window", "must be 24h, or other hours or days up to 30d", "invalid_value")
+    return str(value), seconds
+
+
+def _metadata(value: Any) -> dict[str, str] | None:
+    if value is None:
+        return None
+    texts = isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    if not texts:
+        raise refused("metadata", "must be an object whose values are texts", "invalid_type")
+    if len(value) > _MOST_PAIRS or any(
+        len(key) > _LONGEST_KEY or len(each) > _LONGEST_VALUE for key, each in value.items()
+    ):
+        problem = f"may have {_MOST_PAIRS} pairs, keys of {_LONGEST_KEY} and values of {_LONGEST_VALUE} characters"
+        raise refused("metadata", problem, "invalid_value")
+    found: dict[str, str] = value
+    return found

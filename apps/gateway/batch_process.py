@@ -1,0 +1,198 @@
+"""The process of an open batch: found or stopped, its steps retried, and its requests paced by the limits of its key.
+
+A full disk, or too many open files, passes. A step that fails for such a reason is retried after a pause of a second
+and then longer; the log says so once, and the batch says it while it waits.
+
+Each request of a batch counts as if its client had sent it. The batch's `stoker batch` gets permits from here
+(batch_inference/run.py). It leaves a part of each limit to other requests of the key (`KeyLimits.for_batches`). With a
+token limit, the number of running requests is the tokens left in this minute over the mean tokens of ended requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from stoker.apps.common.batch_state import BatchUse, PermitFile
+from stoker.apps.gateway.keys import Caller, Guard, HeldRequest
+
+log = logging.getLogger("stoker.gateway")
+
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+_ENDED_EVERY_S = 0.5
+
+T = TypeVar("T")
+
+
+class FollowedBatch:
+    """The gateway's knowledge of an open batch, in addition to its file."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.waits = ""
+        """Why it is to be tried again; empty while nothing is wrong."""
+        self.child: asyncio.subprocess.Process | None = None
+        """Its `stoker batch`, if this gateway started it."""
+        self.process: psutil.Process | None = None
+        """The same, if an earlier gateway started it."""
+        self.given: dict[str, str] = {}
+        """The files of answers that are stored already: their ids by name."""
+        self.pacing: asyncio.Task[None] | None = None
+        """Lets its requests begin, where its key has limits."""
+        self._hurried = asyncio.Event()
+
+    @property
+    def has_process(self) -> bool:
+        """True from the start of its process, or from when it was found, until its end."""
+        return self.child is not None or self.process is not None
+
+    async def process_end(self) -> int | None:
+        """Wait until the process ends. Returns its code; None if there was none, or an earlier gateway started it."""
+        code = await self.child.wait() if self.child is not None else None
+        while _may_run(self.process):
+            await asyncio.sleep(_ENDED_EVERY_S)
+        self.child = self.process = None
+        return code
+
+    async def until_done(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Run a step; while it raises OSError, retry it after a pause."""
+        pause_s = PAUSE_S
+        while True:
+            self._hurried.clear()
+            try:
+                done = await step()
+            except OSError as error:
+                self._note(error)
+            else:
+                self.waits = ""
+                return done
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurried.wait(), pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def hurry(self) -> None:
+        """Retry now: the batch was cancelled."""
+        self._hurried.set()
+
+    def stop(self) -> None:
+        """Terminate its process, which keeps its answers. No-op without a process."""
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if self.child is not None:
+                self.child.terminate()
+            elif self.process is not None:
+                self.process.terminate()
+
+    def _note(self, error: OSError) -> None:
+        why = error.strerror or str(error)
+        if why != self.waits:
+            log.warning("batch %s waits and is tried again: %s", self.id, error)
+        self.waits = why
+
+
+def find_process(pid: int, run: Path) -> psutil.Process | None:
+    """The `stoker batch` that works in this run folder: the one of this process id, else any of this machine. A gateway
+    that was killed, or had no room on its disk, may have started one and not noted which."""
+    try:
+        named = psutil.Process(pid) if pid else None
+        if named is not None and _works_in(named.cmdline(), run):
+            return named
+    except psutil.Error:
+        pass
+    for process in psutil.process_iter(["cmdline"]):
+        if _works_in(process.info["cmdline"] or [], run):
+            return process
+    return None
+
+
+def _may_run(process: psutil.Process | None) -> bool:
+    """True unless it has ended for certain: there may be no descriptor to look with."""
+    try:
+        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+    except OSError:
+        return True
+
+
+def _works_in(words: list[str], run: Path) -> bool:
+    return any(pair == ("--out", str(run)) for pair in itertools.pairwise(words))
+
+
+_GRANT_EVERY_S = 0.2
+_MOST_AHEAD = 256
+"""Requests of one batch that may run or wait at once."""
+
+
+class BatchPace:
+    """Grants permits to one batch. `file` holds the permits; `owner` is the name of the batch's key."""
+
+    def __init__(self, file: Path, guard: Guard, *, owner: str) -> None:
+        self._file = PermitFile(file)
+        self._guard = guard
+        self._owner = owner
+        self._allowed = self._most = 0
+        self._use = BatchUse()
+        self._held: deque[HeldRequest] = deque()
+
+    def begin(self, *, left: int) -> None:
+        """Start from 0 for a new process of the batch, which sends the `left` requests."""
+        self._most = left
+        self._file.reset()
+
+    def find(self, *, left: int) -> None:
+        """Count the permits of a process that an earlier gateway started, and that has `left` requests to send."""
+        self._allowed = self._file.allowed(known=self._allowed)
+        self._use = self._file.use(known=self._use)
+        self._most = self._use.ended + left
+        if caller := self._guard.caller_named(self._owner):
+            self._held.extend(self._guard.resume(caller) for _ in range(self._allowed - self._use.ended))
+
+    async def keep(self) -> None:
+        """Grant permits until this task is cancelled, then release the running requests."""
+        try:
+            while True:
+                with suppress(OSError):  # a disk without room: it is tried again
+                    self.step()
+                await asyncio.sleep(_GRANT_EVERY_S)
+        finally:
+            while self._held:
+                self._held.popleft().end()
+
+    def step(self) -> None:
+        """Count ended requests and grant new permits. Raises OSError."""
+        use = self._file.use(known=self._use)
+        tokens = max(0, use.tokens - self._use.tokens)
+        for _ in range(min(use.ended - self._use.ended, len(self._held))):
+            held = self._held.popleft()
+            held.tokens, tokens = tokens, 0
+            held.end()
+        self._use = use
+        before = self._allowed
+        caller = self._guard.caller_named(self._owner)
+        while caller is not None and self._allowed < self._most and len(self._held) < self._ahead(caller):
+            following = self._guard.begin_if(caller, limits=caller.limits.for_batches)
+            if following is None:
+                break
+            self._held.append(following)
+            self._allowed += 1
+        if self._allowed != before:
+            self._file.allow(self._allowed)
+
+    def _ahead(self, caller: Caller) -> int:
+        most = caller.limits.for_batches.tokens_per_minute
+        if not most:
+            return _MOST_AHEAD
+        if not self._use.ended:
+            return 1
+        mean = max(1, self._use.tokens // self._use.ended)
+        left = most - self._guard.tokens_of(caller)
+        return max(1, min(_MOST_AHEAD, left // mean))

@@ -1,0 +1,389 @@
+"""Rows of data files and of saved data sets, read with the place of each, so that a bad row can be named; rows written.
+
+The ending decides the format: `.csv`, `.tsv`, `.jsonl`, `.ndjson` (these also `.gz` and `.xz`), `.parquet`, `.arrow`,
+`.feather`, `.ipc`. A folder that Hugging Face's `save_to_disk` wrote is read directly; `datasets` need not be
+installed. Rows are read lazily, a few thousand at a time, so a file may be larger than memory: large record batches are
+converted in pieces, and Arrow files are mapped into memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any, cast
+
+import msgspec
+
+from stoker.decoding import HEAD_BYTES, UNREADABLE, not_utf8, other_format, wrong_byte
+from stoker.errors import ConfigError
+
+__all__ = ["Line", "Row", "digest_file", "read_lines", "read_rows", "text_field", "write_rows"]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row: `number` is its line in the file (CSV, JSONL) or its row, both from 1; `place` says so to people."""
+
+    number: int
+    place: str
+    fields: dict[str, Any]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of a text file: `number` from 1, and its bytes without the line's end."""
+
+    number: int
+    data: bytes
+
+
+def check_columns(names: Sequence[str], *, path: Path, where: str) -> None:
+    """Raise ConfigError for two columns of one name: a row would keep the last one only. Columns may have no name."""
+    twice = next((name for name in names if name and names.count(name) > 1), "")
+    if twice:
+        problem = f"two columns are called {twice}; give each a name of its own"
+        raise ConfigError(f"{path}: {where}: {problem}", file=str(path), key=twice)
+
+
+_TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson")
+_ARROW = (".arrow", ".feather", ".ipc")
+_TABLES = (".parquet", *_ARROW)
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of `path`, lazily. Blank lines are skipped.
+
+    Raises ConfigError naming file and line when the file is missing, of an unknown ending, cut off or damaged, or has a
+    row that cannot be read.
+    """
+    if path.is_dir():
+        return _read_saved_data_set(path)
+    _check_file(path)
+    kind = _kind(path)
+    if kind == ".parquet":
+        return _numbered(path, _parquet_fields(path), kind="Parquet")
+    if kind in _ARROW:
+        return _read_arrow(path)
+    return _read_text_rows(path, kind=kind)
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The lines of a text file, lazily, without blank ones; the file may be packed (`.gz`, `.xz`).
+
+    Raises ConfigError when the file is missing, or cut off or damaged.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name a file", file=str(path))
+    _check_file(path)
+    return _read_lines(path)
+
+
+def digest_file(path: Path) -> str:
+    """The first 16 hex digits of the SHA-256 of the file's bytes: which data a run was made from."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def text_field(row: Row, field: str, *, file: Path) -> str:
+    """A field that must be text and not blank. Raises ConfigError naming file, line and field."""
+    if field not in row.fields:
+        has = ", ".join(map(str, row.fields)) or "nothing"
+        raise ConfigError(
+            f"{file}: {row.place}: {field} is missing (the row has {has})", file=str(file), line=row.number, key=field
+        )
+    value = row.fields[field]
+    if not isinstance(value, str) or not value.strip():
+        shown = "empty" if value in (None, "") or isinstance(value, str) else f"{value!r:.40}"
+        raise ConfigError(
+            f"{file}: {row.place}: {field} must be text, and is {shown}", file=str(file), line=row.number, key=field
+        )
+    return value
+
+
+def _check_file(path: Path) -> None:
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file", file=str(path))
+
+
+def _kind(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packed = bool(suffixes) and suffixes[-1] in (".gz", ".xz")
+    kind = "".join(suffixes[-2:-1] if packed else suffixes[-1:])
+    if packed and kind in _TABLES:
+        raise ConfigError(f"{path}: unpack it first; only {', '.join(_TEXTS)} are read packed", file=str(path))
+    if kind not in (*_TEXTS, *_TABLES):
+        raise ConfigError(f"{path}: cannot tell its format; name it {', '.join((*_TEXTS, *_TABLES))}", file=str(path))
+    return kind
+
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+# Python's csv module refuses cells of more than 131,072 characters, and whole documents are longer.
+_LONGEST_CELL = 2**31 - 1
+_SURROGATE = re.compile("[\\ud800-\\udfff]")
+_DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""What reading a file that is cut off or damaged raises. (Of EOFError click says nothing: it takes it for Ctrl-D.)"""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def _read_text_rows(path: Path, *, kind: str) -> Iterator[Row]:
+    """The rows of a file of this kind (`.csv`, `.jsonl`, …). Raises ConfigError naming file and line."""
+    rows = _csv(path, delimiter=_DELIMITERS[kind]) if kind in _DELIMITERS else _jsonl(path)
+    last = ""
+    try:
+        for row in rows:
+            last = row.place
+            yield row
+    except UnicodeDecodeError:
+        raise _not_text(path) from None
+    except _DAMAGED as error:
+        raise _damaged(path, error, last=last) from None
+
+
+def _read_lines(path: Path) -> Iterator[Line]:
+    last = ""
+    try:
+        with _open_bytes(path) as file:
+            for number, data in enumerate(file, start=1):
+                text = data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
+                if text.strip():
+                    last = f"line {number}"
+                    yield Line(number=number, data=text.rstrip(b"\r\n"))
+    except _DAMAGED as error:
+        raise _damaged(path, error, last=last) from None
+
+
+def _open_bytes(path: Path) -> IO[bytes]:
+    """Open a text file, packed or not. Raises ConfigError for another format than its name says."""
+    ending = path.suffix.lower()
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    file = openers.get(ending, open)(path, "rb")
+    try:
+        if what := other_format(file.peek(HEAD_BYTES)[:HEAD_BYTES], renamed=ending not in openers):
+            raise ConfigError(f"{path}: {what}", file=str(path))
+    except BaseException as error:
+        file.close()
+        if isinstance(error, gzip.BadGzipFile | lzma.LZMAError) and _is_plain_text(path):
+            problem = f"its name ends in {path.suffix}, and it is plain text; call it {path.stem}"
+            raise ConfigError(f"{path}: {problem}", file=str(path)) from None
+        raise
+    return cast("IO[bytes]", file)
+
+
+def _is_plain_text(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.readline(HEAD_BYTES)
+    return bool(head.strip()) and not other_format(head) and not not_utf8(head)
+
+
+def _open(path: Path, *, errors: str = "strict") -> IO[str]:
+    return io.TextIOWrapper(_open_bytes(path), encoding="utf-8-sig", errors=errors, newline="")
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+            except UNREADABLE as error:
+                raise ConfigError(f"{path}: line {number}: is not JSON: {error}", file=str(path), line=number) from None
+            if not isinstance(fields, dict):
+                raise ConfigError(
+                    f"{path}: line {number}: is {type(fields).__name__}, must be an object", file=str(path), line=number
+                )
+            if "\\ud" in line or "\\uD" in line:
+                _check_whole(fields, path=path, number=number)
+            yield Row(number=number, place=f"line {number}", fields=fields)
+
+
+def _check_whole(fields: dict[str, Any], *, path: Path, number: int) -> None:
+    """Raise ConfigError for a text with half of a character: it could be neither sent nor written."""
+    broken = _SURROGATE.search(json.dumps(fields, ensure_ascii=False))
+    if broken:
+        problem = f"holds \\u{ord(broken[0]):04x}, half of a character; write it whole or leave it out"
+        raise ConfigError(f"{path}: line {number}: {problem}", file=str(path), line=number)
+
+
+def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+    with _open(path) as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        header: list[str] = []
+        try:
+            for cells in reader:
+                number = reader.line_num
+                if not cells:
+                    continue
+                if not header:
+                    header = [cell.strip() for cell in cells]
+                    check_columns(header, path=path, where=f"line {number}")
+                    continue
+                if len(cells) != len(header):
+                    raise ConfigError(
+                        f"{path}: line {number}: has {len(cells)} cells, the header has {len(header)}"
+                        " (quote a cell that holds a comma)",
+                        file=str(path),
+                        line=number,
+                    )
+                yield Row(number=number, place=f"line {number}", fields=dict(zip(header, cells, strict=True)))
+        except csv.Error as error:
+            raise ConfigError(
+                f"{path}: line {reader.line_num}: {error}", file=str(path), line=reader.line_num
+            ) from None
+
+
+def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
+    """The error for a file that gave no more than the rows up to `last` (empty: none at all)."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path))
+    what = "is cut off" if isinstance(error, EOFError) else "is damaged"
+    where = f"after {last}" if last else "before its first row"
+    why = " ".join(str(error).split()).rstrip(".")
+    return ConfigError(f"{path}: {what} {where} ({why}); copy it or make it again", file=str(path))
+
+
+def _not_text(path: Path) -> ConfigError:
+    """Which line it is: the decoder that failed was given pieces of the file, and knows of no lines."""
+    number = 0
+    try:
+        with _open(path, errors="surrogateescape") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    line.encode("utf-8", "surrogateescape").decode("utf-8")
+                except UnicodeDecodeError as error:
+                    where = f"line {number}: {wrong_byte(error.start + 1, error.object[error.start])}"
+                    return ConfigError(f"{path}: {where}", file=str(path), line=number)
+    except _DAMAGED as error:  # the end is missing, too
+        return _damaged(path, error, last=f"line {number}" if number else "")
+    return ConfigError(f"{path}: is not UTF-8 text", file=str(path))
+
+
+_FILE_MAGIC, _OLD_FEATHER_MAGIC = b"ARROW1", b"FEA1"
+
+
+def _read_arrow(path: Path) -> Iterator[Row]:
+    """The rows of an Arrow file or stream; Feather files are Arrow files."""
+    return _numbered(path, _arrow_fields(path), kind="Arrow")
+
+
+def _read_saved_data_set(folder: Path) -> Iterator[Row]:
+    """The rows of a folder that `Dataset.save_to_disk` wrote. Raises ConfigError for any other folder, and for one of
+    several splits: each is a folder in it."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = _listed(folder / "dataset_dict.json", "splits")
+        if len(splits) != 1:
+            near = f"; name one, as {folder / splits[0]}" if splits else ""
+            raise ConfigError(f"{folder}: holds the splits {', '.join(splits) or 'of none'}{near}", file=str(folder))
+        folder = folder / splits[0]
+    state = folder / "state.json"
+    if not state.is_file():
+        raise ConfigError(
+            f"{folder}: is a folder, and none that a data set's save_to_disk wrote; name a file", file=str(folder)
+        )
+    files = [folder / name for name in _listed(state, "_data_files", "filename")]
+    if lost := next((file for file in files if not file.is_file()), None):
+        raise ConfigError(f"{lost}: no such file, and {state} names it; copy the whole folder", file=str(lost))
+    return _in_turn(files)
+
+
+def _in_turn(files: list[Path]) -> Iterator[Row]:
+    number = 0
+    for file in files:
+        for row in _read_arrow(file):
+            number += 1
+            yield Row(number=number, place=f"row {number}", fields=row.fields)
+
+
+def _listed(file: Path, *keys: str) -> list[str]:
+    """The texts of a list in a JSON file; with two keys, what each of its objects has under the second."""
+    try:
+        values = json.loads(file.read_bytes())[keys[0]]
+        texts = [value[keys[1]] if len(keys) > 1 else value for value in values]
+        if not all(isinstance(text, str) and text == Path(text).name for text in texts):
+            raise TypeError
+    except (OSError, KeyError, TypeError, *UNREADABLE):
+        raise ConfigError(f"{file}: is no list of {keys[0]} as save_to_disk writes it", file=str(file)) from None
+    return texts
+
+
+def _numbered(path: Path, fields: Iterator[dict[str, Any]], *, kind: str) -> Iterator[Row]:
+    import pyarrow
+
+    number = 0
+    try:
+        for number, each in enumerate(fields, start=1):
+            yield Row(number=number, place=f"row {number}", fields=each)
+    except (pyarrow.ArrowException, OSError, *UNREADABLE) as error:
+        where = f"after row {number}" if number else "from its beginning"
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read as {kind} {where}: {why}", file=str(path)) from None
+
+
+def _parquet_fields(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as table:
+        check_columns(table.schema_arrow.names, path=path, where="its schema")
+        for batch in table.iter_batches(batch_size=_CHUNK_ROWS):
+            yield from batch.to_pylist()
+
+
+def _arrow_fields(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow
+
+    with closing(pyarrow.memory_map(str(path))) as source:
+        magic = source.read(len(_FILE_MAGIC))
+        source.seek(0)
+        if magic.startswith(_OLD_FEATHER_MAGIC):
+            raise ConfigError(f"{path}: is of Feather's version 1; write it again as version 2", file=str(path))
+        if magic == _FILE_MAGIC:
+            file = pyarrow.ipc.open_file(source)
+            schema = file.schema
+            batches = (file.get_batch(number) for number in range(file.num_record_batches))
+        else:
+            batches = pyarrow.ipc.open_stream(source)
+            schema = batches.schema
+        check_columns(schema.names, path=path, where="its schema")
+        for batch in batches:
+            for start in range(0, batch.num_rows, _CHUNK_ROWS):
+                yield from batch.slice(start, _CHUNK_ROWS).to_pylist()
+
+
+_CHUNK_ROWS = 4096
+_ARROW_TYPES: dict[type, str] = {str: "string", int: "int64", float: "double"}
+
+
+def write_rows(
+    rows: Iterable[Mapping[str, Any]], path: Path, *, kind: str, columns: Mapping[str, type] | None = None
+) -> None:
+    """Write the rows as `parquet` or `jsonl`, whatever `path` is called.
+
+    `columns`: the name and the type (str, int or float) of each column of a Parquet file. With it, at most 4,096 rows
+    are held at a time. Without it all rows are: the columns are those of the first row, their types fit all values.
+    """
+    if kind == "jsonl":
+        with path.open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        return
+    import pyarrow
+    import pyarrow.parquet
+
+    if columns is None:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path, compression="zstd")
+        return
+    schema = pyarrow.schema([(name, pyarrow.type_for_alias(_ARROW_TYPES[of])) for name, of in columns.items()])
+    left = iter(rows)
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as file:
+        while chunk := list(itertools.islice(left, _CHUNK_ROWS)):
+            file.write_table(pyarrow.Table.from_pylist(chunk, schema=schema))
+            del chunk  # before the next one is made
