@@ -27,7 +27,7 @@ from stoker.contexts.function_code import global_names, imported_names, imported
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed, source_of
 from stoker.errors import RecipeError
-from stoker.largest import MOST_AT_ONCE
+from stoker.units import MOST_AT_ONCE
 
 # ---- loading
 

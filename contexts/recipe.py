@@ -16,8 +16,16 @@ import msgspec
 
 from stoker.contexts.folders import ProgramFolder
 from stoker.errors import RecipeError
-from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER
-from stoker.units import parse_bytes, parse_seconds, show_bytes, show_seconds
+from stoker.units import (
+    LONGEST_S,
+    MOST_AT_ONCE,
+    MOST_BYTES,
+    MOST_NUMBER,
+    parse_bytes,
+    parse_seconds,
+    show_bytes,
+    show_seconds,
+)
 
 # ---- recipe
 

@@ -30,8 +30,7 @@ from stoker.manager.core.events import (
     PaceAdvice,
     VerdictAdvice,
 )
-from stoker.protocol.program_source import read_source
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder, read_source
 
 log = logging.getLogger("stoker.advisor")
 

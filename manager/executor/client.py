@@ -33,6 +33,7 @@ import msgspec
 
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError, StreamDiffersError
+from stoker.log_files import SeldomLog
 from stoker.manager.executor.membership import (
     CHECK_EVERY_S,
     Membership,
@@ -51,7 +52,6 @@ from stoker.protocol.calls import CallForecast, CallSpec, Features, Payload
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import JOURNAL
-from stoker.seldom import SeldomLog
 
 logger = logging.getLogger(__name__)
 

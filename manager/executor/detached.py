@@ -21,11 +21,13 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.config import load_sites, read_sites, site_text, write_sites
 from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
+from stoker.folders import working_folder
 from stoker.locks import is_locked
-from stoker.manager.environment.preparing import prepare
+from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import engines
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
 from stoker.manager.factory.pilot_command import refuse_odd_imports
@@ -34,8 +36,6 @@ from stoker.manager.live.chosen import check_policies, keep_policies
 from stoker.manager.live.taken import TAKEN_OVER
 from stoker.protocol.session import SessionFolder, changed_at, find_session, holds_session, is_begun
 from stoker.site import Site
-from stoker.site_files import load_sites, read_sites, site_text, write_sites
-from stoker.working_folder import working_folder
 
 # ---- sessions whose manager does not listen yet
 

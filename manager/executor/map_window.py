@@ -23,10 +23,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from stoker.largest import MOST_NUMBER
 from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallForecast, CallProgress
 from stoker.protocol.ids import CallId, RecipeKey
 from stoker.protocol.to_manager import MapReport
+from stoker.units import MOST_NUMBER
 
 WINDOW_BYTES = 256_000_000
 CHUNK = 500

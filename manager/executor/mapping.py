@@ -29,7 +29,6 @@ from typing import Any
 from parsl.dataflow.dflow import DataFlowKernel
 
 from stoker.errors import ConfigError
-from stoker.largest import MOST_NUMBER
 from stoker.manager.executor.apps import labels_of
 from stoker.manager.executor.executor import StokerExecutor, check_labels, stoker_executors
 from stoker.manager.executor.keeping import Keeping, path_of
@@ -40,6 +39,7 @@ from stoker.manager.executor.map_results import ResultStream
 from stoker.manager.executor.options import check_count, check_truth, refuse
 from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.progress import Follow, MapProgress
+from stoker.units import MOST_NUMBER
 
 WINDOW = 2_000
 

@@ -29,11 +29,10 @@ from stoker.contexts.factory import as_recipe, recipe_of
 from stoker.contexts.folders import ProgramFolder
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import ConfigError, RecipeError
-from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER
 from stoker.protocol.calls import CallOptions, Features, Objective
 from stoker.protocol.ids import RecipeKey
 from stoker.site import ProvisioningName, Site
-from stoker.units import parse_seconds
+from stoker.units import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER, parse_seconds
 
 # ---- `stoker.load` and StokerExecutor
 

@@ -28,8 +28,8 @@ from stoker.manager.executor.pieces import PieceInbox
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec, LeftFiles
 from stoker.protocol.ids import CallId, FunctionKey, RecipeKey, show_call
-from stoker.protocol.reliable import Outbox
 from stoker.protocol.to_pilot import FunctionBlob
+from stoker.protocol.wire import Outbox
 
 logger = logging.getLogger(__name__)
 

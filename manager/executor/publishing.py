@@ -23,12 +23,7 @@ from stoker.contexts.objects import manifest_of, publish
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.errors import RecipeError
-from stoker.protocol.program_source import (
-    LONGEST_TEXT,
-    ProgramSource,
-    source_file,
-    text_file,
-)
+from stoker.protocol.session import LONGEST_TEXT, ProgramSource, source_file, text_file
 from stoker.protocol.to_manager import DefineManifest
 from stoker.whole_files import write_whole
 

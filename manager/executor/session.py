@@ -38,7 +38,6 @@ from stoker.errors import (
     SessionError,
     StreamDiffersError,
 )
-from stoker.largest import MOST_AT_ONCE
 from stoker.log_files import BoundedLog
 from stoker.manager.executor.client import wait_for_answer
 from stoker.manager.executor.detached import JOINS, RUN
@@ -50,7 +49,8 @@ from stoker.manager.executor.prepared import AppWants, TriedWants
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.show_status import calls_in_words
 from stoker.protocol.to_client import Status, Story
-from stoker.version import RELEASE
+from stoker.startup import RELEASE
+from stoker.units import MOST_AT_ONCE
 
 _current: Session | None = None
 _lock = threading.Lock()

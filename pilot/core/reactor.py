@@ -12,7 +12,7 @@ from typing import assert_never
 
 import msgspec
 
-from stoker.addresses import join_address
+from stoker.connections import join_address
 from stoker.pilot.core import (
     lifecycle,
     limits,

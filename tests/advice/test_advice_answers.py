@@ -31,8 +31,7 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.executor.publishing import SourceShelf
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.program_source import source_file
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder, source_file
 
 pytest.importorskip("numpy", reason="similar recipes are found with it")
 

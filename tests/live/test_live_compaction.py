@@ -16,7 +16,7 @@ from live.peers import Manager, Peer, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
-from stoker.manager.cli.sessions import story_of
+from stoker.manager.cli.session_choice import story_of
 from stoker.manager.core import story
 from stoker.manager.live import segments
 from stoker.manager.live.replay import replay, status_of_ended_session, story_of_ended_session
