@@ -40,7 +40,7 @@ DEFERRED = {
     "stoker.manager.advice.estimating": "loads NumPy, which an advisor that has no source does not need",
     "stoker.manager.advice.unmeasured": "loads NumPy, for `stoker plan` of a function that never ran",
     "stoker.manager.advice.serving": "the advisor has given way to all other work before it loads anything",
-    "stoker.manager.cli.endings": "Ctrl-C is set up before anything else is loaded",
+    "stoker.manager.cli.entry": "Ctrl-C is set up before anything else is loaded",
     "stoker.manager.cli.main": "Ctrl-C is set up before anything else is loaded",
     "stoker.manager.cli.simulating": "loads the simulator, for one command",
     "stoker.manager.executor.local_provider": "loads Parsl",

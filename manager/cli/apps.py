@@ -1,25 +1,159 @@
-"""`stoker run APP`: an application is a click command that an installed package declares as an entry point.
+"""`stoker run`: run an application, or a program of the user.
 
-Entry points are loaded when they are wanted: the command line starts without importing what an application needs, and
-an application that cannot be imported ends in a sentence and disturbs no other.
+Installed packages add to the command line by entry points:
+
+    stoker.apps         NAME = module:command     a click command: `stoker run NAME`
+    stoker.commands     NAME = module:command     a click command or group: `stoker NAME`
+    stoker.forecasts    NAME = module:WORK        a `stoker.planning.Work`: `stoker plan SITE NAME`
+
+An entry point is loaded when it is used, so the command line starts without the packages of the applications. An
+application that cannot be imported fails with one line and disturbs no other. Stoker declares its own applications in
+the same way (setup.cfg); an editable install reads the declarations only when it is installed.
+
+`stoker run ./my_app.py` runs the file as `__main__`. If the file leaves a click command called `command` and has no
+`if __name__ == "__main__"`, that command runs with the arguments.
 """
 
 from __future__ import annotations
 
+import configparser
 import difflib
 import functools
 import importlib
+import importlib.metadata
 import os
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stoker.errors import SessionError, StokerError
-from stoker.manager.cli import console, entry_points, programs
+import stoker
+from stoker.errors import ConfigError, SessionError, StokerError
+from stoker.manager.cli import console
 from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.executor.standing import JOINS
 from stoker.protocol.session import find_session
+
+# ---- entry points
+
+
+APPS, COMMANDS, FORECASTS = "stoker.apps", "stoker.commands", "stoker.forecasts"
+RENEW = (
+    "the list of entry points in this environment is older than Stoker's code: install Stoker again"
+    " (in a checkout: make install, or pip install -e .)"
+)
+"""What to do where not even Stoker's own entry points are found."""
+CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
+"""Where a checkout declares its entry points; an installed Stoker has no such file."""
+
+
+def names(group: str) -> list[str]:
+    """The names in a group, sorted."""
+    return sorted({point.name for point in _points(group)})
+
+
+def matching(group: str, name: str) -> str:
+    """The name in the group that is meant, `-` and `_` being the same; empty if there is none."""
+    return next((each for each in names(group) if each.replace("-", "_") == name.replace("-", "_")), "")
+
+
+def load(group: str, name: str) -> Any:
+    """What the entry point of this name leads to.
+
+    Raises StokerError where it cannot be imported, or two packages declare the name.
+    """
+    points = {point.value: point for point in _points(group) if point.name == name}
+    if not points:
+        raise StokerError(f"no installed package declares {name} in {group}")
+    if len(points) > 1:
+        by = " and ".join(sorted(f"{_package(point)} ({point.value})" for point in points.values()))
+        raise StokerError(f"{name} is declared twice in {group}, by {by}; uninstall one of them")
+    [point] = points.values()
+    try:
+        return point.load()
+    except ModuleNotFoundError as error:
+        missing = error.name or str(error)
+        if point.module == missing or point.module.startswith(f"{missing}."):
+            raise _broken(name, point, error) from error
+        extra = ': pip install "stoker[models]"' if _package(point) == "stoker" else ""
+        raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
+    except Exception as error:  # whatever a package's code does when it is imported
+        raise _broken(name, point, error) from error
+
+
+def load_command(group: str, name: str) -> click.Command:
+    """The click command that the entry point leads to. Raises StokerError as `load`, and for anything else."""
+    found = load(group, name)
+    if not isinstance(found, click.Command):
+        raise StokerError(
+            f"{name} in {group} leads to a {type(found).__name__}, and must lead to a click command: put"
+            " @click.command() above the function"
+        )
+    return found
+
+
+def _points(group: str) -> Iterable[EntryPoint]:
+    """The entry points of a group: of every installed package, and those that Stoker's checkout has since."""
+    found = importlib.metadata.entry_points(group=group)
+    declared = configparser.ConfigParser()
+    declared.read(CHECKOUT)
+    lines = declared.get("options.entry_points", group, fallback="").split("\n")
+    pairs = [line.split("=", 1) for line in lines if "=" in line]
+    own = [EntryPoint(name.strip(), value.strip(), group) for name, value in pairs]
+    there = {(point.name, point.value) for point in found}
+    return [*found, *(point for point in own if (point.name, point.value) not in there)]
+
+
+def _broken(name: str, point: EntryPoint, error: Exception) -> StokerError:
+    return StokerError(
+        f"{name} cannot be imported ({point.value}, of the package {_package(point)}): {type(error).__name__}: {error}"
+    )
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value.partition(".")[0]
+
+
+# ---- programs of the user
+
+
+def is_program(name: str) -> bool:
+    """Whether this names a Python file, and no application."""
+    return name.endswith(".py")
+
+
+def read_program(path: Path) -> bytes:
+    """The source of a program. Raises ConfigError for a file that cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be run: {error.strerror}", file=str(path)) from None
+
+
+def run_program(path: Path, arguments: Sequence[str]) -> None:
+    """Run a file as the main program, with these arguments. Raises ConfigError for a file that cannot be read."""
+    source = read_program(path)
+    module = types.ModuleType("__main__")
+    module.__file__ = str(path.absolute())
+    sys.modules["__main__"] = module
+    sys.path.insert(0, str(path.absolute().parent))
+    sys.argv = [str(path), *arguments]
+    try:
+        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+    except Exception as error:  # as Python tells it, without the frames of this command
+        frames = error.__traceback__
+        sys.excepthook(type(error), error.with_traceback(frames.tb_next if frames is not None else None), None)
+        raise SystemExit(1) from None
+    command = vars(module).get("command")
+    if isinstance(command, click.Command) and b"__main__" not in source:
+        command.main(list(arguments), prog_name=f"stoker run {path}", standalone_mode=False)
+
+
+# ---- stoker run
 
 
 class FromEntryPoints(click.Group):
@@ -46,14 +180,14 @@ class Apps(FromEntryPoints):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         """Every application that is installed."""
-        return entry_points.names(entry_points.APPS)
+        return names(APPS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The application's own command. Raises StokerError when it cannot be imported."""
-        if programs.is_program(cmd_name):
+        if is_program(cmd_name):
             return with_session(_program(Path(cmd_name)))
-        name = entry_points.matching(entry_points.APPS, cmd_name)
-        return with_session(entry_points.load_command(entry_points.APPS, name)) if name else None
+        name = matching(APPS, cmd_name)
+        return with_session(load_command(APPS, name)) if name else None
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click does it; with `--detach` the arguments are checked, and a process of its own runs them."""
@@ -71,7 +205,7 @@ class Apps(FromEntryPoints):
         session = ctx.params.get("session")
         below = command.make_context(name, arguments, parent=ctx)
         _check_before_detaching(name, session=below.params.get("session") or session)
-        detaching = importlib.import_module("stoker.manager.cli.detaching")
+        detaching = importlib.import_module("stoker.manager.cli.runs")
         before = ["--session", session] if session else []
         detaching.start([*before, *given], name=ctx.params["name"], what=name)
         return None
@@ -81,12 +215,12 @@ class Apps(FromEntryPoints):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does it, with the nearest name for one that is not there."""
         names = self.list_commands(ctx)
-        if args and programs.is_program(args[0]):
+        if args and is_program(args[0]):
             return super().resolve_command(ctx, args)
-        if args and not args[0].startswith("-") and not entry_points.matching(entry_points.APPS, args[0]):
+        if args and not args[0].startswith("-") and not matching(APPS, args[0]):
             close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.4)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-            hint = hint if names else entry_points.RENEW
+            hint = hint if names else RENEW
             hint += "; a program of your own is named by its file: stoker run ./my_app.py"
             if Path(f"{args[0]}.py").is_file():
                 hint = f"did you mean ./{args[0]}.py?"
@@ -131,7 +265,7 @@ def _program(path: Path) -> click.Command:
     def program(*, arguments: tuple[str, ...]) -> None:
         if "--detach" in arguments:
             console.note(f"--detach is given to {path}; to detach it write stoker run --detach {path}")
-        programs.run_program(path, arguments)
+        run_program(path, arguments)
 
     return program
 
@@ -139,8 +273,8 @@ def _program(path: Path) -> click.Command:
 def _check_before_detaching(name: str, *, session: str | None) -> None:
     """Raise for what the detached process would fail with at once: a program that cannot be read, a session that is not
     there."""
-    if programs.is_program(name):
-        programs.read_program(Path(name))
+    if is_program(name):
+        read_program(Path(name))
     if session:
         find_session(session)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.cli import choosing, console
-from stoker.manager.cli.numbers import WholeNumber
-from stoker.manager.cli.sessions import calls_of, takes_session
+from stoker.manager.cli import console, session_choice
+from stoker.manager.cli.console import WholeNumber
+from stoker.manager.cli.session_choice import calls_of, takes_session
 from stoker.protocol.listed import FailureGroup, ListedCall, ListedState
 from stoker.protocol.to_client import Calls
 from stoker.units import show_seconds
@@ -31,7 +31,7 @@ _LIMIT = 20
 )
 @click.option("--all", "each", is_flag=True, help="List calls that failed one by one, and not in groups.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@takes_session(default=choosing.SHOWN_BY_DEFAULT)
+@takes_session(default=session_choice.SHOWN_BY_DEFAULT)
 def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bool) -> None:
     """List calls of SESSION: the longest running, the next to run, and those that failed.
 

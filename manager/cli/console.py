@@ -1,4 +1,4 @@
-"""All output of the command line: the only module of it that prints.
+"""All output of the command line (no other module of it prints), and types of its options.
 
 On a terminal a few words get colour and `--watch` redraws in place. On a pipe or in a batch log the same facts come as
 plain lines. With `--json` one document goes to stdout and nothing else does.
@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import click
 import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from stoker.errors import UnitError
+from stoker.largest import MOST_BYTES
+from stoker.units import parse_bytes
+
+# ---- output
+
 
 _STYLES = {"ok": "green", "warn": "yellow", "need": "bold red", "fails": "bold red", "no": "dim"}
 _out = Console(highlight=False, soft_wrap=True)
@@ -139,3 +148,61 @@ def _styled(text: str) -> Text:
     elif word in ("session", "call", "pilot", "library", "context", "stoker") and not text.startswith(" "):
         styled.stylize("bold")
     return styled
+
+
+# ---- types of options
+
+
+MOST = 10**9
+
+
+class WholeNumber(click.ParamType[int]):
+    """A whole number from `least` to `most`."""
+
+    name = "number"
+
+    def __init__(self, least: int = 1, most: int = MOST) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Fail for text that is not a number, and for a number out of range."""
+        try:
+            number = int(value)
+        except ValueError:
+            number = self.least - 1
+        if not self.least <= number <= self.most:
+            self.fail(f"{value!s:.40} is not a whole number from {self.least:,} to {self.most:,}", param, ctx)
+        return number
+
+
+class ByteSize(click.ParamType[int]):
+    """A size with its unit, `32 MB`, in bytes; more than none."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The bytes. Fails for a number without a unit, and for no bytes at all."""
+        try:
+            size = value if isinstance(value, int) else parse_bytes(value)
+        except UnitError as error:
+            self.fail(str(error), param, ctx)
+        if not 0 < size <= MOST_BYTES:
+            self.fail(f"{value!s:.40} is not a size that can be: write 32 MB, say", param, ctx)
+        return size
+
+
+class Seconds(click.ParamType[float]):
+    """A number of seconds, 0 or more."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Fails for what is none, for one below zero and for one without end."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds <= MOST:
+            self.fail(f"{value!s:.40} is not a number of seconds, 0 or more, as in 600", param, ctx)
+        return seconds

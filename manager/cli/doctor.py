@@ -1,39 +1,196 @@
-"""`stoker doctor`: what is here, what is missing, and what to do about each."""
+"""`stoker doctor`: check this machine and site files, and say what to do.
+
+`CHECKS` is the table of all checks: name, question, function. Each yields findings, whose `fix` says what to do. The
+checks of the machine are in `doctor_machine`, of batch systems and site files in `doctor_site`; those of earlier
+sessions are here.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
+import msgspec
+import psutil
 
-from stoker.manager.cli import cluster, console, leftovers, machine, orphans, site_page, site_suite, software
-from stoker.manager.cli.finding import Finding, Level, render
-from stoker.manager.cli.numbers import Seconds
-from stoker.manager.executor import detached
+from stoker.contexts.state import state_folder
+from stoker.errors import StokerError
+from stoker.manager.cli import console, doctor_machine, doctor_site, session_remains, sessions, site_suite
+from stoker.manager.cli.console import Seconds
+from stoker.manager.cli.doctor_machine import Finding, Level, render
+from stoker.manager.cli.session_remains import size_bytes
+from stoker.manager.cli.sessions import SessionState
+from stoker.manager.executor import detached, standing
+from stoker.manager.live import lease
+from stoker.protocol.session import SessionFolder, holds_session, is_begun
+from stoker.units import show_bytes
+
+# ---- earlier sessions
+
+
+STORE = "performance.sqlite"
+
+
+def measurement_store() -> Iterator[Finding]:
+    """The measurements of earlier runs."""
+    path = state_folder() / STORE
+    if not path.exists():
+        yield Finding("store", Level.OK, f"no measurements yet: the first run makes {path}")
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2)) as db:
+            verdict = db.execute("PRAGMA quick_check").fetchone()[0]
+            count = db.execute("SELECT count(DISTINCT recipe) FROM measured").fetchone()[0]
+    except sqlite3.Error as error:
+        verdict, count = str(error), 0
+    if verdict == "ok":
+        yield Finding("store", Level.OK, f"measurements of {_count(count, 'context', 'contexts')} in {path}")
+    else:
+        fix = f"move it away, it is made anew: mv {path} {path}.damaged"
+        yield Finding("store", Level.WARN, f"measurements cannot be read: {path}: {verdict}", fix)
+
+
+def earlier_sessions() -> Iterator[Finding]:
+    """Sessions that are known here: alive, over, or gone without a trace."""
+    found = sessions.known_sessions()
+    alive = [each.session for each in found if each.state is SessionState.UP]
+    over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
+    links = sorted((state_folder() / "sessions").glob("*"))
+    dangling = [link for link in links if not (holds_session(link) or is_begun(link))]
+    names = f": {', '.join(alive)}" if alive else ""
+    yield Finding("sessions", Level.OK, _count(len(alive), "live session", "live sessions") + names)
+    for name in (each.session for each in found if each.state is SessionState.LOST):
+        fix = f"bring it back: stoker attach {name}; or end it: stoker down {name}"
+        yield Finding("sessions", Level.WARN, f"session {name} is not over, and has no manager", fix)
+    if over:
+        size = sum(map(size_bytes, over))
+        keep = _count(len(over), "session that is over keeps", "sessions that are over keep")
+        text = f"{keep} {show_bytes(size)} of logs and journals"
+        yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, where_to_remove(over))
+    if dangling:
+        fix = "rm " + " ".join(map(str, dangling))
+        yield Finding(
+            "sessions",
+            Level.WARN,
+            _count(len(dangling), "link to a session whose folder is gone", "links to sessions whose folders are gone"),
+            fix,
+        )
+
+
+def where_to_remove(folders: Sequence[Path]) -> str:
+    """What to do about session folders that nobody needs, a line a place that they lie in."""
+    places: dict[Path, list[Path]] = {}
+    for folder in folders:
+        run = folder.parent if folder.parent.parent.name == "runinfo" else folder
+        places.setdefault(run.parent, []).append(run)
+    lines = []
+    for place, runs in places.items():
+        names = runs[0].name if len(runs) == 1 else f"{runs[0].name} … {runs[-1].name}"
+        lines.append(f"  {place}: {_count(len(runs), 'folder', 'folders')}, {names}")
+    return "\n".join(["stoker sessions --prune removes the old ones; or by hand (rm -r):", *lines])
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+# ---- processes and jobs of ended sessions
+
+
+_PATIENCE_S = 3.0
+"""So long a session takes to end, and a program to start its manager again, when that was killed."""
+
+
+def orphaned_processes() -> Iterator[Finding]:
+    """Processes on this machine of sessions that are over."""
+    if found := list(orphaned()):
+        what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in found)
+        fix = "kill " + " ".join(str(each.pid) for each in found)
+        yield Finding("processes", Level.WARN, f"left behind: {what}", fix)
+    else:
+        yield Finding("processes", Level.OK, "no process was left behind")
+
+
+def orphaned_jobs() -> Iterator[Finding]:
+    """Jobs that batch systems still have of sessions that are known here and over."""
+    for link in sorted((state_folder() / "sessions").glob("*")):
+        folder = SessionFolder(link.resolve())
+        if standing.over(folder) and session_remains.may_have_jobs(folder):
+            yield from (
+                Finding("jobs", Level.WARN, f"left behind: {each.what}, of session {link.name}", each.remove)
+                for each in session_remains.jobs(folder, None)
+            )
+
+
+class OrphanProcess(msgspec.Struct, frozen=True):
+    """A process of a session that is no more."""
+
+    pid: int
+    kind: str
+    folder: str
+
+
+def orphaned() -> Iterator[OrphanProcess]:
+    """The orphans on this machine. A pilot still within its lease is one too: it will end by itself, but not yet."""
+    found = list(session_remains.own_processes())
+    gone = _gone(found)
+    if any(path.exists() for path in gone):
+        time.sleep(_PATIENCE_S)
+        gone &= _gone(found)
+    for process, kind, path in found:
+        if path in gone and process.is_running():
+            yield OrphanProcess(process.pid, kind, str(path))
+
+
+def _gone(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
+    """Those of their sessions that nobody goes on with."""
+    managed = {path for process, kind, path in found if kind == "manager" and process.is_running()}
+    return {path for path in {path for _, _, path in found} if _is_over(path) or (path not in managed and _died(path))}
+
+
+def _is_over(path: Path) -> bool:
+    return not path.exists() or bool(standing.over(SessionFolder(path)))
+
+
+def _died(path: Path) -> bool:
+    """Whether the session belonged to a program, and its manager is dead."""
+    folder = SessionFolder(path)
+    try:
+        holder = lease.read(lease.lease_file(folder))
+        return holder is not None and lease.is_alive(holder) is False and not standing.is_detached(folder)
+    except (OSError, StokerError):
+        return False
+
+
+# ---- the command
+
 
 Check = Callable[[], Iterable[Finding]]
 
 CHECKS: tuple[Check, ...] = (
-    software.python,
-    software.packages,
-    software.models,
-    cluster.batch_system,
-    machine.devices,
-    machine.torch_and_driver,
-    machine.disks,
-    machine.limits,
-    machine.sockets,
-    machine.clock,
-    leftovers.store,
-    leftovers.sessions,
-    orphans.processes,
-    orphans.jobs,
+    doctor_machine.python,
+    doctor_machine.packages,
+    doctor_machine.models,
+    doctor_site.batch_system,
+    doctor_machine.devices,
+    doctor_machine.torch_and_driver,
+    doctor_machine.disks,
+    doctor_machine.limits,
+    doctor_machine.sockets,
+    doctor_machine.clock,
+    measurement_store,
+    earlier_sessions,
+    orphaned_processes,
+    orphaned_jobs,
 )
 
 
-_PROBE_S = 300.0
+_PROBE_WITHIN_S = 300.0
 
 
 @click.command(short_help="Check this machine and site files; say what to do.")
@@ -71,10 +228,10 @@ def doctor(
     if tests:
         _prove(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
         return
-    wait_s = _PROBE_S if wait_s is None else wait_s
-    checks: list[Check] = [*CHECKS, *(functools.partial(cluster.site_fits, site) for site in wanted)]
+    wait_s = _PROBE_WITHIN_S if wait_s is None else wait_s
+    checks: list[Check] = [*CHECKS, *(functools.partial(doctor_site.site_fits, site) for site in wanted)]
     if probe:
-        checks += [functools.partial(cluster.probe, site, wait_s=wait_s, say=console.note) for site in wanted]
+        checks += [functools.partial(doctor_site.probe, site, wait_s=wait_s, say=console.note) for site in wanted]
     findings = list(examine(checks))
     if as_json:
         console.json({"findings": findings})
@@ -90,7 +247,7 @@ def _prove(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json:
     for site in sites:
         reports.append(site_suite.run(site, wait_s=wait_s, chosen=chosen))
         if not as_json:
-            console.lines(["", *site_page.render(reports[-1])])
+            console.lines(["", *site_suite.render(reports[-1])])
         if reports[-1].interrupted:
             break
     if as_json:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import click
 
 from stoker.errors import ConfigError, SessionError
-from stoker.manager.cli import caches, choosing, console, detaching, left, runs, sessions
+from stoker.manager.cli import console, runs, session_choice, session_remains, sessions
 from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
-from stoker.manager.cli.numbers import Seconds
+from stoker.manager.cli.console import Seconds
 from stoker.manager.executor import detached, standing
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
@@ -36,7 +36,7 @@ _SILENT_S = 2.0
     help="Seconds to wait until all is gone. [60]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@sessions.takes_session(default=choosing.CHANGED_BY_DEFAULT)
+@session_choice.takes_session(default=session_choice.CHANGED_BY_DEFAULT)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
     """End SESSION: calls that are left are cancelled, pilots end, jobs are cancelled. Says what is left if something
     is, and how to remove it; exit code 1 then. What pilots keep on their nodes for the next session is named too.
@@ -44,9 +44,9 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     With the name of a detached run: its program ends as after Ctrl-C.
     """
     if run := runs.named_run(session):
-        detaching.stop(run, wait_s=wait_s, as_json=as_json)
+        runs.stop(run, wait_s=wait_s, as_json=as_json)
         return
-    folder = choosing.session_to_show(session) if session else choosing.session_to_change()
+    folder = session_choice.session_to_show(session) if session else session_choice.session_to_change()
     before = end(folder)
     remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)
     shutil.rmtree(folder.objects, ignore_errors=True)  # of no use without their session
@@ -55,7 +55,7 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     unwritten = standing.unwritten(folder)
     stays: list[str] = []
     with contextlib.suppress(ConfigError):  # the session has ended, whatever is wrong with its site files
-        stays = caches.stays(detached.sites_of(folder).values()) if brought else []
+        stays = sessions.stays(detached.sites_of(folder).values()) if brought else []
     if as_json:
         console.json({"session": name, "left": remains, "stays": stays, "status": before, "unwritten": unwritten})
     elif remains:
@@ -114,15 +114,15 @@ def _end_by_file(folder: SessionFolder) -> bool:
 
 def wait_until_gone(
     folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
-) -> list[left.LeftBehind]:
+) -> list[session_remains.LeftBehind]:
     """What is left of a session once all is gone or the time is up. `waiting` hears what takes long."""
     began, said = time.monotonic(), ""
     while True:
-        here = [*left.processes(folder), *left.factory(folder)]
-        remains = here or list(left.jobs(folder, before))
+        here = [*session_remains.processes(folder), *session_remains.factory(folder)]
+        remains = here or list(session_remains.jobs(folder, before))
         took = time.monotonic() - began
         if not remains or took > wait_s:
-            return left.with_jobs_first(here, folder, before) if here else remains
+            return session_remains.with_jobs_first(here, folder, before) if here else remains
         text = ", ".join(dict.fromkeys(each.what for each in remains))
         if took > _SILENT_S and text != said:
             said = text
@@ -130,7 +130,7 @@ def wait_until_gone(
         time.sleep(_LOOK_EVERY_S if here else _ASK_EVERY_S)
 
 
-def render(remains: list[left.LeftBehind], *, name: str) -> list[str]:
+def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]:
     """What to do about what is left."""
     lines = (f"  left  {each.what}" + (f"; end it: {each.remove}" if each.remove else "") for each in remains)
     return [

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import click
 
 from stoker.errors import StokerError
-from stoker.manager.cli import console, entry_points
+from stoker.manager.cli import apps, console
 from stoker.manager.cli.apps import FromEntryPoints
 from stoker.version import RELEASE
 from stoker.working_folder import REMOVED, is_removed
 
 OWN = {
-    "run": "apps", "init": "init", "up": "up", "down": "down", "attach": "attach", "doctor": "doctor",
+    "run": "apps", "init": "init", "up": "up", "down": "down", "attach": "status", "doctor": "doctor",
     "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
-    "simulate": "simulate", "sessions": "known", "caches": "caches",
+    "simulate": "simulate", "sessions": "sessions", "caches": "sessions",
 }  # fmt: skip
 """Stoker's own commands, and the modules of `stoker.manager.cli` that have them: each is imported when it is wanted."""
 
@@ -28,15 +28,15 @@ class CommandGroup(FromEntryPoints):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Sorted. A package cannot replace one of Stoker's own."""
-        return sorted({*OWN, *super().list_commands(ctx), *entry_points.names(entry_points.COMMANDS)})
+        return sorted({*OWN, *super().list_commands(ctx), *apps.names(apps.COMMANDS)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click
         """Stoker's own command, else a package's. Raises StokerError for one that cannot be imported."""
         if cmd_name in OWN:
             own: click.Command = getattr(importlib.import_module(f"stoker.manager.cli.{OWN[cmd_name]}"), cmd_name)
             return own
-        name = entry_points.matching(entry_points.COMMANDS, cmd_name)
-        return entry_points.load_command(entry_points.COMMANDS, name) if name else None
+        name = apps.matching(apps.COMMANDS, cmd_name)
+        return apps.load_command(apps.COMMANDS, name) if name else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -16,8 +16,8 @@ import msgspec
 
 from stoker.config import load_site
 from stoker.errors import ConfigError
-from stoker.manager.cli import console, entry_points
-from stoker.manager.cli.numbers import WholeNumber
+from stoker.manager.cli import apps, console
+from stoker.manager.cli.console import WholeNumber
 from stoker.manager.live.history import availability, performance
 from stoker.units import show_seconds
 
@@ -79,9 +79,9 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
     """What is to be done, by the name of an application or of a function. Raises ConfigError with the nearest name."""
     from stoker.manager.study.evidence import Work
 
-    declared = entry_points.matching(entry_points.FORECASTS, app)
+    declared = apps.matching(apps.FORECASTS, app)
     if declared:
-        work: Work = entry_points.load(entry_points.FORECASTS, declared)
+        work: Work = apps.load(apps.FORECASTS, declared)
     else:
         function = _function_of(app, known.functions())
         if inputs is None:
@@ -110,7 +110,7 @@ def _function_of(app: str, measured: Sequence[str]) -> str:
         )
     if found:
         return found[0]
-    names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *entry_points.names(entry_points.FORECASTS)]
+    names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *apps.names(apps.FORECASTS)]
     close = difflib.get_close_matches(app, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names[:_OFFERED])}"
     raise ConfigError(f"{app} is no application, and no function of which calls were measured here; {hint}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from stoker.manager.cli.numbers import WholeNumber
+from stoker.manager.cli.console import WholeNumber
 
 
 @click.command(

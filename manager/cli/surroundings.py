@@ -1,9 +1,13 @@
-"""What `stoker init` and `doctor` find around this host: its batch system, networks, and where files are seen."""
+"""What `stoker init` and `doctor` find around this host: its batch system, queues, networks and shared file systems.
+
+Functions called `read_...` parse what a command printed. They are pure.
+"""
 
 from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +17,196 @@ import msgspec
 import psutil
 
 from stoker.contexts.state import state_folder
-from stoker.manager.cli import slurm_facts
-from stoker.manager.cli.slurm_facts import Slurm
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandResult, CommandRunner
 from stoker.manager.live import interfaces
 from stoker.site import ProviderKind
+
+# ---- Slurm
+
+
+PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
+SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
+_FREE_OF_SYSTEM = 0.9
+"""The part of a node's memory that jobs may have where the system takes the rest."""
+_DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
+
+
+class Gpus(msgspec.Struct, frozen=True):
+    """GPUs that some nodes of a partition have: `count` a node, of a type (empty: it has no name)."""
+
+    type: str
+    count: int
+    nodes: int
+
+    def __str__(self) -> str:
+        kind = f"{self.type}:" if self.type else ""
+        return f"{kind}{self.count} x {self.nodes}"
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """A partition. `limit_s`: its longest walltime (0 = none); `memory_bytes` and `cores`: of its smallest node.
+
+    `gpu_cores`, `gpu_memory_bytes`: what it grants with each GPU by default; `most_memory_bytes`: what a job may have
+    of a node, `core_memory_bytes`: with each core (0 = the partition does not say).
+    """
+
+    name: str
+    default: bool = False
+    limit_s: float = 0.0
+    nodes: int = 0
+    cores: int = 0
+    memory_bytes: int = 0
+    gpus: tuple[Gpus, ...] = ()
+    tier: int = 0
+    preempt: str = ""
+    gpu_cores: int = 0
+    gpu_memory_bytes: int = 0
+    most_memory_bytes: int = 0
+    core_memory_bytes: int = 0
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Cores and bytes of memory for a pilot: one GPU's part of the smallest node, or the smallest node itself where
+        the partition has no GPUs; no more than the partition allows."""
+        gpus = max((each.count for each in self.gpus), default=1)
+        cores = max(1, self.gpu_cores or self.cores // gpus)
+        memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
+        limits = [self.most_memory_bytes, self.core_memory_bytes * cores]
+        return cores, min([memory, *(limit for limit in limits if limit)])
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of all its nodes."""
+        return sum(each.count * each.nodes for each in self.gpus)
+
+
+class Slurm(msgspec.Struct, frozen=True):
+    """A cluster as this user sees it. `preempts`: whether jobs of one partition may drive out those of another."""
+
+    version: str = ""
+    partitions: tuple[Partition, ...] = ()
+    accounts: tuple[str, ...] = ()
+    preempts: bool = False
+    trouble: str = ""
+
+    def is_preemptible(self, partition: Partition) -> bool:
+        """Whether jobs there may lose their nodes to another partition's."""
+        above = any(other.tier > partition.tier for other in self.partitions)
+        return self.preempts and above and partition.preempt not in ("", "OFF")
+
+
+def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
+    """The cluster that this host's commands know. What cannot be asked is left out; `trouble` says why the first could
+    not."""
+    try:
+        version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
+        said = run(SINFO)
+        if said.code:
+            return Slurm(version, trouble=said.words)
+        partitions = read_partitions(said.out)
+        shown = run(PARTITIONS)
+        partitions = [_with_grants(each, shown.out) for each in partitions] if not shown.code else partitions
+        config = run(("scontrol", "show", "config"))
+        associations = run(("sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", "format=account"))
+    except BatchTrouble as trouble:
+        return Slurm(trouble=str(trouble))
+    return Slurm(
+        version=version,
+        partitions=tuple(partitions),
+        accounts=tuple(read_accounts(associations.out)) if not associations.code else (),
+        preempts=read_preempts(config.out),
+    )
+
+
+def read_partitions(text: str) -> list[Partition]:
+    """Partitions that are up, in the order of `sinfo`, which prints a line for each kind of node that one has."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 9 or fields[1] != "up":
+            continue
+        name, _, limit, nodes, cores, memory, gres, tier, preempt = fields
+        here = tuple(Gpus(type, count, _number(nodes)) for type, count in read_gres(gres))
+        new = Partition(
+            name=name.rstrip("*"),
+            default=name.endswith("*"),
+            limit_s=read_limit(limit),
+            nodes=_number(nodes),
+            cores=_number(cores),
+            memory_bytes=_number(memory) * 1024 * 1024,
+            gpus=here,
+            tier=_number(tier),
+            preempt=preempt.upper(),
+        )
+        before = found.get(new.name)
+        found[new.name] = new if before is None else _together(before, new)
+    return list(found.values())
+
+
+def read_gres(text: str) -> list[tuple[str, int]]:
+    """GPUs of a node by type, from `gpu:a10:2(S:0-1),gpu:titanx:1`; other resources are left out."""
+    return [(found["type"] or "", int(found["count"])) for found in _GRES.finditer(text)]
+
+
+def read_limit(text: str) -> float:
+    """Seconds of `1-00:00:00`, `4:00:00`, `30:00`, `30`; 0 for `infinite` and `n/a`."""
+    found = _DAYS.fullmatch(text.strip())
+    if not found:
+        return 0.0
+    parts = [int(part) for part in found["rest"].split(":")]
+    if found["days"] is not None:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:  # minutes[:seconds]
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
+
+
+def read_accounts(text: str) -> list[str]:
+    """Accounts of `sacctmgr -nP show assoc ... format=account`, each once."""
+    return list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+
+
+def read_preempts(text: str) -> bool:
+    """Whether `scontrol show config` says that partitions preempt each other."""
+    found = re.search(r"^PreemptType\s*=\s*(\S+)", text, re.MULTILINE)
+    return found is not None and found[1] not in ("preempt/none", "(null)")
+
+
+def _with_grants(partition: Partition, text: str) -> Partition:
+    """A partition with what `scontrol show partition --oneliner` says that jobs get there."""
+    line = next((line for line in text.splitlines() if f"PartitionName={partition.name} " in f"{line} "), "")
+    found = {name: _number(value) for name, value in re.findall(r"(\w+)=(\d+)\b", line)}
+    per_gpu = found.get("DefMemPerGPU", 0), found.get("DefCpuPerGPU", 0)
+    return msgspec.structs.replace(
+        partition,
+        gpu_memory_bytes=per_gpu[0] * 1024**2,
+        gpu_cores=per_gpu[1],
+        most_memory_bytes=found.get("MaxMemPerNode", 0) * 1024**2,
+        core_memory_bytes=found.get("MaxMemPerCPU", 0) * 1024**2,
+    )
+
+
+def _together(one: Partition, other: Partition) -> Partition:
+    return msgspec.structs.replace(
+        one,
+        nodes=one.nodes + other.nodes,
+        cores=min(one.cores, other.cores),
+        memory_bytes=min(one.memory_bytes, other.memory_bytes),
+        gpus=one.gpus + other.gpus,
+    )
+
+
+def _number(text: str) -> int:
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else 0
+
+
+# ---- the host
+
 
 COMMAND_LIMIT_S = 15.0
 _SUBMITS = (
@@ -105,7 +293,7 @@ def inspect_host() -> HostFacts:
         found = [each for each in found if each[0] is not ProviderKind.PBS]
     kind, command = found[0] if found else (ProviderKind.LOCAL, "")
     run = CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
-    slurm = slurm_facts.ask(run) if kind is ProviderKind.SLURM else None
+    slurm = ask(run) if kind is ProviderKind.SLURM else None
     if slurm is not None and slurm.trouble and len(found) > 1:  # installed, not configured: another one may work
         found = [*found[1:], found[0]]
         kind, command = found[0]

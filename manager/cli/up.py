@@ -1,8 +1,9 @@
-"""`stoker up`: a session that outlives programs, and the first blocks of its sites in their queues."""
+"""`stoker up`: start a session that outlives programs, and report on its first blocks."""
 
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -10,14 +11,67 @@ from typing import NoReturn
 import click
 
 from stoker.errors import ConfigError, SessionError, UnitError
-from stoker.manager.cli import console, down, dry_run, first_blocks, site_check
+from stoker.manager.cli import console, doctor_site, down
+from stoker.manager.cli.ask import Observer
 from stoker.manager.executor import detached
 from stoker.manager.live.lease import LeaseHolder
 from stoker.protocol import show_blocks
+from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
 from stoker.site import Site
 from stoker.units import parse_seconds
+
+# ---- the first blocks
+
+
+_ANSWER_S = 20.0
+"""How long to wait for what the batch systems say to the first blocks."""
+_REASONS_S = 5.0
+"""How long to wait for why they are in the queue: batch systems tell that at their next look."""
+_ASK_EVERY_S = 0.25
+_REFUSED = "refused"
+
+
+def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status:
+    """The session, once the batch systems have answered for all blocks that are asked for, or take too long."""
+    first = sum(site.pilot.init_blocks for site in sites)
+    until = time.monotonic() + (_ANSWER_S if first and wait else 0)
+    answered = False
+    with Observer(folder) as observer:
+        while True:
+            status = observer.status()
+            asked = [job for job in status.jobs if job.phase == BlockPhase.ASKED.value]
+            silent = [job for job in show_blocks.pending_of(status.jobs) if not job.reason]
+            if status.trouble or (not asked and (status.jobs or status.ended_blocks or status.pilots)):
+                if not answered:
+                    answered, until = True, time.monotonic() + _REASONS_S
+                if not silent:
+                    return status
+            if time.monotonic() > until:
+                return status
+            time.sleep(_ASK_EVERY_S)
+
+
+def nothing_came(status: Status) -> bool:
+    """Whether blocks are over, and there is nothing else."""
+    return bool(status.ended_blocks) and not status.jobs and not status.pilots
+
+
+def refused(status: Status) -> bool:
+    """Whether all that was submitted was refused. What is asked for meanwhile would be, too."""
+    taken = [job for job in status.jobs if job.phase != BlockPhase.ASKED.value]
+    return list(status.ended_blocks) == [_REFUSED] and not taken and not status.pilots
+
+
+def story(folder: SessionFolder) -> str:
+    """What became of the first block."""
+    with Observer(folder) as observer:
+        return observer.story("b1").headline
+
+
+# ---- the command
+
 
 _END_S = 60.0
 """How long to wait until a session that was refused has ended."""
@@ -41,7 +95,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     wanted = detached.collect(sites)
     idle_s = _idle(idle)
     _check_place(folder)
-    for note in site_check.refuse(wanted):
+    for note in doctor_site.refuse(wanted):
         console.note(note)
     if dry_run:
         _dry_run(wanted)
@@ -49,7 +103,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     made = detached.make(wanted, place=folder, idle_s=idle_s)
     try:
         holder = detached.start(made, waiting=console.note)
-        status = first_blocks.heard(made, wanted, wait=not no_wait)
+        status = heard(made, wanted, wait=not no_wait)
     except KeyboardInterrupt:
         if not made.file.exists():  # its manager has not come up
             detached.forget(made)
@@ -57,9 +111,9 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         name = made.read().session
         console.note(f"session {name} is up; what is queued: stoker status {name}; end it: stoker down {name}")
         raise
-    if first_blocks.refused(status) and not no_wait:
+    if refused(status) and not no_wait:
         _refused(made, status, wanted, files=sites, as_json=as_json)
-    why = first_blocks.story(made) if first_blocks.nothing_came(status) else ""
+    why = story(made) if nothing_came(status) else ""
     if as_json:
         console.json({"session": status.session, "folder": str(made.path), "manager": holder, "status": status})
     else:
@@ -70,7 +124,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
 
 def _dry_run(sites: Sequence[Site]) -> None:
     """Show what would be submitted, a site after the other; fail if a batch system would not take it."""
-    shown = [dry_run.show(site) for site in sites]
+    shown = [doctor_site.show(site) for site in sites]
     console.lines(line for number, each in enumerate(shown) for line in (*([""] if number else []), *each.lines))
     if any(each.refused for each in shown):
         raise click.exceptions.Exit(1)
@@ -80,7 +134,7 @@ def _refused(
     folder: SessionFolder, status: Status, sites: Sequence[Site], *, files: Sequence[Path], as_json: bool
 ) -> NoReturn:
     """End a session that has come up in vain, and say why."""
-    why = first_blocks.story(folder)
+    why = story(folder)
     words = f"{_who_refused(why, sites)} refused the first job: {why.partition('refused: ')[2] or why}"
     down.end(folder, reason=words.partition("\n")[0])
     remains = down.wait_until_gone(folder, status, wait_s=_END_S, waiting=console.note)

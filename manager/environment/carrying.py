@@ -3,7 +3,7 @@
     <session>/carried/<site>/session/
         start.sh             what the job runs: finds a Python, or takes the one from base.tar.gz
         start.pyz            `stoker.pilot.starter`: gets the packages and becomes the pilot
-        environment.json     what they are (`packing.Packed`)
+        environment.json     what they are (`archive.Packed`)
         python               what the interpreter is called on compute nodes; empty: it travels
         base.tar.gz          the interpreter, where it travels
 
@@ -15,14 +15,18 @@
 
 A job without a shared file system has the folder copied into its sandbox, as `session`, and beside it the key of its
 block.
+
+`prepare` does this for a new session, for each site whose environment travels.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,10 +35,11 @@ import msgspec
 from stoker import version
 from stoker.contexts.published import publish
 from stoker.errors import SessionError
-from stoker.manager.environment.packing import Packed
+from stoker.manager.environment.archive import Packed, pack_environment
 from stoker.pilot.transfer.client import SEED_FILE
 from stoker.protocol.session import SessionFolder
-from stoker.site import Site
+from stoker.site import EnvironmentKind, Site
+from stoker.units import show_bytes
 from stoker.whole_files import draft_of, write_whole
 
 CARRIED_AS = "session"
@@ -124,3 +129,40 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+# ---- for the sites of a session
+
+
+log = logging.getLogger("stoker")
+
+_EVERY_S = 5.0
+
+
+def prepare(folder: SessionFolder, sites: Iterable[Site], *, say: Callable[[str], None] = log.warning) -> None:
+    """Pack the environment, if it was not packed before, and lay out what nodes of these sites are given.
+
+    `say` hears how far it is, when that takes long. Raises ConfigError for an environment that cannot travel, and
+    SessionError where there is no room.
+    """
+    for site in sites:
+        if site.environment.kind is EnvironmentKind.PACKED:
+            progress = _Progress(site.name, say)
+            carry(folder, site, pack_environment(python=site.environment.python, on_progress=progress.tell))
+
+
+class _Progress:
+    """Says now and then how far the packing is."""
+
+    def __init__(self, site: str, say: Callable[[str], None]) -> None:
+        self._site = site
+        self._say = say
+        self._next = time.monotonic() + _EVERY_S / 5
+
+    def tell(self, done: int, total: int) -> None:
+        """`done` of `total` bytes are packed."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _EVERY_S
+            self._say(
+                f"packing this environment for site {self._site}, once: {show_bytes(done)} of {show_bytes(total)}"
+            )

@@ -28,8 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from stoker.errors import ConfigError
-from stoker.manager.environment.installed import Installed
-from stoker.manager.environment.walking import FoundFile, files_below
+from stoker.manager.environment.installed import FoundFile, Installed, files_below
 from stoker.protocol.session import PYTHON
 
 _HEAD = importlib.util.MAGIC_NUMBER + bytes(4)

@@ -20,7 +20,7 @@ import msgspec
 
 from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, SessionError
-from stoker.manager.environment.preparing import prepare
+from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import engines, standing
 from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register

@@ -32,7 +32,7 @@ from stoker.config import Site, load_site
 from stoker.contexts.program_folder import program_folder
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
-from stoker.manager.environment.preparing import prepare
+from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import blocks, detached, engines, garbage
 from stoker.manager.executor.block_upkeep import BlockUpkeep
 from stoker.manager.executor.futures import CANCELLED, CallFuture

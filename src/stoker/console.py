@@ -28,7 +28,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.manager.cli.console import (
+    ByteSize,
     Redrawn,
+    WholeNumber,
     error,
     is_terminal,
     json,
@@ -38,7 +40,6 @@ from stoker.manager.cli.console import (
     redrawn,
     survive_closed_pipe,
 )
-from stoker.manager.cli.numbers import ByteSize, WholeNumber
 from stoker.protocol.pace import WorkPace, left_in_words
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds

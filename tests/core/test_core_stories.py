@@ -9,7 +9,7 @@ import msgspec
 from core.builders import BROKEN, Cluster, devices, recipe
 
 from stoker.contexts.recipe import Needs
-from stoker.manager.cli.printed import nothing_kept
+from stoker.manager.cli.logs import nothing_kept
 from stoker.manager.core import report
 from stoker.manager.core.events import ManagerRestarted
 from stoker.protocol import show_story

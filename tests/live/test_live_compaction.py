@@ -16,7 +16,7 @@ from live.peers import Manager, Peer, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
-from stoker.manager.cli.sessions import story_of
+from stoker.manager.cli.session_choice import story_of
 from stoker.manager.core import story
 from stoker.manager.core.validate import validate
 from stoker.manager.live import segments

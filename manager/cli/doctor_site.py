@@ -1,26 +1,33 @@
-"""Doctor's look at the cluster: the batch system, whether a site fits it, and whether nodes reach this host."""
+"""Checks of `stoker doctor` and `stoker up`: does a site file fit the cluster, and would its batch system take the job?
+
+Only Slurm can judge a script without submitting it (`sbatch --test-only`). It knows limits that no listing shows: who
+may use a partition, and for how long.
+"""
 
 from __future__ import annotations
 
+import re
+import shutil
 import stat
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.cli import down, dry_run, machine
+from stoker.manager.cli import doctor_machine, down, surroundings
 from stoker.manager.cli.ask import Observer
-from stoker.manager.cli.finding import Finding, Level
-from stoker.manager.cli.site_check import slurm_faults
-from stoker.manager.cli.site_draft import describe
-from stoker.manager.cli.slurm_facts import Slurm
-from stoker.manager.cli.surroundings import HostFacts, inspect_host
-from stoker.manager.executor import detached
-from stoker.manager.factory import pacing
+from stoker.manager.cli.doctor_machine import Finding, Level
+from stoker.manager.cli.init import describe
+from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, HostFacts, Partition, Slurm, inspect_host
+from stoker.manager.executor import detached, engines
+from stoker.manager.factory import pacing, parsl_parts
+from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.commands import CommandRunner
 from stoker.manager.live import interfaces
 from stoker.pilot.taskvine import finding
 from stoker.protocol import show_blocks
@@ -29,6 +36,149 @@ from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
 from stoker.site import Duration, Engine, EnvironmentKind, ProviderKind, ProvisioningName, Site
 from stoker.units import show_bytes, show_seconds
+
+# ---- dry run: the script of a job
+
+
+_EXAMPLE = "k3v9"
+"""Stands for the id of the session, which a dry run does not have."""
+
+
+class SlurmVerdict(msgspec.Struct, frozen=True):
+    """Slurm's answer to a script in words; `refused` is None if Slurm could not be asked."""
+
+    words: str
+    refused: bool | None = None
+
+
+class DryRunLines(msgspec.Struct, frozen=True):
+    """The lines for one site, and whether its batch system would refuse the job."""
+
+    lines: tuple[str, ...]
+    refused: bool = False
+
+
+def show(site: Site, *, place: str = "") -> DryRunLines:
+    """What would be submitted for one site. Raises ConfigError for settings that its batch system cannot have."""
+    parsl_parts.import_in_parts()
+    from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
+
+    folder, text = _script(site, place)
+    blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
+    how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
+    number = "one in all" if site.engine is Engine.TASKVINE else blocks
+    head = f"# site {site.name}: block b1 of session {_EXAMPLE} (the real one has an id of its own); {how}, {number}"
+    lines = (head, *text.rstrip("\n").split("\n"))
+    if site.engine is Engine.TASKVINE:
+        factory = engines.factory_command(site, folder, session=_EXAMPLE)
+        return DryRunLines((*lines, f"# which has TaskVine start workers, {blocks}:", factory))
+    if site.provider.kind is not ProviderKind.SLURM:
+        return DryRunLines(lines)
+    verdict = _judge(site, text)
+    return DryRunLines((*lines, f"# site {site.name}: {verdict.words}"), refused=verdict.refused is True)
+
+
+def ask_slurm(site: Site) -> SlurmVerdict:
+    """Ask Slurm whether it would take a block of this site, without submitting one."""
+    _, text = _script(site, "")
+    return _judge(site, text)
+
+
+def _script(site: Site, place: str) -> tuple[SessionFolder, str]:
+    parsl_parts.import_in_parts()
+    from stoker.manager.factory.batches import dry_run  # imports parts of Parsl
+
+    folder = SessionFolder(place or detached.default_place(_EXAMPLE))
+    return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=detached.python_path())
+
+
+def _judge(site: Site, script: str) -> SlurmVerdict:
+    from stoker.manager.factory.submitting import is_not_now  # loads Parsl, which takes a while
+
+    if shutil.which("sbatch") is None:
+        return SlurmVerdict("Slurm was not asked whether it takes this: no sbatch on the PATH of this host")
+    with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as folder:
+        path = Path(folder) / "script.sh"
+        path.write_text(script, errors="surrogateescape")
+        try:
+            said = CommandRunner(limit_s=site.provider.command_limit_s, folder=path.parent).run(
+                ["sbatch", "--test-only", path.name]
+            )
+        except BatchTrouble as trouble:
+            return SlurmVerdict(f"Slurm could not be asked whether it takes this: {trouble}")
+    words = said.words.removeprefix("sbatch: ")
+    if said.code and is_not_now(words):
+        return SlurmVerdict(f"Slurm could not be asked whether it takes this: {words}")
+    refused = said.code != 0
+    return SlurmVerdict(f"Slurm {'refuses' if refused else 'would take'} this: {words}", refused)
+
+
+# ---- site file against Slurm
+
+
+_CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
+"""An option of `sbatch` that changes a job's limit of time, or which one it is."""
+
+
+class SiteFault(msgspec.Struct, frozen=True):
+    """A setting that does not fit the cluster. `never`: a job with this setting never starts."""
+
+    text: str
+    never: bool = False
+
+
+def refuse(sites: Iterable[Site]) -> list[str]:
+    """Raise ConfigError for a site whose jobs Slurm would keep in its queue for good. Return what else does not fit."""
+    asked = [site for site in sites if not site.is_local and site.provider.kind is ProviderKind.SLURM]
+    if not asked:
+        return []
+    slurm = surroundings.ask(CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run)
+    if slurm.trouble:
+        return []
+    found = [(site, fault) for site in asked for fault in slurm_faults(site, slurm)]
+    for site, fault in found:
+        if fault.never:
+            raise ConfigError(f"site {site.name}: {fault.text}; its jobs would wait for good", key="walltime")
+    return [f"site {site.name}: {fault.text}" for site, fault in found]
+
+
+def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
+    """Yield the settings of a site file that do not fit this Slurm cluster."""
+    ask = site.provider
+    known = {each.name: each for each in slurm.partitions}
+    names = ask.partition.split(",") if ask.partition else [each.name for each in slurm.partitions if each.default]
+    chosen = [known[name] for name in names if name in known]
+    for name in names:
+        if name not in known:
+            yield SiteFault(f"[provider] partition {name} is not up; there are {', '.join(known)}")
+    if ask.account and slurm.accounts and ask.account not in slurm.accounts:
+        yield SiteFault(f"[provider] account {ask.account} is not yours; you have {', '.join(slurm.accounts)}")
+    yield from _walltime_faults(site, chosen, all_known=len(chosen) == len(names))
+    if ask.gpu_count and chosen and not any(_has_gpus(each, site) for each in chosen):
+        there = ", ".join(dict.fromkeys(str(gpus) for each in chosen for gpus in each.gpus)) or "none"
+        where = ", ".join(each.name for each in chosen)
+        yield SiteFault(f'[provider] no node has gpus = "{ask.gpus}" in {where}; they have {there}')
+
+
+def _walltime_faults(site: Site, chosen: list[Partition], *, all_known: bool) -> Iterator[SiteFault]:
+    """Partitions with a shorter limit. A job never starts if all have one, unless its QOS lifts the limit or `options`
+    choose other values."""
+    short = [each for each in chosen if each.limit_s and site.provider.walltime_s > each.limit_s]
+    is_open = site.provider.qos or any(map(_CHOOSES.search, site.provider.options))
+    never = all_known and len(short) == len(chosen) and not is_open
+    for each in short:
+        most = show_seconds(each.limit_s)
+        text = f"[provider] walltime {show_seconds(site.provider.walltime_s)} is more than partition {each.name} allows"
+        yield SiteFault(f"{text}, {most}; set walltime to at most that", never)
+
+
+def _has_gpus(partition: Partition, site: Site) -> bool:
+    ask = site.provider
+    return any(gpus.count >= ask.gpu_count and ask.gpu_type in ("", gpus.type) for gpus in partition.gpus)
+
+
+# ---- checks of doctor
+
 
 PROBE_WALLTIME_S = 60.0
 _PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")
@@ -84,7 +234,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
         yield _taskvine(topic)
         site = msgspec.structs.replace(site, engine=Engine.STOKER)  # its workers run where other sites have pilots
     if site.is_local:
-        yield from machine.devices_of(site)
+        yield from doctor_machine.devices_of(site)
     if site.session.interface or not site.is_local:
         try:
             address = interfaces.resolve(site.session.interface or interfaces.AUTO)
@@ -122,7 +272,7 @@ def site_fits(site: Site) -> Iterator[Finding]:
 
 def _taken(topic: str, site: Site) -> Finding:
     """Slurm's own answer to the script of a block: it knows limits that `sinfo` does not show."""
-    verdict = dry_run.ask_slurm(site)
+    verdict = ask_slurm(site)
     text = f"{topic}: {verdict.words}"
     if verdict.refused is None:
         return Finding(topic, Level.WARN, text)

