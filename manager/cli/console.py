@@ -21,8 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stoker.errors import UnitError
-from stoker.largest import MOST_BYTES
-from stoker.units import parse_bytes
+from stoker.units import MOST_BYTES, parse_bytes
 
 # ---- output
 

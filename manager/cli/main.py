@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import click
 
 from stoker.errors import StokerError
+from stoker.folders import FOLDER_REMOVED, is_working_folder_removed
 from stoker.manager.cli import apps, console
 from stoker.manager.cli.apps import FromEntryPoints
-from stoker.version import RELEASE
-from stoker.working_folder import REMOVED, is_removed
+from stoker.startup import RELEASE
 
 OWN = {
     "run": "apps", "init": "init", "up": "up", "down": "down", "attach": "status", "doctor": "doctor",
@@ -74,9 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.error(str(error))
         code = 1
     except FileNotFoundError:
-        if not is_removed():
+        if not is_working_folder_removed():
             raise
-        console.error(REMOVED)
+        console.error(FOLDER_REMOVED)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -27,10 +27,10 @@ import msgspec
 from stoker.contexts.state import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
+from stoker.folders import working_folder
 from stoker.locks import is_locked, machine, started
 from stoker.manager.cli import console
 from stoker.units import show_seconds
-from stoker.working_folder import working_folder
 
 # ---- the folder of a run
 

@@ -30,6 +30,7 @@ from typing import Any
 import click
 import msgspec
 
+from stoker.config import read_python_path
 from stoker.contexts.recipe import BARE
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
@@ -43,7 +44,6 @@ from stoker.protocol import to_client
 from stoker.protocol.ids import show_block
 from stoker.protocol.listed import ListedState
 from stoker.protocol.session import SessionFolder, find_session, named_folder
-from stoker.site_files import read_python_path
 
 # ---- the rule
 

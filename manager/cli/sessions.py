@@ -20,6 +20,7 @@ import msgspec
 
 from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, SessionError, UnitError
+from stoker.folders import folders_here
 from stoker.manager.cli import console, runs, session_remains
 from stoker.manager.cli.session_remains import size_bytes
 from stoker.manager.executor import standing
@@ -30,7 +31,6 @@ from stoker.pilot.starter.place import Environments
 from stoker.protocol.session import SessionFolder, holds_session, is_begun
 from stoker.site import Site
 from stoker.units import parse_seconds, show_bytes, show_seconds
-from stoker.working_folder import folders_here
 
 # ---- stoker sessions
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.errors import ConfigError, StokerError
+from stoker.folders import working_folder
 from stoker.manager.cli import console
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies.named import SHIPPED
@@ -37,7 +38,6 @@ from stoker.manager.study.scenario import Scenario, check_policies, find_scenari
 from stoker.manager.study.statistics import MeanEstimate
 from stoker.site import absolute_policy
 from stoker.units import show_seconds
-from stoker.working_folder import working_folder
 
 # ---- results in words
 

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker import version
+from stoker import startup
 from stoker.contexts.published import publish
 from stoker.errors import SessionError
 from stoker.manager.environment.archive import Packed, pack_environment
@@ -46,10 +46,9 @@ CARRIED_AS = "session"
 """What the folder is called in a job's sandbox."""
 _KEYS = ("transfer",)
 _STARTER = (
-    "addresses.py",
+    "connections.py",
     "errors.py",
-    "seldom.py",
-    "unproven_places.py",
+    "log_files.py",
     "whole_files.py",
     "contexts/manifest.py",
     "pilot/starter/*.py",
@@ -66,7 +65,7 @@ def carried_folder(folder: SessionFolder, site: Site) -> Path:
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
     """Lay out what nodes of a site are given; the folder. Raises SessionError."""
     place = carried_folder(folder, site)
-    root = Path(version.__file__).parent
+    root = Path(startup.__file__).parent
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Each file is written whole: a batch system may be copying it just now.

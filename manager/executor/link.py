@@ -33,6 +33,7 @@ from uuid import uuid4
 
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError, StreamDiffersError
+from stoker.log_files import SeldomLog
 from stoker.manager.executor.clocks import on_this_clock
 from stoker.manager.executor.describing import describe
 from stoker.manager.executor.large import LargeArguments
@@ -48,7 +49,6 @@ from stoker.protocol.calls import CallSpec, Features, Payload
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import JOURNAL
-from stoker.seldom import SeldomLog
 
 logger = logging.getLogger(__name__)
 

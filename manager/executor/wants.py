@@ -18,11 +18,10 @@ from stoker.contexts.program_folder import ProgramFolder
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.contexts.runtime_family import Family
 from stoker.errors import ConfigError, RecipeError
-from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER
 from stoker.manager.executor.input_lengths import input_length, is_countable
 from stoker.protocol.calls import CallOptions, Features, Objective
 from stoker.protocol.ids import RecipeKey
-from stoker.units import parse_seconds
+from stoker.units import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER, parse_seconds
 
 KEYS = {
     "context": "the recipe of the context that the call wants",

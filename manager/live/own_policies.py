@@ -19,6 +19,7 @@ from typing import Any
 
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
+from stoker.folders import working_folder
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.live.misspelt import misspelt
 from stoker.manager.live.policy_files import import_policy
@@ -27,7 +28,6 @@ from stoker.manager.policies.named import Named, named
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.site import OWN_POLICY
-from stoker.working_folder import working_folder
 
 COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
 """What every policy has; `stoker.manager.policies.Quiet` brings it along."""

@@ -24,7 +24,7 @@ from stoker.manager.live.pickled import Layout, Unreadable
 from stoker.manager.live.records import SegmentHead
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import ClientId
-from stoker.version import RELEASE
+from stoker.startup import RELEASE
 from stoker.whole_files import draft_of
 
 _MAGIC = b"stoker snapshot 1\n"

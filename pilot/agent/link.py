@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError
+from stoker.log_files import SeldomLog
 from stoker.pilot.core.events import ManagerAway, UnacknowledgedFacts
 from stoker.protocol import wire
 from stoker.protocol.reliable import Outbox
@@ -33,7 +34,6 @@ from stoker.protocol.to_manager import (
     PilotHello,
 )
 from stoker.protocol.to_pilot import ToPilot
-from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.pilot")
 

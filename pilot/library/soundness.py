@@ -31,7 +31,7 @@ import threading
 from contextlib import suppress
 from typing import NamedTuple
 
-from stoker import descriptors
+from stoker import connections
 from stoker.pilot.core import exits
 from stoker.pilot.library.os_changes import CHANGES, watch
 from stoker.pilot.library.printing import stream_to
@@ -84,7 +84,7 @@ class Soundness:
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         lowest = _lowest_free()
         self._lowest_at_load = self._lowest = self._lowest_seen = lowest or 0
-        free = descriptors.limit() - lowest if lowest is not None else 0
+        free = connections.descriptor_limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
         self._had_descriptors = free > 8
         """False if the loader has used them up: another library of this context could do no better."""
@@ -164,7 +164,7 @@ class Soundness:
         return self._no_descriptors()
 
     def _no_descriptors(self) -> LibraryFault:
-        most = descriptors.limit()
+        most = connections.descriptor_limit()
         return LibraryFault(
             exits.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)"
         )
@@ -172,7 +172,7 @@ class Soundness:
     def _has_room(self) -> bool:
         lowest = _lowest_free()
         self._lowest_seen = lowest or 0
-        return lowest is not None and lowest < descriptors.limit() - self._margin
+        return lowest is not None and lowest < connections.descriptor_limit() - self._margin
 
     def _clear(self) -> LibraryFault | None:
         if self._temporary is not None and self._temporary.is_touched():

@@ -1,7 +1,8 @@
-"""What is wrong with a TOML file, in one line: where it stands, which setting it is, and the nearest valid one.
+"""Errors in TOML files, in one line: file, line, setting, problem and the nearest valid setting.
 
-msgspec finds the fault and says its path (`$.pilot.memory`). Everything here is told the root struct and knows no
-setting by name.
+msgspec finds the fault and gives its path (`$.pilot.memory`). The functions here get the root struct and know no
+setting by name. A path consists of names as in the file; in a list of tables the index counts, from 0. Structs may be
+nested, in lists and in tables by name, and may be members of a tagged union.
 """
 
 from __future__ import annotations
@@ -10,15 +11,219 @@ import difflib
 import enum
 import re
 import tomllib
+import types
 import typing
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 
-from stoker.config_lines import Path, line_of
-from stoker.config_types import Read, SettingPlace, is_struct, setting_at, settings, tables, tag_field, tags
 from stoker.errors import ConfigError
+
+# ---- lines: TOML readers keep no line numbers
+
+
+KeyPath = tuple[str, ...]
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
+_KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
+_INNER = re.compile(r"[{,]\s*([A-Za-z0-9_-]+)\s*=")
+_TOKEN = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
+
+
+def line_of(path: KeyPath, text: str) -> int:
+    """The line, from 1, on which a setting stands; where it does not, that of the table which should have it."""
+    lines = _lines(text)
+    return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)
+
+
+def _lines(text: str) -> dict[KeyPath, int]:
+    """Where each table and setting stands: its path to its line number. The tables of `[[a]]` are `a.0`, `a.1`, …
+
+    The text is known to be TOML, so a look at line beginnings is enough, as long as lines inside of multi-line
+    strings and arrays are skipped. The keys of an inline table stand on its line.
+    """
+    found: dict[KeyPath, int] = {}
+    counted: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    until, depth = "", 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not until and depth == 0:
+            header, key = _HEADER.match(line), _KEY.match(line)
+            if header:
+                table = _newest(_dotted(header[2]), counted)
+                if header[1] == "[[":
+                    counted[table] = counted.get(table, 0) + 1
+                    found.setdefault(table, number)
+                    table = (*table, str(counted[table] - 1))
+                found.setdefault(table, number)
+            elif key:
+                path = (*table, *_dotted(key[1]))
+                for end in range(len(table) + 1, len(path) + 1):
+                    found.setdefault(path[:end], number)
+                for inner in _INNER.findall(line[key.end() :]):
+                    found.setdefault((*path, inner), number)
+        until, depth = _left_open(line, until=until, depth=depth)
+    return found
+
+
+def _newest(path: KeyPath, counted: dict[KeyPath, int]) -> KeyPath:
+    """A header's path; `[a.b]` below `[[a]]` belongs to the newest table of that list."""
+    whole: KeyPath = ()
+    for part in path[:-1]:
+        whole = (*whole, part)
+        if whole in counted:
+            whole = (*whole, str(counted[whole] - 1))
+    return (*whole, *path[-1:])
+
+
+def _dotted(text: str) -> KeyPath:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))
+
+
+def _left_open(line: str, *, until: str, depth: int) -> tuple[str, int]:
+    """The quotes of a multi-line string, and the number of brackets, that are open at the end of this line."""
+    position = 0
+    while True:
+        if until:
+            end = line.find(until, position)
+            if end < 0:
+                return until, depth
+            position, until = end + 3, ""
+        token = _TOKEN.search(line, position)
+        if not token:
+            return "", depth
+        position = token.end()
+        if token[0] in ('"""', "'''"):
+            until = token[0]
+        elif token[0] in "[{":
+            depth += 1
+        elif token[0] in "]}":
+            depth -= 1
+
+
+# ---- the settings that structs allow
+
+
+ReadUnit = Callable[[type, Any], Any]
+"""A `dec_hook` of msgspec's: reads what TOML has no type for."""
+
+
+class SettingPlace(typing.NamedTuple):
+    """What stands at a path: `path` is complete, `shown` has a list's tables by name, `kind` is the type that is meant
+    (None: there can be nothing)."""
+
+    path: KeyPath
+    shown: KeyPath
+    kind: Any
+
+
+def is_struct(kind: Any) -> bool:
+    """Whether it is a type of structs."""
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def setting_at(root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: ReadUnit | None) -> SettingPlace:
+    """What stands at a path that msgspec has told. Of a table of tables it does not say which (`...`): the first one
+    in `data` that cannot be read."""
+    kind: Any = root
+    path: KeyPath = ()
+    shown: KeyPath = ()
+    for part in parts:
+        kind = meant_type(kind, data)
+        inner = _fields_of(kind).get(part) if is_struct(kind) else _element(kind)
+        if part == "..." and isinstance(data, dict):
+            part = next((name for name, value in data.items() if not _reads(value, inner, read)), part)
+        data = _inside(data, part)
+        path = (*path, part)
+        named = isinstance(data, dict) and part.isdigit() and isinstance(data.get("name"), str)
+        shown = (*shown, data["name"] if named else part)
+        kind = inner
+    return SettingPlace(path, shown, meant_type(kind, data))
+
+
+def settings_of(kind: Any) -> list[str]:
+    """What a table may have; none for what is no table."""
+    tag = kind.__struct_config__.tag_field if is_struct(kind) else None
+    return [*([tag] if tag else []), *_fields_of(kind)]
+
+
+def tags_of(kind: Any) -> dict[str, type[msgspec.Struct]]:
+    """The structs of a union, by the value that tells them apart."""
+    return {
+        str(each.__struct_config__.tag): each for each in _structs_of(kind) if each.__struct_config__.tag is not None
+    }
+
+
+def tag_field(kind: Any) -> str:
+    """The setting that tells the structs of a union apart."""
+    return next((each.__struct_config__.tag_field or "" for each in _structs_of(kind)), "")
+
+
+def tables_of(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Every table that there may be, as its header reads (empty: the top of the file), and its settings."""
+    for struct in _structs_of(kind):
+        yield at, settings_of(struct)
+        for name, inner in _fields_of(struct).items():
+            below = f"{at}.{name}" if at else name
+            if get_origin(_bare(inner)) is dict:
+                below += ".NAME"
+            element = _element(inner)
+            yield from tables_of(element if element is not None else inner, at=below)
+
+
+def meant_type(kind: Any, data: Any) -> Any:
+    """Of a union of structs the one that the tag in `data` says; anything else as it is."""
+    kind = _bare(kind)
+    structs = tags_of(kind)
+    if len(structs) > 1 and isinstance(data, dict):
+        return structs.get(str(data.get(tag_field(kind))), kind)
+    return kind
+
+
+def _structs_of(kind: Any) -> list[type[msgspec.Struct]]:
+    kind = _bare(kind)
+    members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return [_bare(member) for member in members if is_struct(_bare(member))]
+
+
+def _bare(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _element(kind: Any) -> Any:
+    """The type of what stands in a list, or in a table of tables."""
+    kind = _bare(kind)
+    inside = get_args(kind)
+    if get_origin(kind) is dict:
+        return inside[1]
+    return inside[0] if get_origin(kind) in (tuple, list) and inside else None
+
+
+def _fields_of(kind: Any) -> dict[str, Any]:
+    if not is_struct(kind):
+        return {}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}
+
+
+def _inside(data: Any, part: str) -> Any:
+    if isinstance(data, dict):
+        return data.get(part)
+    if isinstance(data, list | tuple) and part.isdigit() and int(part) < len(data):
+        return data[int(part)]
+    return None
+
+
+def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
+    try:
+        msgspec.convert(value, type=kind, dec_hook=read)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+# ---- errors in words
 
 
 class ConfigFault(typing.NamedTuple):
@@ -28,7 +233,7 @@ class ConfigFault(typing.NamedTuple):
     line: int
     key: str
     problem: str
-    path: Path = ()
+    path: KeyPath = ()
 
 
 def parse_toml(text: str, *, file: str) -> dict[str, Any]:
@@ -80,7 +285,7 @@ class _Said(typing.NamedTuple):
 
 def explain(
     fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
-    read: Read | None = None,
+    read: ReadUnit | None = None,
 ) -> ConfigFault:  # fmt: skip
     """The fault in words, from a message of msgspec's and the text that it is about.
 
@@ -106,7 +311,7 @@ def _words(
     shapes: dict[str, str],
     *,
     data: Any,
-    read: Read | None,
+    read: ReadUnit | None,
 ) -> _Said:
     parts, kind = place.path, place.kind
     whole = len(parts)
@@ -115,7 +320,7 @@ def _words(
         return _Said(whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
     missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
     if missing:
-        choices = f"; {_choices(tags(kind), '')}" if missing[1] == tag_field(kind) else ""
+        choices = f"; {_choices(tags_of(kind), '')}" if missing[1] == tag_field(kind) else ""
         return _Said(whole, missing[1], f"{missing[1]} is missing{choices}")
     if is_struct(kind) and not problem.startswith("Expected `object`"):
         # a check of several settings: its message begins with one
@@ -127,7 +332,7 @@ def _words(
     invalid = re.match(r"Invalid (?:enum )?value (.*)$", problem)
     if invalid:
         above = setting_at(root, parts[:-1], data=data, read=read).kind
-        known = _values(kind) or tags(above)
+        known = _values(kind) or tags_of(above)
         return _Said(last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
     if "matching regex" in problem and key in shapes:
         return _Said(last, key, f"{key}: {shapes[key]}")
@@ -156,15 +361,15 @@ def _values(kind: Any) -> list[str]:
 
 def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
     """What may have been meant: a setting of this table, one of another table, or all that there are."""
-    here = settings(table)
+    here = settings_of(table)
     close = difflib.get_close_matches(key, here, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]}?"
-    for other, there in tables(root):
+    for other, there in tables_of(root):
         close = difflib.get_close_matches(key, there, n=1, cutoff=0.75)
         if close and there != here:
             return f"did you mean {close[0]} {f'in [{other}]' if other else 'at the top of the file'}?"
-    return f"there are {', '.join(here or settings(root))}"
+    return f"there are {', '.join(here or settings_of(root))}"
 
 
 def _choices(known: Iterable[str], value: str) -> str:

@@ -1,9 +1,9 @@
-"""Logs that do not grow without limit, however long a session lasts.
+"""Logs of bounded size, however long a session lasts. Standard library only (for the starter).
 
-A log of our own processes (`BoundedLog`) begins anew when it is full: the old file stays beside it as `NAME.1`, and the
-new one begins with the old one's last lines, so that whoever reads the end of a log finds it. A library's log belongs
-to the user's code as well, and stories name places in it by their byte offsets; so the file keeps its length, and its
-middle is given back to the disk (`drop_middle`): it reads as zero bytes.
+`BoundedLog` writes the log of a Stoker process. When the file is full, it is renamed to `NAME.1`, and a new file starts
+with its last lines, so that a reader of the end finds them. A library's log also belongs to the user's code, and
+stories name byte offsets in it. So that file keeps its length, and `drop_middle` frees the disk space of its middle,
+which then reads as zero bytes. `SeldomLog` limits lines that a stranger can provoke.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import contextlib
 import ctypes
 import logging
 import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
@@ -134,3 +137,55 @@ def drop_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+# ---- lines that strangers provoke
+
+
+_SUBJECTS = 256
+
+
+class SeldomLog:
+    """Warns at most once in `every_s` about a subject, and at most `most` times in `every_s` about all of them.
+
+    A line says how many lines about the same subject were left out before it. Any thread may use it.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        *,
+        every_s: float = 10.0,
+        most: int = 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._every_s = every_s
+        self._most = most
+        self._clock = clock
+        self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """By subject: when it was last written about, and how many lines were left out since."""
+        self._window_began = -every_s
+        self._written = 0
+
+    def warning(self, subject: str, text: str) -> bool:
+        """Write `text` unless the log has enough of this subject; returns True if it was written."""
+        now = self._clock()
+        if now - self._window_began >= self._every_s:
+            self._window_began, self._written = now, 0
+        last, left_out = self._seen.get(subject, (-self._every_s, 0))
+        if now - last < self._every_s or self._written >= self._most:
+            self._seen[subject] = (last, left_out + 1)
+            self._forget_old()
+            return False
+        self._written += 1
+        self._seen[subject] = (now, 0)
+        self._seen.move_to_end(subject)
+        self._forget_old()
+        more = f" (and {left_out} more such lines)" if left_out else ""
+        self._log.warning("%s%s", text, more)
+        return True
+
+    def _forget_old(self) -> None:
+        while len(self._seen) > _SUBJECTS:
+            self._seen.popitem(last=False)

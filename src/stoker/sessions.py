@@ -37,7 +37,7 @@ from stoker.protocol.listed import ListedCall, ListedState
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import JOURNAL, ContextStatus
 from stoker.protocol.to_client import Status
-from stoker.whole_imports import import_whole
+from stoker.startup import import_whole
 
 if TYPE_CHECKING:
     from stoker.manager.executor.apps import StokerApp

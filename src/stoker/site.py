@@ -15,9 +15,8 @@ from typing import Annotated
 
 import msgspec
 
-from stoker import own_options
-from stoker.job_arrays import asks_for_array, tasks_at_once
-from stoker.plain_text import refuse_control_characters
+from stoker import site_options
+from stoker.site_options import asks_for_array, refuse_control_characters, tasks_at_once
 
 
 class Size(int):
@@ -131,7 +130,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `gpus` of a node: `"2"`, or with a type `"a10:2"`. `cores` and `memory` of a node: 0 leaves it to the site.
     `options` go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array, and
-    each of its tasks brings pilots. What jobs are found by is Stoker's own (`own_options`): their names, folders,
+    each of its tasks brings pilots. What jobs are found by is Stoker's own (`site_options`): their names, folders,
     output. `worker_init` is shell that runs before the pilot.
     `command_limit_s`: no command of the batch system may take longer. `poll_s`: how often it is asked,
     less often where a session asks for much; with 10 s it gets no more than 40 requests at once and 4 a minute.
@@ -186,9 +185,9 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(
                     f"options has {line}: a block of {self.kind.value} is no array; raise max_blocks instead"
                 )
-            if why := own_options.in_option(self.kind.value, line):
+            if why := site_options.own_option(self.kind.value, line):
                 raise ValueError(f"options has {line}: {why}")
-        line, why = own_options.in_worker_init(self.kind.value, self.worker_init)
+        line, why = site_options.own_option_in_worker_init(self.kind.value, self.worker_init)
         if why:
             raise ValueError(f"worker_init has {line}: {why}")
 

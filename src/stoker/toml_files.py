@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import explain, parse_toml
-from stoker.config_lines import line_of
+from stoker.config_errors import explain, line_of, parse_toml
 from stoker.errors import ConfigError
 
 __all__ = ["nearest", "parse_toml", "read_struct", "refuse_setting", "refuse_unknown"]

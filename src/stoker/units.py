@@ -1,8 +1,8 @@
-"""Sizes and times as people write them: `"4 GB"`, `"90 s"`, `"1h30m"`; and back again, for people to read.
+"""Sizes and times as people write them (`"4 GB"`, `"90 s"`, `"1h30m"`), and back again as text for people.
 
 Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A size needs a unit, also as a number of Python:
 users who write `memory=16` mean GB. A text with a duration needs one too; a number of Python is a duration in seconds.
-Zero needs no unit.
+Zero needs no unit. The constants `MOST_...` bound what an option or a message may say.
 """
 
 from __future__ import annotations
@@ -162,3 +162,17 @@ def first_words(text: str) -> str:
     first, _, rest = text.partition("\n")
     second = rest.partition("\n")[0].strip()
     return f"{first} {second}" if second and first.endswith(":") else first
+
+
+# ---- bounds
+
+
+MOST_S = 1e10
+"""No time is longer: three hundred years."""
+LONGEST_S = 1e9
+"""No option asks for more: thirty years. Added to the time of day it is still below MOST_S."""
+MOST_BYTES = 1 << 60
+MOST_NUMBER = 1 << 40
+"""No library, block or call has a higher number among its kind; no peer sends more frames."""
+MOST_AT_ONCE = 100_000
+"""No library has more slots, no context more devices, no gang more members."""

@@ -12,7 +12,7 @@ from lazily import lazily
 from polling import PATIENCE_S, polls
 from tuning import gang
 
-from stoker.addresses import join_address, split_address
+from stoker.connections import join_address, split_address
 from stoker.pilot.transfer import wire
 
 exchange, stores = lazily("stoker.tuning.exchange", "stoker.tuning.store", needs="torch peft")

@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 from live.peers import Manager
 
+from stoker.config import write_sites
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import session_choice
@@ -20,7 +21,6 @@ from stoker.manager.executor.processes import note_joined
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Site
-from stoker.site_files import write_sites
 
 Stoker = Callable[..., Result]
 Make = Callable[..., Path]

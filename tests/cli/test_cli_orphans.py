@@ -14,6 +14,7 @@ import pytest
 from factory.fake_slurm import FakeSlurm
 from live.peers import Manager, until
 
+from stoker.config import write_sites
 from stoker.contexts.state import state_folder
 from stoker.manager.cli import doctor
 from stoker.manager.cli.doctor_machine import Finding, Level
@@ -22,7 +23,6 @@ from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Engine, Provider, ProviderKind, Site
-from stoker.site_files import write_sites
 
 PilotOf = Callable[..., int]
 

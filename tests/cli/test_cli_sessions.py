@@ -15,14 +15,13 @@ import pytest
 from click.testing import Result
 from live.peers import Manager
 
-from stoker.config import parse_site
+from stoker.config import parse_site, write_sites
 from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError
 from stoker.manager.cli import session_remains, sessions
 from stoker.manager.executor import detached
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
-from stoker.site_files import write_sites
 
 Stoker = Callable[..., Result]
 DAY_S = 86400.0

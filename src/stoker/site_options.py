@@ -1,15 +1,20 @@
-"""Options that are Stoker's own: a site's `options` and `worker_init` may not give them to a job.
+"""Checks of a site's `options` and texts: options that Stoker sets itself, job arrays, control characters.
 
-A job whose submission got no answer is found again by its name and its folder, its end is read from what it printed,
-and its id from what the submit command answers. A site file that changes one of these hides its jobs: they would be
-submitted again and again.
+Stoker finds a job whose submission got no answer by its name and folder, reads its end from its output, and takes its
+id from the answer of the submit command. A site file that changes one of these hides its jobs, and they would be
+submitted again and again. So `options` and `worker_init` may not set them.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+# ---- options that Stoker sets itself
+
 
 MARKS = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "grid_engine": "#$"}
 """What begins a line in the head of a submit script."""
@@ -56,7 +61,7 @@ _CONDOR = {
 _CONDOR_KEY = re.compile(r"\s*(?:\+|my\.)?(\w+)\s*=", re.IGNORECASE)
 
 
-def in_option(kind: str, line: str) -> str:
+def own_option(kind: str, line: str) -> str:
     """Why a line of `options` is refused: the option in it that is Stoker's own, and the reason; empty if it may stay.
     `kind`: the batch system, as a site file names it."""
     if kind == "condor":
@@ -71,11 +76,11 @@ def in_option(kind: str, line: str) -> str:
     return next((_said(word, why) for word, why in _found(kind, _words(line))), "")
 
 
-def in_worker_init(kind: str, text: str) -> tuple[str, str]:
+def own_option_in_worker_init(kind: str, text: str) -> tuple[str, str]:
     """The first line of `worker_init` that the batch system reads as an option of Stoker's own, and why it is refused;
     two empty ones if there is none. Slurm and PBS read such lines only before the first command."""
     for line in text.splitlines() if kind in MARKS else ():
-        if line.startswith(MARKS[kind]) and (why := in_option(kind, line)):
+        if line.startswith(MARKS[kind]) and (why := own_option(kind, line)):
             return line, why
         if kind in _FLAGS and line.strip() and not line.startswith("#"):
             break
@@ -131,3 +136,65 @@ def _words(line: str) -> list[str]:
         return list(lexer)
     except ValueError:  # a quote is not closed
         return line.split()
+
+
+# ---- job arrays: with `--array=0-3` a block of Slurm is four jobs, each with pilots
+
+
+_SLURM_ARRAY = re.compile(r"(?:^|\s)(?:--array(?:=|\s+)|-a\s*=?)([\d,:%-]+)")
+_ARRAY_INDICES = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_OTHER_ARRAYS = re.compile(r"^(?:#\S+\s+)?(?:-J\s+\d|-J\s+\S*\[\d|-t\s+\d)")
+"""Of PBS (`-J 0-3`), LSF (`-J "name[1-4]"`) and Grid Engine (`-t 1-4`)."""
+
+
+def tasks_at_once(options: Sequence[str]) -> int:
+    """How many tasks of an array may run at the same time; 1 where no array is asked for, or none that can be read
+    (Slurm refuses that one in its own words). Where `--array` is given twice, the last one counts, as for sbatch."""
+    given = [found for line in options for found in _SLURM_ARRAY.findall(line)]
+    if not given:
+        return 1
+    indices, _, most = given[-1].partition("%")
+    count = sum(_array_tasks(part) for part in indices.split(","))
+    return max(1, min(count, int(most)) if most.isdecimal() and int(most) else count)
+
+
+def asks_for_array(option: str) -> bool:
+    """Whether a line of PBS, LSF or Grid Engine makes a job an array."""
+    return _OTHER_ARRAYS.search(option.replace('"', "").replace("'", "")) is not None
+
+
+def _array_tasks(part: str) -> int:
+    """Tasks of `3`, `0-3` or `0-15:4`."""
+    found = _ARRAY_INDICES.fullmatch(part)
+    if found is None:
+        return 0
+    first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+    return max(0, last - first) // max(1, step) + 1
+
+
+# ---- control characters: a line break in a text would start a line of a script
+
+
+_LINE_ENDS = ("\u2028", "\u2029")
+"""Unicode's own, which some readers of lines take for line breaks."""
+
+
+def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] = ()) -> None:
+    """Raise ValueError if a text of a struct, or one in a list of texts, has a control character.
+
+    Settings `of_several_lines` may have line breaks and tabs. The message begins with the name of the setting.
+    """
+    several = frozenset(of_several_lines)
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        allowed = "\n\t" if name in several else ""
+        for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+            found = next((each for each in text if is_control_character(each) and each not in allowed), "")
+            if found:
+                what = "a line break" if found in "\r\n" else f"the control character U+{ord(found):04X}"
+                raise ValueError(f"{name} = {text!r} has {what} in it; take it out")
+
+
+def is_control_character(character: str) -> bool:
+    """True for control characters, line and paragraph separators, and halves of surrogate pairs."""
+    return character in _LINE_ENDS or unicodedata.category(character) in ("Cc", "Cs")

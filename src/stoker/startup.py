@@ -1,4 +1,4 @@
-"""Imports that Ctrl-C does not tear apart: a package takes a second to import, and a person may press it just then."""
+"""The version of Stoker, and imports that Ctrl-C does not interrupt: importing a package takes a second."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib
 import signal
 import threading
 from types import FrameType, ModuleType
+
+RELEASE = "0.1.0"
 
 
 def import_whole(name: str) -> ModuleType:
