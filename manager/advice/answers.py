@@ -21,8 +21,7 @@ from stoker.manager.advice.source.facts import WorkloadFacts, without_secrets
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, PaceAdvice, VerdictAdvice
 from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
-from stoker.protocol.program_source import read_source
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder, read_source
 
 log = logging.getLogger("stoker.advisor")
 

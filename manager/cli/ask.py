@@ -1,6 +1,6 @@
 """Questions to a session's manager, as an observer: a client that submits nothing and that no session waits for.
 
-One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.reliable`): a question that
+One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.wire`): a question that
 is lost with a connection is not worth keeping, it is asked again.
 """
 
@@ -20,7 +20,7 @@ from stoker.errors import SessionError
 from stoker.manager.executor import standing
 from stoker.manager.live import lease, presence
 from stoker.protocol import to_client, to_manager, wire
-from stoker.protocol.listed import ListedState
+from stoker.protocol.calls import ListedState
 from stoker.protocol.session import SessionFile, SessionFolder
 
 TIMEOUT_S = 5.0

@@ -8,7 +8,7 @@ from stoker.contexts.recipe import BARE
 from stoker.manager.cli import console, session_choice
 from stoker.manager.cli.console import WholeNumber
 from stoker.manager.cli.session_choice import calls_of, takes_session
-from stoker.protocol.listed import FailureGroup, ListedCall, ListedState
+from stoker.protocol.calls import FailureGroup, ListedCall, ListedState
 from stoker.protocol.to_client import Calls
 from stoker.units import show_seconds
 

@@ -30,7 +30,7 @@ from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandRunner
 from stoker.manager.live import interfaces
 from stoker.pilot.taskvine import finding
-from stoker.protocol import show_blocks
+from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
@@ -397,7 +397,10 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
             now = ([(job.phase, job.reason) for job in status.jobs], status.trouble)
             if now != said:
                 said = now
-                say("; ".join([*show_blocks.coming(status.jobs), *status.trouble.values()]) or "asking for a job")
+                say(
+                    "; ".join([*show_status.blocks_without_pilot(status.jobs), *status.trouble.values()])
+                    or "asking for a job"
+                )
             gone = (status.ended_blocks and not status.jobs) or status.gone_pilots
             if status.pilots or gone or time.monotonic() > until:
                 return status
@@ -416,12 +419,12 @@ def _lacks(status: Status, site: Site) -> str:
 
 def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
     """What a probe that no pilot has answered means, and what to do."""
-    pending = show_blocks.pending_of(status.jobs)
+    pending = show_status.pending_of(status.jobs)
     if pending:
-        why = show_blocks.reasons(pending) or "no reason is told"
+        why = show_status.reasons(pending) or "no reason is told"
         return f"the probe still waits in the queue after {took}: {why}", "try again when the cluster is less busy"
     if status.trouble or status.ended_blocks:
-        said = [*status.trouble.values(), *show_blocks.ended(status.ended_blocks)]
+        said = [*status.trouble.values(), *show_status.ended_in_words(status.ended_blocks)]
         return f"the probe brought no pilot: {'; '.join(said)}", f"its scripts and output: {folder.path / 'submit'}"
     if all(job.phase == BlockPhase.ASKED.value for job in status.jobs):
         return f"the probe was not submitted within {took}", f"what its factory did: {folder.path / 'factory.log'}"

@@ -26,7 +26,7 @@ from stoker.manager.cli import console, logs, session_choice
 from stoker.manager.cli.logs import files, is_call
 from stoker.manager.cli.session_choice import is_several, names_in, status_of, story_of, takes_session
 from stoker.manager.core.verdicts import LEAST_SURE
-from stoker.protocol import show_story
+from stoker.protocol import show_status
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Story
 from stoker.units import first_words, show_about, show_seconds
@@ -270,7 +270,7 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
     fault = verdict_of(folder, story) if story.found else None
     progress = progress_of(folder, story) if story.found and not over else None
     if as_json:
-        told = show_story.with_arguments(story)
+        told = show_status.with_arguments(story)
         console.json({"over": over, "story": told, "verdict": fault, "progress": progress})
     elif story.found:
         if over:
@@ -286,7 +286,7 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
 
 def render(story: Story) -> list[str]:
     """The lines of `stoker explain`."""
-    return show_story.render(story, today=datetime.date.today())
+    return show_status.story_lines(story, today=datetime.date.today())
 
 
 def _nearest(session: str, subject: str) -> str:

@@ -41,8 +41,8 @@ from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.live import segments
 from stoker.manager.live.raised import raised
 from stoker.protocol import to_client
+from stoker.protocol.calls import ListedState
 from stoker.protocol.ids import show_block
-from stoker.protocol.listed import ListedState
 from stoker.protocol.session import SessionFolder, find_session, named_folder
 
 # ---- the rule

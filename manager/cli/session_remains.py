@@ -26,7 +26,7 @@ from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.live import lease
 from stoker.pilot.taskvine.plan import POOL
 from stoker.protocol.session import SessionFolder
-from stoker.protocol.show_blocks import job_ids
+from stoker.protocol.show_status import job_ids
 from stoker.protocol.to_client import Status
 from stoker.site import Engine, ProviderKind, Site
 

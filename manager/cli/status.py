@@ -14,10 +14,8 @@ from stoker.manager.cli import console, runs, session_choice
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.session_choice import status_of, takes_session
 from stoker.manager.executor import detached, standing
-from stoker.protocol.gateway_notes import gateway_notes
-from stoker.protocol.session import SessionFolder
-from stoker.protocol.show_gateways import gateway_rows
-from stoker.protocol.show_status import render
+from stoker.protocol.session import SessionFolder, gateway_notes
+from stoker.protocol.show_status import gateway_rows, render
 from stoker.protocol.to_client import Status
 from stoker.site import Site
 

@@ -15,7 +15,7 @@ from stoker.manager.cli import console, doctor_site, down
 from stoker.manager.cli.ask import Observer
 from stoker.manager.executor import detached
 from stoker.manager.live.lease import LeaseHolder
-from stoker.protocol import show_blocks
+from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
@@ -42,7 +42,7 @@ def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status
         while True:
             status = observer.status()
             asked = [job for job in status.jobs if job.phase == BlockPhase.ASKED.value]
-            silent = [job for job in show_blocks.pending_of(status.jobs) if not job.reason]
+            silent = [job for job in show_status.pending_of(status.jobs) if not job.reason]
             if status.trouble or (not asked and (status.jobs or status.ended_blocks or status.pilots)):
                 if not answered:
                     answered, until = True, time.monotonic() + _REASONS_S
@@ -170,15 +170,15 @@ def render(
     facts = [f"manager here (pid {holder.pid})", *_submitted(status, sites)]
     out = [f"session {status.session} is up: {', '.join(facts)}"]
     here = {site.name for site in sites if site.is_local}
-    pending = [job for job in show_blocks.pending_of(status.jobs) if job.source not in here]
+    pending = [job for job in show_status.pending_of(status.jobs) if job.source not in here]
     if pending:
-        soonest = show_blocks.soonest(pending)
-        first = f"; the first is expected at {show_blocks.expected(soonest, now)}" if soonest else ""
-        out.append(f"  queued   {len(pending)}   {show_blocks.reasons(pending) or 'no reason is told yet'}{first}")
+        soonest = show_status.soonest(pending)
+        first = f"; the first is expected at {show_status.start_in_words(soonest, now)}" if soonest else ""
+        out.append(f"  queued   {len(pending)}   {show_status.reasons(pending) or 'no reason is told yet'}{first}")
     if status.pilots:
         out.append(f"  here     {len(status.pilots)}   {', '.join(pilot.pilot for pilot in status.pilots[:4])}")
     out += [f"  trouble  {source}: {text}" for source, text in status.trouble.items()]
-    out += [f"  ended    {text}" for text in show_blocks.ended(status.ended_blocks)]
+    out += [f"  ended    {text}" for text in show_status.ended_in_words(status.ended_blocks)]
     if why:
         out += [
             f"no pilot has come; the first job {why.partition(': ')[2] or why}",
@@ -205,7 +205,7 @@ def _submitted(status: Status, sites: Sequence[Site]) -> list[str]:
             told.append(f"{blocks} on this machine")
         elif ids:
             kind = "job" if len(ids) == 1 else "jobs"
-            told.append(f"{blocks} submitted to {where} ({kind} {show_blocks.job_ids(ids)})")
+            told.append(f"{blocks} submitted to {where} ({kind} {show_status.job_ids(ids)})")
         else:
             told.append(f"{blocks} asked of {where}")
     return told

@@ -20,8 +20,8 @@ from stoker.manager.live.past import JournalPast
 from stoker.manager.live.records import Decided
 from stoker.manager.policies import default_policies
 from stoker.protocol import to_client
+from stoker.protocol.calls import ListedState
 from stoker.protocol.ids import parse_call
-from stoker.protocol.listed import ListedState
 from stoker.protocol.session import SessionFolder
 
 log = logging.getLogger(__name__)

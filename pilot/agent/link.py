@@ -21,7 +21,6 @@ from stoker.errors import ProtocolError
 from stoker.log_files import SeldomLog
 from stoker.pilot.core.events import ManagerAway, UnacknowledgedFacts
 from stoker.protocol import wire
-from stoker.protocol.reliable import Outbox
 from stoker.protocol.session import IDENTITY_MARK, SessionFolder
 from stoker.protocol.to_manager import (
     CallEvicted,
@@ -34,6 +33,7 @@ from stoker.protocol.to_manager import (
     PilotHello,
 )
 from stoker.protocol.to_pilot import ToPilot
+from stoker.protocol.wire import Outbox
 
 log = logging.getLogger("stoker.pilot")
 

@@ -1,7 +1,7 @@
 """A connection to the manager, as all who connect to it have one: a ZeroMQ DEALER socket with CURVE.
 
 ZeroMQ reconnects by itself, and queues without limit: what is lost with a connection is the business of whoever speaks
-(`stoker.protocol.reliable`). What has happened to the connection is read from the socket's monitor, in order.
+(`stoker.protocol.wire`). What has happened to the connection is read from the socket's monitor, in order.
 """
 
 from __future__ import annotations

@@ -25,16 +25,15 @@ from stoker.manager.executor.kept_sessions import KeptSession, kept_session
 from stoker.manager.executor.standing import JOINS
 from stoker.manager.live.chosen import honoured_in, policy_in_words
 from stoker.manager.live.clock import Clock
-from stoker.protocol.calls import CallForecast, CallProgress, Features
-from stoker.protocol.gateway_notes import (
+from stoker.protocol.calls import CallForecast, CallProgress, Features, ListedCall, ListedState
+from stoker.protocol.session import (
     WRITTEN_EVERY_S,
     GatewayNote,
     ServedModelFigures,
+    SessionFolder,
     remove_gateway_note,
     write_gateway_note,
 )
-from stoker.protocol.listed import ListedCall, ListedState
-from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import JOURNAL, ContextStatus
 from stoker.protocol.to_client import Status
 from stoker.startup import import_whole

@@ -24,8 +24,7 @@ from stoker.manager.core.events import CostAdvice, PaceAdvice, VerdictAdvice
 from stoker.manager.core.subjects import OfContext, OfFailure, OfFunction, OfPace
 from stoker.manager.executor.leaving_sources import SourceShelf
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.program_source import source_file
-from stoker.protocol.session import SessionFolder
+from stoker.protocol.session import SessionFolder, source_file
 
 pytest.importorskip("numpy", reason="similar recipes are found with it")
 

@@ -15,9 +15,8 @@ from stoker.console import Screen
 from stoker.contexts import payloads
 from stoker.errors import ConfigError
 from stoker.manager.executor.futures import CallFuture
-from stoker.protocol.calls import CallForecast, CallProgress
+from stoker.protocol.calls import CallForecast, CallProgress, ListedCall, ListedState
 from stoker.protocol.ids import CallId
-from stoker.protocol.listed import ListedCall, ListedState
 from stoker.protocol.status import ContextStatus
 from stoker.tuning import order
 from stoker.tuning.order import Initial, Saved

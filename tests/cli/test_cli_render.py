@@ -12,9 +12,9 @@ from stoker.manager.cli import calls, doctor_machine, down, explain, logs, statu
 from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.cli.session_remains import LeftBehind
 from stoker.manager.live.lease import LeaseHolder
-from stoker.protocol import show_blocks
+from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase, BlockStatus
-from stoker.protocol.listed import FailureGroup, ListedCall, ListedState
+from stoker.protocol.calls import FailureGroup, ListedCall, ListedState
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import (
     ContextStatus,
@@ -227,16 +227,16 @@ def test_a_session_prints_in_a_program_as_it_does_on_the_command_line() -> None:
 
 
 def test_ids_of_jobs_that_follow_each_other_are_a_range() -> None:
-    assert show_blocks.job_ids(["88124", "88123", "88125", "88140", "88123"]) == "88123-88125, 88140"
-    assert show_blocks.job_ids(["7.0", "8.0"]) == "7.0, 8.0"
-    assert show_blocks.job_ids(str(number) for number in range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, and 14 more"
-    assert show_blocks.job_ids([]) == ""
+    assert show_status.job_ids(["88124", "88123", "88125", "88140", "88123"]) == "88123-88125, 88140"
+    assert show_status.job_ids(["7.0", "8.0"]) == "7.0, 8.0"
+    assert show_status.job_ids(str(number) for number in range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, and 14 more"
+    assert show_status.job_ids([]) == ""
 
 
 def test_a_start_that_is_expected_tells_the_clock_and_the_wait() -> None:
     now = datetime.datetime(2026, 11, 21, 23, 50)
-    assert show_blocks.expected(300, now) == "23:55 (in 5 min)"
-    assert show_blocks.expected(3600, now) == "2026-11-22 00:50 (in 1 h)"
+    assert show_status.start_in_words(300, now) == "23:55 (in 5 min)"
+    assert show_status.start_in_words(3600, now) == "2026-11-22 00:50 (in 1 h)"
 
 
 HOLDER = LeaseHolder(host="login1", machine="m", pid=4121, started=1, token="t")

@@ -8,15 +8,15 @@ import msgspec
 import pytest
 from polling import PATIENCE_S
 
-from stoker.protocol.gateway_notes import (
+from stoker.protocol.session import (
     GatewayNote,
     ServedModelFigures,
+    SessionFolder,
     gateway_notes,
     remove_gateway_note,
     write_gateway_note,
 )
-from stoker.protocol.session import SessionFolder
-from stoker.protocol.show_gateways import gateway_rows
+from stoker.protocol.show_status import gateway_rows
 from stoker.protocol.status import ContextStatus, LibraryStatus
 from stoker.protocol.to_client import Status
 

@@ -1,6 +1,7 @@
-"""The parts of messages that speak of calls: what a call is, what it wants, how it ended.
+"""The parts of messages about calls: what a call is, what it asks for, how it ended; and lists of calls.
 
-There may be a million of them in a process, frozen and without cycles: the garbage collector need not walk them.
+A process may hold a million of these structs. They are frozen and have no cycles, so the garbage collector need not
+walk them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 from stoker.contexts.program_folder import ProgramFolder
 from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import CallId, RecipeKey
+
 
 Payload = bytes | ObjectRef
 """Pickled bytes that only a library or the client may open; over 1 MB they travel as an object."""
@@ -212,3 +214,56 @@ class GangPlace(msgspec.Struct, frozen=True):
     rank: int
     size: int
     rendezvous: str = ""
+
+
+# ---- lists of calls, for `stoker calls`
+
+
+class ListedState(enum.Enum):
+    """Where a call is that is listed."""
+
+    RUNNING = "running"
+    """A library has it: runs it, or will after those that are before it there."""
+    WAITING = "waiting"
+    """In its context's queue."""
+    FAILED = "failed"
+    """Ended without a result. Those that were cancelled are not counted."""
+
+
+class ListedCall(msgspec.Struct, frozen=True):
+    """One call. `call` is its id as people write it; `since_s` the time that it has been in its state.
+
+    `where` is `pilot/library` of a running one (of each member of a gang), with `ahead` calls before it there; `error`
+    the first line of what a failed one failed with, as far as the manager knows it. `done` of `total` steps and the
+    `metric` are what it said last of itself. `due_in_s`: until its deadline (negative: that is over; None: it has
+    none); `ends_in_s`: until it is expected to end (None: nobody says).
+    """
+
+    call: str
+    function: str
+    context: str
+    state: ListedState
+    since_s: float
+    where: tuple[str, ...] = ()
+    ahead: int = 0
+    error: str = ""
+    done: float = 0.0
+    total: float = 0.0
+    metric: float = 0.0
+    due_in_s: float | None = None
+    ends_in_s: float | None = None
+
+
+class FailureGroup(msgspec.Struct, frozen=True):
+    """Calls of one function that failed alike. `error` is the exception's class, or how the call was ended; `place` the
+    innermost line of the user's code (`FILE:LINE in NAME`; empty: none is known). `example` is the last of these
+    calls, as people write it, and `message` what it said; `first_s`, `last_s`: seconds since the first and the last."""
+
+    function: str
+    error: str
+    place: str
+    count: int
+    example: str
+    message: str
+    first_s: float
+    last_s: float

@@ -1,4 +1,7 @@
-"""How fast work is done, and how long the rest takes: the estimator of every progress bar and forecast. Pure.
+"""How fast work is done, and how long the rest takes. Pure.
+
+`WorkPace` is the estimator of every progress bar and forecast. The functions at the end count ended calls in the last
+half minute: the manager shows that rate for the session, each context and each pilot.
 
 Results come in bursts: several devices, a batch each, every few seconds or minutes. A count over a fixed window doubles
 and halves with each burst that enters or leaves it. This estimator does four things about that.
@@ -21,6 +24,7 @@ import math
 from collections import deque
 
 from stoker.units import show_about
+
 
 WINDOW_S = 30.0
 _GAPS = 5.0
@@ -150,3 +154,51 @@ def left_in_words(seconds: float | None) -> str:
         return ""
     whole = round(seconds)
     return f"left {whole // 60}:{whole % 60:02d}" if whole < 3600 else f"left {show_about(seconds)}"
+
+
+# ---- calls in the last half minute
+
+
+RECENT_S = 30.0
+"""A rate is over the last of so many seconds."""
+
+Counts = deque[list[int]]
+"""What was counted in each of the last seconds: [second, count], oldest first."""
+
+
+def count_recent(counts: Counts, count: int, *, now: float) -> None:
+    """Count, and forget what is older than the window. Done for every frame of ends, so it is short."""
+    second = int(now)
+    if counts:
+        last = counts[-1]
+        if last[0] == second:
+            last[1] += count
+            return
+    counts.append([second, count])
+    while counts[0][0] < second - RECENT_S:
+        counts.popleft()
+
+
+def recent_total(counts: Counts, *, now: float) -> int:
+    """What was counted within the window."""
+    return sum(count for second, count in counts if second > now - RECENT_S)
+
+
+def recent_since_s(counts: Counts, *, now: float) -> float:
+    """Seconds since the first count within the window; 0.0 if nothing was counted."""
+    first = next((second for second, _ in counts if second > now - RECENT_S), None)
+    return 0.0 if first is None else max(0.0, now - first)
+
+
+def recent_per_second(counts: Counts, *, now: float) -> float:
+    """The rate over the window, or since the first count within it; 0.0 if nothing was counted.
+
+    Results come in bursts, so it is measured from the first burst to the last: counts over the time until now would
+    double with each burst, and halve until the next one. Without a burst when one is due, the rate falls.
+    """
+    window = [(second, count) for second, count in counts if second > now - RECENT_S]
+    if not window:
+        return 0.0
+    (first, first_count), (last, _), counted = window[0], window[-1], sum(count for _, count in window)
+    until_now = counted / max(1.0, now - first)
+    return min(until_now, (counted - first_count) / (last - first)) if last > first else until_now

@@ -14,14 +14,20 @@
         seed.address             where the seed listens, if there is one
         jobs-left                what the factory could not cancel at the end; empty when all is well
         sites/                   the site files of its sources of pilots
-        sources/                 what programs leave of their sources for the advisor (`program_source`)
+        sources/                 what programs leave of their sources for the advisor (`ProgramSource`)
         submit/                  what was submitted to batch systems, and what those jobs printed
         objects/                 payloads over 1 MB and files that clients hand in, by cache name
-        gateways/                what `stoker serve` says of its models (see `gateway_notes`)
+        gateways/                what `stoker serve` says of its models (`GatewayNote`)
         pilots/<pilot>/          pilot.log, lib-<n>.log: what pilots and their libraries print
 
 `STOKER_HOME` (default `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`) is the user's state folder; `sessions/`
 in it holds one link a session, named by its id, newest last.
+
+Of each function and loader a program leaves its source in `sources/` for the advisor, which runs on the same machine;
+the text of a source file is stored once, by its digest. The manager reads neither.
+
+A gateway rewrites its note in `gateways/NAME.json` every few seconds and removes it when it ends. The note of a killed
+gateway stays, and its age tells. So `stoker status` works without a key, wherever the folder can be read.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,7 +44,8 @@ import msgspec
 from stoker.contexts.state import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
-from stoker.whole_files import write_whole
+from stoker.whole_files import draft_of, write_whole
+
 
 IDENTITY_MARK = b"~"
 """A pilot connects to the manager as `name~secret`: only a peer that knows the secret can replace its connection."""
@@ -144,7 +152,7 @@ class SessionFolder:
 
     @property
     def sources(self) -> Path:
-        """What programs leave of their sources for the advisor (`program_source`)."""
+        """What programs leave of their sources for the advisor (`ProgramSource`)."""
         return self.path / "sources"
 
     @property
@@ -293,3 +301,110 @@ def find_session(name: str = "") -> SessionFolder:
         what = f"no session {name!r}" if name else "no session"
         raise SessionError(f"{what} on this machine; `stoker.load()` in a program or `stoker run APP` starts one")
     return SessionFolder(links[-1].resolve())
+
+
+# ---- sources of programs, for the advisor
+
+
+LONGEST_TEXT = 1_000_000
+"""A source file of more characters is not left."""
+
+Plain = str | int | float | bool | None
+
+
+class ProgramSource(msgspec.Struct, frozen=True):
+    """The source around a function or a loader: `function` is its dotted name in the text, `file` where the text came
+    from (empty: a notebook, a prompt), `folder` the program's own folder, below which its modules may be read. Of a
+    loader, `arguments` are those that are plain values, by parameter."""
+
+    text: str
+    function: str
+    file: str = ""
+    folder: str = ""
+    arguments: dict[str, Plain] = {}
+
+
+def source_file(sources: Path, key: str) -> Path:
+    """Where the source of a function or a recipe of this key is. `sources`: the session's folder for them."""
+    return sources / f"{key}.json"
+
+
+def text_file(sources: Path, digest: str) -> Path:
+    """Where the text of this digest is."""
+    return sources / f"{digest}.text"
+
+
+def read_source(sources: Path, key: str) -> tuple[ProgramSource, str] | None:
+    """A source and its text; None where there is none, or it cannot be read."""
+    try:
+        source = msgspec.json.decode(source_file(sources, key).read_bytes(), type=ProgramSource)
+        return source, text_file(sources, source.text).read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None
+
+
+# ---- notes of gateways
+
+
+WRITTEN_EVERY_S = 2.0
+SILENT_AFTER_S = 15.0
+"""A note that is older is of a gateway that was killed, or cannot write."""
+
+
+class ServedModelFigures(msgspec.Struct, frozen=True):
+    """One model of a gateway. `key`, `recipe`: its context's key and name (empty: its folder has not been read; if it
+    could not be, `trouble` says why). Times are seconds; `ttft_s` is the median of the last streams, None of none.
+    `met`: the share of the last streams that met their objectives, 0 to 1; None: no objective, or no stream yet."""
+
+    name: str
+    key: str = ""
+    recipe: str = ""
+    running: int = 0
+    tokens_per_s: float = 0.0
+    ttft_s: float | None = None
+    ttft_objective_s: float | None = None
+    met: float | None = None
+    trouble: str = ""
+
+
+class GatewayNote(msgspec.Struct, frozen=True):
+    """A gateway: where clients find it (a URL, or the path of a Unix socket), its process and host, and its models.
+    `at`: when it was written, in seconds since 1970."""
+
+    address: str
+    host: str
+    pid: int
+    models: tuple[ServedModelFigures, ...] = ()
+    at: float = 0.0
+
+    def silent_s(self, now: float) -> float:
+        """For how long the gateway has said nothing; 0 for one that still writes."""
+        age = now - self.at
+        return age if age > SILENT_AFTER_S else 0.0
+
+
+def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
+    """Write the note of the gateway `name` (a file name) into the folder of a session. Raises OSError."""
+    file = _note_file(session, name)
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    with draft_of(file) as draft:
+        draft.write_bytes(msgspec.json.encode(note))
+
+
+def remove_gateway_note(session: Path, name: str) -> None:
+    """Remove the note of a gateway that ends."""
+    with suppress(OSError):
+        _note_file(session, name).unlink()
+
+
+def gateway_notes(folder: SessionFolder) -> list[GatewayNote]:
+    """The notes of a session's gateways, by address. One that cannot be read is left out."""
+    found = []
+    for file in (folder.path / "gateways").glob("[!.]*.json"):
+        with suppress(OSError, *UNREADABLE):
+            found.append(msgspec.json.decode(file.read_bytes(), type=GatewayNote))
+    return sorted(found, key=lambda note: note.address)
+
+
+def _note_file(session: Path, name: str) -> Path:
+    return session / "gateways" / f"{name}.json"

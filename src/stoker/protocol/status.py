@@ -1,4 +1,4 @@
-"""What is known of a session at one moment, and of one subject of it: what `show_status` and `show_story` write."""
+"""What is known of a session at one moment, and of one subject of it: `show_status` writes both."""
 
 from __future__ import annotations
 

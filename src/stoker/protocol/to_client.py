@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.protocol import show_status, show_story
+from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockOrder, KnownBlock
-from stoker.protocol.calls import CallEnd, CallForecast, CallProgress
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, FailureGroup, ListedCall
 from stoker.protocol.ids import BlockId, CallId
-from stoker.protocol.listed import FailureGroup, ListedCall
 from stoker.protocol.status import SessionFacts, StoryFacts
 
 
@@ -109,7 +108,7 @@ class Story(StoryFacts, frozen=True, tag="story"):
 
     def __str__(self) -> str:
         """As `stoker explain` shows it."""
-        return "\n".join(show_story.render(self))
+        return "\n".join(show_status.story_lines(self))
 
 
 class Calls(_Message, frozen=True, tag="calls"):

@@ -10,9 +10,8 @@ from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.contexts.step_times import StepTimes
 from stoker.protocol.blocks import BlockPhase, LossReason
-from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
+from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure, ListedState
 from stoker.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
-from stoker.protocol.listed import ListedState
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
