@@ -397,10 +397,8 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
             now = ([(job.phase, job.reason) for job in status.jobs], status.trouble)
             if now != said:
                 said = now
-                say(
-                    "; ".join([*show_status.blocks_without_pilot(status.jobs), *status.trouble.values()])
-                    or "asking for a job"
-                )
+                facts = [*show_status.blocks_without_pilot(status.jobs), *status.trouble.values()]
+                say("; ".join(facts) or "asking for a job")
             gone = (status.ended_blocks and not status.jobs) or status.gone_pilots
             if status.pilots or gone or time.monotonic() > until:
                 return status

@@ -14,7 +14,6 @@ from stoker.contexts.program_folder import ProgramFolder
 from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import CallId, RecipeKey
 
-
 Payload = bytes | ObjectRef
 """Pickled bytes that only a library or the client may open; over 1 MB they travel as an object."""
 

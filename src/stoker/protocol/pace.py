@@ -25,7 +25,6 @@ from collections import deque
 
 from stoker.units import show_about
 
-
 WINDOW_S = 30.0
 _GAPS = 5.0
 """The window holds this many of the longest gaps."""

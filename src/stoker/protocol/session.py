@@ -46,7 +46,6 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.whole_files import draft_of, write_whole
 
-
 IDENTITY_MARK = b"~"
 """A pilot connects to the manager as `name~secret`: only a peer that knows the secret can replace its connection."""
 _BLOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")

@@ -27,7 +27,6 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
-
 VERSION = 9
 """Said in every hello: peers of another version are refused."""
 
@@ -35,7 +34,7 @@ M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """Messages that travel together. `sequence` is 0, or numbers the frame among its sender's (see `reliable`)."""
+    """Messages that travel together. `sequence` is 0, or numbers the frame among its sender's (see `Outbox`)."""
 
     sequence: int
     messages: list[M]
