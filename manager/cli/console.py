@@ -11,7 +11,7 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -21,6 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from stoker.errors import UnitError
+from stoker.progress import Lines, ProgressBar
 from stoker.units import MOST_BYTES, parse_bytes
 
 # ---- output
@@ -116,6 +117,11 @@ def redrawn() -> Iterator[Redrawn]:
     wrapping = Console(highlight=False)  # a block that is redrawn must know how many lines of the screen it takes
     with Live(Text(), console=wrapping, auto_refresh=False, vertical_overflow="crop") as live:
         yield Redrawn(live)
+
+
+def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Lines) -> ProgressBar:
+    """A bar for a terminal, which vanishes at the end of its block."""
+    return ProgressBar(name, total=total, facts=facts, below=below, console=Console(highlight=False), vanishes=True)
 
 
 @contextlib.contextmanager

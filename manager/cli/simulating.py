@@ -36,6 +36,7 @@ from stoker.manager.study.run_folder import SCENARIO, WrittenFiles
 from stoker.manager.study.running import FinishedRun, run_all
 from stoker.manager.study.scenario import Scenario, check_policies, find_scenario, label, load_scenario, shipped
 from stoker.manager.study.statistics import MeanEstimate
+from stoker.progress import ProgressBar
 from stoker.site import absolute_policy
 from stoker.units import show_seconds
 
@@ -168,37 +169,34 @@ _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 _FEW = 20
 """So many runs get a line each, also when they are quick."""
-_WIDTH = 24
 _FROM = 0.03
 """From this part on the time that is left is worth a guess."""
 
 
 class SimulationProgress:
-    """Runs that are done and runs that go on, and how many there are to be."""
+    """How many runs are done and how far the others are. `bar`: False on a pipe, where each run gets a line."""
 
-    def __init__(self, place: console.Redrawn | None, *, total: int, calls: int) -> None:
-        self._place = place
+    def __init__(self, *, total: int, calls: int, shown: bool) -> None:
         self._total = total
         self._calls = calls
         self._done = 0
         self._going: dict[tuple[str, int], tuple[float, int]] = {}
         self._began = time.monotonic()
         self._drawn = 0.0
-        if place is not None:
-            self._draw(place)
+        self.bar = console.progress_bar("runs", total=total, facts=self._facts, below=self._runs) if shown else None
 
     def goes_on(self, policy: str, seed: int, now_s: float, ended: int) -> None:
-        """A run has come so far."""
+        """A run has reached `now_s` of its time and has `ended` calls."""
         self._going[policy, seed] = now_s, ended
-        if self._place is not None and time.monotonic() - self._drawn >= _DRAW_EVERY_S:
-            self._draw(self._place)
+        if self.bar is not None and time.monotonic() - self._drawn >= _DRAW_EVERY_S:
+            self._draw(self.bar)
 
     def done(self, run: FinishedRun) -> None:
         """A run is done."""
         self._done += 1
         self._going.pop((run.policy, run.seed), None)
-        if self._place is not None:
-            self._draw(self._place)
+        if self.bar is not None:
+            self._draw(self.bar)
         elif self._total <= _FEW or self._done == self._total or time.monotonic() - self._drawn >= _LINE_EVERY_S:
             self._drawn = time.monotonic()
             how = "done" if run.outcome.complete else "cut off"
@@ -209,18 +207,24 @@ class SimulationProgress:
                 + (f"; {left} left" if left else "")
             )
 
-    def _draw(self, place: console.Redrawn) -> None:
+    def _draw(self, bar: ProgressBar) -> None:
         self._drawn = time.monotonic()
+        bar.set_done(self._part() * self._total, refresh=True)
+
+    def _facts(self) -> str:
         left = self._time_left()
-        lines = [f"  runs {bar(self._part())}  {self._done}/{self._total}" + (f"   left {left}" if left else "")]
+        return f"{self._done}/{self._total}" + (f"   left {left}" if left else "")
+
+    def _runs(self) -> list[str]:
         wide = max((len(label(policy)) for policy, _ in self._going), default=0)
+        lines = []
         for (policy, seed), (now_s, ended) in self._going.items():
             calls = f"{ended:,} of {self._calls:,} calls" if self._calls else f"{ended:,} calls"
             lines.append(f"    {label(policy):{wide}}  seed {seed}   {calls}, {show_seconds(now_s)} simulated")
-        place.show(lines)
+        return lines
 
     def _part(self) -> float:
-        """How much of all is done; runs that go on count where it is known how many calls they have."""
+        """The share that is done. Runs that go on count if their number of calls is known."""
         going = sum(min(1.0, ended / self._calls) for _, ended in self._going.values()) if self._calls else 0.0
         return min(1.0, (self._done + going) / self._total)
 
@@ -234,18 +238,9 @@ class SimulationProgress:
 def progress(workload: Workload, *, total: int, quiet: bool) -> Iterator[SimulationProgress]:
     """Show how far `total` runs are while the block runs; `quiet`: stdout is for something else."""
     calls = -(-workload.inputs // workload.items) if isinstance(workload, SweepCalls) else 0
-    if quiet or not console.is_terminal():
-        yield SimulationProgress(None, total=total, calls=calls)
-        return
-    with console.redrawn() as place:
-        yield SimulationProgress(place, total=total, calls=calls)
-        place.show([])
-
-
-def bar(part: float) -> str:
-    """A bar of which this part is full."""
-    full = round(part * _WIDTH)
-    return "━" * full + "╸" * (full < _WIDTH) + " " * max(0, _WIDTH - full - 1)
+    shown = SimulationProgress(total=total, calls=calls, shown=not quiet and console.is_terminal())
+    with shown.bar or contextlib.nullcontext():
+        yield shown
 
 
 # ---- runs

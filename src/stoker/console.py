@@ -21,10 +21,7 @@ from collections.abc import Callable, Iterator
 from json import dumps
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from stoker.manager.cli.console import (
@@ -40,6 +37,7 @@ from stoker.manager.cli.console import (
     redrawn,
     survive_closed_pipe,
 )
+from stoker.progress import ProgressBar
 from stoker.protocol.pace import WorkPace, left_in_words
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
@@ -87,11 +85,11 @@ class Screen:
     ) -> Iterator[Progress]:
         """Shows how far `total` things are while the block runs. Another thread calls `facts`. `also`: what else is
         counted, and shown as a rate (tokens)."""
-        progress = Progress(total=total, done=done, noun=noun, facts=facts, also=also)
+        progress = Progress(total=total, done=done, noun=noun, facts=facts, also=also, console=self._console)
         stop = threading.Event()
         watch: Callable[[str], None] | None = None if self.is_terminal else self.line
         watcher = threading.Thread(target=progress.watch, args=(stop, watch), daemon=True, name="stoker-progress")
-        with Live(progress, console=self._console) if self.is_terminal else contextlib.nullcontext():
+        with progress.bar if self.is_terminal else contextlib.nullcontext():
             watcher.start()
             try:
                 yield progress
@@ -105,9 +103,14 @@ class Progress:
     """How far a run is. `advance` may be called from one thread while another draws."""
 
     def __init__(
-        self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = ""
-    ) -> None:
+        self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = "",
+        console: Console | None = None,
+    ) -> None:  # fmt: skip
         self.total, self.done, self.noun = total, done, noun
+        self.bar = ProgressBar(
+            noun, total=max(1, total), done=done, facts=self.numbers,
+            above=lambda: list(filter(None, [self.waiting()])), console=console or Console(), redraws=True,
+        )  # fmt: skip
         self._also = also
         self._ask = facts
         self._facts: ContextFacts | None = None
@@ -123,6 +126,7 @@ class Progress:
         """`count` more are done, and `also` more of what is counted beside them."""
         now = time.monotonic()
         self.done += count
+        self.bar.set_done(self.done)
         self._pace.add(count, now)
         self._also_pace.add(also, now)
 
@@ -212,17 +216,6 @@ class Progress:
             if self.done and time.monotonic() - last >= _LINE_EVERY_S:
                 last = time.monotonic()
                 line(f"  {self.noun}  {self.numbers()}")
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        numbers = self.numbers()
-        room = options.max_width - len(self.noun) - len(numbers) - 5  # a line that wraps does not stand still
-        row = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=max(1, self.total), completed=self.done, width=max(4, min(36, room)))
-        row.add_row(f"  {self.noun}", bar, Text(numbers, no_wrap=True))
-        waiting = self.waiting()
-        if waiting:
-            yield Text(f"  {waiting}", style="dim")
-        yield row
 
 
 def _rate_in_words(per_second: float, noun: str) -> str:

@@ -1,0 +1,82 @@
+"""The progress bar of Stoker's commands, applications and maps, drawn by `rich.progress`.
+
+A row holds a name, a bar and facts; further lines may stand above and below it. Facts and lines are functions, called
+whenever the bar is drawn. It is for terminals: on a pipe its users write plain lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+_MOST_WIDTH, _LEAST_WIDTH = 36, 4
+
+Lines = Callable[[], Sequence[str]]
+
+
+def no_lines() -> Sequence[str]:
+    """Show no lines."""
+    return ()
+
+
+class ProgressBar(Progress):
+    """One bar; a context manager. `name` stands before it and `facts` behind it.
+
+    Args:
+        total: what there is to do; None if that is not known.
+        done: what was done before.
+        above, below: further lines; those above are dim.
+        redraws: True to draw it twice a second; False to draw it on `refresh` alone.
+        vanishes: True to remove it from the screen at the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        total: float | None,
+        done: float = 0,
+        facts: Callable[[], str],
+        above: Lines = no_lines,
+        below: Lines = no_lines,
+        console: Console,
+        redraws: bool = False,
+        vanishes: bool = False,
+    ) -> None:
+        self._name, self._facts, self._above, self._below = name, facts, above, below
+        self._bar = BarColumn()
+        super().__init__(
+            TextColumn("  {task.description}"), self._bar, _Facts(facts),
+            console=console, auto_refresh=redraws, refresh_per_second=2, transient=vanishes,
+        )  # fmt: skip
+        self._task = self.add_task(name, total=total, completed=done)  # type: ignore[arg-type]  # rich's default is 100
+
+    def set_done(self, done: float, *, refresh: bool = False) -> None:
+        """Note that so much is done. `refresh`: also draw it."""
+        self.update(self._task, completed=done, refresh=refresh)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The lines. The bar gets what the facts leave of the width: a line that wraps does not stand still."""
+        if not self.tasks:  # rich asks once while it is being made
+            return
+        yield from (Text(f"  {line}", style="dim") for line in self._above())
+        room = self.console.width - len(self._name) - len(self._facts()) - 5
+        self._bar.bar_width = max(_LEAST_WIDTH, min(_MOST_WIDTH, room))
+        yield self.make_tasks_table(self.tasks)
+        yield from (Text(line) for line in self._below())
+
+
+class _Facts(ProgressColumn):
+    """A column whose text is computed whenever it is drawn."""
+
+    max_refresh = None
+
+    def __init__(self, facts: Callable[[], str]) -> None:
+        super().__init__()
+        self._facts = facts
+
+    def render(self, task: Task) -> Text:  # noqa: ARG002 - rich's interface
+        return Text(self._facts(), no_wrap=True)
