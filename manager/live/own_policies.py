@@ -4,9 +4,10 @@ The named object is called, without arguments or with `provisioning=` if it take
 whose methods it has; the default policies answer at the others. It may also be a function that returns such an object,
 or whole `Policies`. Its `awareness` limits what a context keeps between calls; a simulated run applies it.
 
-Two mistakes that would have no effect are refused: an object that is named for a seam and has none of its methods, and a
-public name that is nearly one of Stoker's, as `worth_lodaing` (Python accepts it, and the default would decide). Methods
-are compared with methods and values with values, among the names that the user's classes inherit and do not override.
+Two mistakes that would have no effect are refused: an object that is named for a seam and has none of its methods, and
+a public name that is nearly one of Stoker's, as `worth_lodaing` (Python accepts it, and the default would decide).
+Methods are compared with methods and values with values, among the names that the user's classes inherit and do not
+override.
 """
 
 from __future__ import annotations
