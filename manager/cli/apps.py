@@ -8,7 +8,8 @@ Installed packages add to the command line by entry points:
 
 An entry point is loaded when it is used, so the command line starts without the packages of the applications. An
 application that cannot be imported fails with one line and disturbs no other. Stoker declares its own applications in
-the same way (setup.cfg); an editable install reads the declarations only when it is installed.
+the same way. An editable install keeps the entry points of the day on which it was made, so the checkout's setup.cfg is
+read as well.
 
 `stoker run ./my_app.py` runs the file as `__main__`. If the file leaves a click command called `command` and has no
 `if __name__ == "__main__"`, that command runs with the arguments.
@@ -19,7 +20,6 @@ from __future__ import annotations
 import configparser
 import difflib
 import functools
-import importlib
 import importlib.metadata
 import os
 import sys
@@ -33,7 +33,7 @@ import click
 
 import stoker
 from stoker.errors import ConfigError, SessionError, StokerError
-from stoker.manager.cli import console
+from stoker.manager.cli import console, runs
 from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.executor.standing import JOINS
 from stoker.protocol.session import find_session
@@ -205,9 +205,8 @@ class Apps(FromEntryPoints):
         session = ctx.params.get("session")
         below = command.make_context(name, arguments, parent=ctx)
         _check_before_detaching(name, session=below.params.get("session") or session)
-        detaching = importlib.import_module("stoker.manager.cli.runs")
         before = ["--session", session] if session else []
-        detaching.start([*before, *given], name=ctx.params["name"], what=name)
+        runs.start([*before, *given], name=ctx.params["name"], what=name)
         return None
 
     def resolve_command(

@@ -74,10 +74,8 @@ def earlier_sessions() -> Iterator[Finding]:
         text = f"{keep} {show_bytes(size)} of logs and journals"
         yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, where_to_remove(over))
     if dangling:
-        many = _count(
-            len(dangling), "link to a session whose folder is gone", "links to sessions whose folders are gone"
-        )
-        yield warn("sessions", many, "rm " + " ".join(map(str, dangling)))
+        one, many = "link to a session whose folder is gone", "links to sessions whose folders are gone"
+        yield warn("sessions", _count(len(dangling), one, many), "rm " + " ".join(map(str, dangling)))
 
 
 def where_to_remove(folders: Sequence[Path]) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import fnmatch
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.locks import is_locked
 from stoker.manager.executor import detached, engines
-from stoker.manager.factory.batch import JOBS_LEFT, Batch
+from stoker.manager.factory.batch import JOBS_LEFT, Batch, BatchJobStatus
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.live import lease
 from stoker.pilot.taskvine.plan import POOL
@@ -130,6 +130,17 @@ def batch_of(site: Site, folder: SessionFolder) -> Batch:
     return make_batch(own, session=folder.read().session, folder=folder)
 
 
+def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
+    """The jobs of the session that a site's batch system still has, each with its status if it gave one. The jobs of a
+    local site are processes of this machine: none. Raises StokerError."""
+    if site.provider.kind is ProviderKind.LOCAL:
+        return {}
+    batch = batch_of(site, folder)
+    listed = [job for job in batch.find() if job not in seen]
+    statuses = batch.query(listed) if listed else {}
+    return {job: status for job in listed if (status := statuses.get(job)) is None or not status.phase.over}
+
+
 def with_jobs_first(here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None) -> list[LeftBehind]:
     """Processes that are left, after the jobs that the job submitter is still cancelling.
 
@@ -154,14 +165,9 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
             yield LeftBehind(f"perhaps jobs {names}, which cannot be asked about: {error}")
         return
     for site in sites.values():
-        if site.provider.kind is ProviderKind.LOCAL:  # its jobs are processes of this machine
-            continue
         remove = _REMOVES.get(site.provider.kind, "")
         try:
-            batch = batch_of(site, folder)
-            listed = [job for job in batch.find() if job not in seen]
-            statuses = batch.query(listed) if listed else {}
-            there = [job for job in listed if job not in statuses or not statuses[job].phase.over]
+            found = _open_jobs(site, folder, seen=seen)
         except StokerError as error:
             jobs_before = before.jobs if before is not None else ()
             known = [job.job for job in jobs_before if job.source == site.name and job.job]
@@ -169,9 +175,9 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
                 text = f"perhaps jobs {job_ids(known)} of site {site.name}: {error}"
                 yield LeftBehind(text, f"{remove} {' '.join(known)}")
             continue
-        seen.update(there)
-        stuck = [job for job in there if job in statuses and statuses[job].leaving]
-        there = [job for job in there if job not in stuck]
+        seen.update(found)
+        stuck = [job for job, status in found.items() if status is not None and status.leaving]
+        there = [job for job in found if job not in stuck]
         if there:
             yield LeftBehind(f"jobs {job_ids(there)} of site {site.name}", f"{remove} {' '.join(there)}")
         if stuck:  # of all batch systems only HTCondor's jobs say so
@@ -255,16 +261,12 @@ def _jobs(folder: SessionFolder) -> Iterator[str]:
         yield f"its jobs are not known: {error}"
         return
     for site in sites.values():
-        if site.provider.kind is ProviderKind.LOCAL:  # its jobs are processes of this machine
-            continue
         try:
-            batch = batch_of(site, folder)
-            jobs = list(batch.find())
-            statuses = batch.query(jobs) if jobs else {}
+            there = _open_jobs(site, folder)
         except StokerError as error:
             yield f"site {site.name} cannot be asked for its jobs: {error}"
             continue
-        if there := [job for job in jobs if job not in statuses or not statuses[job].phase.over]:
+        if there:
             yield f"site {site.name} still has its jobs {', '.join(there)}"
 
 

@@ -176,7 +176,6 @@ def _show_age(seconds: float) -> str:
 # ---- stoker caches
 
 
-_A_DAY_S = 86400.0
 _HOW = "for the next session; old files leave by themselves; to remove all now: stoker caches --clear"
 
 
@@ -254,4 +253,4 @@ def stays(sites: Iterable[Site]) -> list[str]:
 
 
 def _age(seconds: float) -> str:
-    return f"{seconds / _A_DAY_S:.3g} days" if seconds >= 2 * _A_DAY_S else show_seconds(seconds)
+    return f"{seconds / _DAY_S:.3g} days" if seconds >= 2 * _DAY_S else show_seconds(seconds)
