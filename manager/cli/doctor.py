@@ -270,6 +270,5 @@ def examine(checks: Iterable[Check] | None = None) -> Iterator[Finding]:
         try:
             yield from check.run()
         except Exception as error:
-            yield warn(
-                check.name, f"{check.name} could not be checked: {type(error).__name__}: {error}", check.question
-            )
+            what = f"{check.name} could not be checked ({check.question})"
+            yield warn(check.name, f"{what}: {type(error).__name__}: {error}")
